@@ -1,0 +1,166 @@
+"""Every private call into transformers' generation code, one thin function each.
+
+`tests/test_hf_contracts.py` holds one contract test per function: when a release changes one of
+these internals, that test names it. Nothing else in mmspec may call a private method of
+transformers' `generate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+
+def default_config() -> GenerationConfig:
+    """The library's empty config: its fields are the known generation settings."""
+    return GenerationConfig()  # type: ignore[no-untyped-call]
+
+
+def merge_config(
+    model: Any, config: GenerationConfig | None, settings: Mapping[str, Any]
+) -> GenerationConfig:
+    """Settings over `config` over `model.generation_config` over library defaults, in a copy."""
+    merged, _ = model._prepare_generation_config(config, **settings)
+    assert isinstance(merged, GenerationConfig)
+    return merged
+
+
+def set_special_tokens(
+    model: Any, config: GenerationConfig, device: torch.device, batch: int, has_mask: bool
+) -> None:
+    """Turn the special token ids of `config` into tensors, in place: processors read those."""
+    model._prepare_special_tokens(config, has_mask, device=device, batch_size=batch)
+
+
+def set_lengths(
+    model: Any,
+    config: GenerationConfig,
+    prompt_length: int,
+    *,
+    default_max: bool,
+    default_min: bool,
+) -> GenerationConfig:
+    """Fold `max_new_tokens` and `min_new_tokens` into `max_length` and `min_length`.
+
+    `default_max` and `default_min`: nobody set `max_length` / `min_length`.
+    """
+    prepared = model._prepare_generated_length(
+        generation_config=config,
+        has_default_max_length=default_max,
+        has_default_min_length=default_min,
+        model_input_name="input_ids",
+        inputs_tensor=None,
+        input_ids_length=prompt_length,
+    )
+    assert isinstance(prepared, GenerationConfig)
+    return prepared
+
+
+def logits_processors(
+    model: Any,
+    config: GenerationConfig,
+    prompt_length: int,
+    device: torch.device,
+    *,
+    inputs: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    extra: Sequence[LogitsProcessor] = (),
+    prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
+) -> LogitsProcessorList:
+    """The processors that `generate()` would run, in its order; `extra` are the user's own.
+
+    `inputs` (B, L) is what the encoder penalties look at: the encoder's or the only prompt.
+    """
+    mask_name = "decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask"
+    made = model._get_logits_processor(
+        generation_config=config,
+        input_ids_seq_length=prompt_length,
+        encoder_input_ids=inputs,
+        prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+        logits_processor=LogitsProcessorList(extra),
+        device=device,
+        model_kwargs={mask_name: attention_mask},
+    )
+    assert isinstance(made, LogitsProcessorList)
+    return made
+
+
+def bind_row(
+    processor: PrefixConstrainedLogitsProcessor, row: int
+) -> PrefixConstrainedLogitsProcessor:
+    """The processor as `row` sees it, for a batch of that row alone."""
+    allowed = processor._prefix_allowed_tokens_fn
+    return PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), 1)
+
+
+def stopping_criteria(
+    model: Any,
+    config: GenerationConfig,
+    extra: Sequence[StoppingCriteria] = (),
+    tokenizer: Any = None,
+) -> StoppingCriteriaList:
+    """The criteria that `generate()` would ask, in its order; `extra` are the user's own."""
+    made = model._get_stopping_criteria(
+        generation_config=config,
+        stopping_criteria=StoppingCriteriaList(extra),
+        tokenizer=tokenizer,
+    )
+    assert isinstance(made, StoppingCriteriaList)
+    return made
+
+
+def eos_ids(config: GenerationConfig) -> frozenset[int]:
+    """The end-of-sequence ids of a config, whether or not `set_special_tokens` ran on it."""
+    ids = vars(config).get("_eos_token_tensor")
+    if ids is None:
+        ids = config.eos_token_id
+    if ids is None:
+        return frozenset()
+    return frozenset(torch.as_tensor(ids).reshape(-1).tolist())
+
+
+def prefill_inputs(model: Any, inputs: Mapping[str, Any], cache: Any) -> dict[str, Any]:
+    """The arguments of the first forward, positions and first-iteration preparation included.
+
+    `inputs` are the processor's tensors; `position_ids` may be among them already.
+    """
+    given = {name: value for name, value in inputs.items() if value is not None}
+    ids = given.pop("input_ids", None)
+    mask = given.pop("attention_mask", None)
+    if mask is not None and bool(mask.all()):
+        mask = None  # lets the kernel use its own causal mask
+    if "position_ids" not in given:
+        source = ids if ids is not None else given["inputs_embeds"]
+        hints = {**given, "attention_mask": mask, "past_key_values": None}
+        given["position_ids"] = model._prepare_position_ids_for_generation(source, hints)
+    if ids is None:
+        ids = torch.zeros(given["inputs_embeds"].shape[:2], dtype=torch.int64, device=model.device)
+    prepared = model.prepare_inputs_for_generation(
+        ids,
+        past_key_values=cache,
+        attention_mask=mask,
+        is_first_iteration=True,
+        use_cache=True,
+        logits_to_keep=1,
+        **given,
+    )
+    assert isinstance(prepared, dict)
+    return prepared
+
+
+def encode_media(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the picture encoders; their outputs replace the pixels (`mm_encoder_outputs`)."""
+    encoded = model._prepare_multimodal_encoder_kwargs_for_generation(dict(inputs))
+    assert isinstance(encoded, dict)
+    return encoded

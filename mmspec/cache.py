@@ -1,0 +1,193 @@
+"""Key/value memory made for speculation: write anywhere, forget for free, keep a path of a tree.
+
+Every attention layer owns one buffer (B, heads, capacity, width). Rows write at their own slots; what was
+rejected is simply not counted any more, and is overwritten later. Nothing is ever concatenated.
+
+    slot        0   1   2   3   4   5   6   7
+    row 0       p   p   p   a  [x   y   z]  .      kept 4, block of 3 written at 4..6
+    row 1       -   p   p   a   b  [x   y   z]     one padded slot, kept 5, block at 5..7
+
+After verification row 0 keeps x and z of a tree: z moves from slot 6 to slot 5, and `kept` becomes 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+)
+
+_STATELESS = ("DummyLayer",)  # layers that borrow another layer's keys and values
+
+
+class SlotLayer(CacheLayerMixin):
+    """One attention layer's buffer; where to write and how far to read is the cache's plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        batch, heads, _, width = key_states.shape
+        capacity = self.plan.capacity
+        self.keys = key_states.new_empty(batch, heads, capacity, width)
+        self.values = value_states.new_empty(batch, heads, capacity, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        elif self.keys.shape[2] < self.plan.view:
+            self.grow()
+        plan = self.plan
+        if plan.slots is None:
+            stop = plan.start + key_states.shape[2]
+            self.keys[:, :, plan.start : stop] = key_states
+            self.values[:, :, plan.start : stop] = value_states
+        else:
+            self.keys[plan.rows, :, plan.slots] = key_states.transpose(1, 2)
+            self.values[plan.rows, :, plan.slots] = value_states.transpose(1, 2)
+        return self.keys[:, :, : plan.view], self.values[:, :, : plan.view]
+
+    def grow(self) -> None:
+        """Move to a buffer of the plan's (geometrically grown) capacity."""
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_empty(*old.shape[:2], self.plan.capacity, old.shape[3])
+            new[:, :, : old.shape[2]] = old
+            setattr(self, name, new)
+
+    def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:  # (B, n) each
+        """Copy slots within each row; the read is complete before the write, so overlap is safe."""
+        self.keys[rows, :, target] = self.keys[rows, :, source]
+        self.values[rows, :, target] = self.values[rows, :, source]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.plan.view, 0
+
+    def get_seq_length(self) -> int:
+        return self.plan.start
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class Plan:
+    """Where the next forward writes and how far it reads; one object shared by all layers."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.start = 0  # first slot written, when all rows write the same slots
+        self.view = 0  # slots read: [0, view)
+        self.slots: Tensor | None = None  # (B, q) per-row slots
+        self.rows: Tensor | None = None  # (B, 1)
+
+
+class SlotCache(Cache):
+    """The cache object handed to a Hugging Face model; one `plan_*` call precedes every forward.
+
+    Hybrid models keep their recurrent layers as transformers makes them; `snapshot` and `restore` bring
+    those back to a committed point (attention layers need neither). `can_branch` is False for them: a tree
+    would need one recurrent state per branch.
+    """
+
+    def __init__(self, config: Any, capacity: int = 64) -> None:
+        self.plan = Plan(capacity)
+        super().__init__(layers=[self._layer(layer) for layer in template(config)])
+        self.recurrent = [layer for layer in self.layers if isinstance(layer, LinearAttentionLayer)]
+
+    def _layer(self, layer: Any) -> Any:
+        # the window of a sliding layer is applied by the mask: the buffer keeps everything, so it can roll back
+        if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
+            return SlotLayer(self.plan)
+        return layer
+
+    @property
+    def can_branch(self) -> bool:
+        return not self.recurrent
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        result: tuple[Tensor, Tensor] = self.layers[layer_idx].update(key_states, value_states)
+        return result
+
+    def plan_uniform(self, start: int, length: int) -> None:
+        """All rows write slots [start, start + length)."""
+        self.plan.start, self.plan.view, self.plan.slots = start, start + length, None
+        self._reserve(start + length)
+
+    def plan_rows(self, slots: Tensor, view: int) -> None:
+        """Row b writes `slots[b]` (B, q); every row reads [0, view)."""
+        self.plan.slots, self.plan.view = slots, view
+        self.plan.rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
+        self._reserve(view)
+
+    def _reserve(self, slots: int) -> None:
+        while self.plan.capacity < slots:
+            self.plan.capacity *= 2
+
+    def move(self, source: Tensor, target: Tensor) -> None:  # (B, n) slots each
+        """Copy `source[b]` to `target[b]` in every attention layer; pad rows with self-moves."""
+        rows = torch.arange(source.shape[0], device=source.device)[:, None]
+        for layer in self.layers:
+            if isinstance(layer, SlotLayer) and layer.is_initialized:
+                layer.move(rows, source, target)
+
+    def snapshot(self) -> list[dict[str, dict[int, Tensor]]]:
+        """Copies of all recurrent and convolution states."""
+        return [
+            {
+                "conv_states": {i: s.clone() for i, s in layer.conv_states.items() if s is not None},
+                "recurrent_states": {
+                    i: s.clone() for i, s in layer.recurrent_states.items() if s is not None
+                },
+            }
+            for layer in self.recurrent
+        ]
+
+    def restore(self, snapshot: Sequence[dict[str, dict[int, Tensor]]]) -> None:
+        """Bring the recurrent states back, in place (they have static addresses)."""
+        for layer, states in zip(self.recurrent, snapshot, strict=True):
+            for name, saved in states.items():
+                for index, state in saved.items():
+                    getattr(layer, name)[index].copy_(state)
+
+    def bytes(self) -> int:
+        """Memory held by the buffers."""
+        tensors = [
+            tensor
+            for layer in self.layers
+            if isinstance(layer, SlotLayer) and layer.is_initialized
+            for tensor in (layer.keys, layer.values)
+        ]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def template(config: Any) -> list[Any]:
+    """The layers transformers itself would use; refuses those that cannot be rolled back.
+
+    Raises ValueError naming the layer class: compressed, quantised, indexed or rolling layers lose what a
+    rejected draft overwrote.
+    """
+    text = config.get_text_config(decoder=True)
+    layers = list(DynamicCache(config=config).layers)
+    for index, layer in enumerate(layers):
+        known = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer)
+        if not known and type(layer).__name__ not in _STATELESS:
+            raise ValueError(
+                f"layer {index} of {type(text).__name__} keeps its state in a {type(layer).__name__}, which "
+                "cannot be rolled back after a rejected draft; use plain decoding for this model"
+            )
+    return layers

@@ -1,0 +1,80 @@
+"""What the parts of a round may know about the request being decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Scores
+from mmspec.memory import Memory
+from mmspec.noise import KeyedNoise
+from mmspec.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Request:
+    """One `generate` call: the processor's tensors and how to decode."""
+
+    inputs: Mapping[str, Any]
+    sampling: Sampling
+    noise: KeyedNoise
+    room: int  # most new tokens per row
+    drafter_inputs: Mapping[str, Any] = field(default_factory=dict)  # what the drafter gets instead
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything committed so far, per row, and what is still waiting to be read by the target."""
+
+    request: Request
+    history: tuple[list[int], ...]  # committed tokens, prompt included, padding excluded
+    prompt: tuple[int, ...]  # prompt tokens per row, padding excluded
+    padding: tuple[int, ...]  # left padding of the prompt per row
+    pending: tuple[int, ...]  # how many of the last tokens the target has not read yet
+    memory: Memory  # the target's
+    noise: KeyedNoise  # this round's
+    scores: Scores | None = None  # the law after the prompt, until its token is chosen
+    shared: Mapping[str, Any] = field(default_factory=dict)  # what the target offers to drafters
+    finished: tuple[bool, ...] = ()
+
+    @property
+    def batch(self) -> int:
+        return len(self.history)
+
+    @property
+    def device(self) -> torch.device:
+        return self.noise.rows.device
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.request.sampling
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Committed tokens per row: the absolute position of the next one."""
+        return tuple(len(row) for row in self.history)
+
+    def generated(self, row: int) -> int:
+        """New tokens of a row so far."""
+        return len(self.history[row]) - self.prompt[row]
+
+    def waiting(self) -> list[list[int]]:
+        """The tokens the target has not read yet, per row."""
+        return [row[len(row) - count :] for row, count in zip(self.history, self.pending, strict=True)]
+
+    def position(self) -> Tensor:  # (B, 1)
+        """Absolute position of the next token, on the device."""
+        return torch.tensor([[length] for length in self.lengths], device=self.device)
+
+    def prefix(self, row: int) -> Tensor:  # (L,)
+        """Tokens of a row as a logits processor sees them: left padding included."""
+        ids = self.request.inputs.get("input_ids")
+        pads = [] if ids is None else ids[row, : self.padding[row]].tolist()
+        return torch.tensor(pads + self.history[row], device=self.device)
+
+    def at_round(self, index: int) -> Context:
+        return replace(self, noise=self.noise.at_round(index))

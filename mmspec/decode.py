@@ -1,0 +1,215 @@
+"""The loop: propose, score, verify, keep, observe. Everything else reads its rounds from outside."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from mmspec.clock import Clock
+from mmspec.context import Context, Request
+from mmspec.draft import Draft, Drafter, Gate, Round, Scores, Verdict, Verifier
+from mmspec.laws import Categorical
+from mmspec.stop import Stop
+
+log = logging.getLogger("mmspec")
+T = TypeVar("T")
+
+
+class Scorer(Protocol):
+    """What the loop asks of a target whose context is a `Context`."""
+
+    def prefill(self, request: Request) -> Context: ...
+    def score(self, context: Context, draft: Draft) -> Scores: ...
+    def keep(self, context: Context, draft: Draft, kept: Round) -> Context: ...
+
+
+class BrokenLogits(ValueError):
+    """The target gave NaN or all -inf logits. Nothing verified is lost: `tokens` has it, per row."""
+
+    def __init__(self, message: str, round_index: int, tokens: list[list[int]]) -> None:
+        super().__init__(message)
+        self.round_index = round_index
+        self.tokens = tokens
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is plugged together for one request."""
+
+    target: Scorer
+    drafter: Drafter
+    verifier: Verifier
+    stop: Stop
+    gate: Gate | None = None
+
+
+def decode(parts: Parts, request: Request) -> Iterator[Round]:
+    """Decode one request, yielding a `Round` per turn until every row has finished.
+
+    Round 0 reads the first token off the prefill; every later round costs one target forward (none where the
+    gate skipped it). If the drafter fails, plain decoding finishes the request, after one warning.
+    """
+    target, verifier, stop, gate = parts.target, parts.verifier, parts.stop, parts.gate
+    clock = Clock(request.noise.rows.device)
+    clock.to("prefill")
+    context = target.prefill(request)
+    clock.to("draft")
+    desk = Desk(parts.drafter)
+    desk.begin(context)
+    index = 0
+    while not all(context.finished):
+        context = context.at_round(index)
+        scores = context.scores
+        clock.to("draft")
+        if scores is None:
+            draft = desk.propose(context)
+        else:
+            draft = Draft.empty(context.batch, context.device)
+        clock.to("verify")
+        verdict = gate.skip(context, draft) if gate is not None and scores is None else None
+        called = verdict is None and scores is None
+        if called:
+            scores = target.score(context, draft)
+        if verdict is None:
+            assert scores is not None
+            verdict = verifier.verify(draft, scores, context.noise)
+        kept = settle(index, context, draft, scores, verdict, stop)
+        kept = replace(kept, called=called, seconds=clock.read())
+        clock.to("host")
+        context = target.keep(context, draft, kept)
+        if called and scores is not None:
+            clock.to("draft")
+            desk.observe(context, draft, scores, kept)
+        yield replace(kept, seconds=clock.read(), fallback=desk.excuse())
+        clock.resume()
+        index += 1
+
+
+def settle(
+    index: int,
+    context: Context,
+    draft: Draft,
+    scores: Scores | None,
+    verdict: Verdict,
+    stop: Stop,
+) -> Round:
+    """Bring the verdict to the host in one transfer and apply the stop conditions to it."""
+    drafted, path, tokens, takes, finished = [], [], [], [], []
+    for row, line in enumerate(_read_back(draft, scores, verdict)):
+        if context.finished[row]:
+            line, kept, done = _NOTHING, 0, True
+        else:
+            if line.broken:
+                _refuse(index, row, context)
+            kept, done = stop.cut(row, context.generated(row), line.tokens, context.prefix)
+        drafted.append(line.drafted)
+        path.append(line.nodes[:kept])
+        tokens.append(line.tokens[:kept])
+        takes.append(kept > len(line.nodes))
+        finished.append(done)
+    return Round(
+        index=index,
+        drafted=tuple(drafted),
+        accepted=tuple(len(nodes) for nodes in path),
+        path=tuple(path),
+        takes_next=tuple(takes),
+        tokens=tuple(tokens),
+        finished=tuple(finished),
+        verdict=verdict,
+        depth=draft.tree.depth if draft.tree is not None else verdict.path.shape[1],
+    )
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One row of a verdict on the host."""
+
+    drafted: int
+    nodes: tuple[int, ...]
+    tokens: tuple[int, ...]
+    broken: bool
+
+
+_NOTHING = _Line(0, (), (), False)
+
+
+def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_Line]:
+    """The round's only transfer."""
+    depth = verdict.path.shape[1]
+    columns = [verdict.length[:, None]]
+    if depth:
+        columns += [verdict.path, draft.tokens.gather(1, verdict.path.clamp_min(0))]
+    if verdict.next is not None:
+        columns.append(verdict.next[:, None])
+    if draft.padded:
+        columns.append(draft.mask.sum(-1, keepdim=True))
+    if scores is not None and isinstance(scores.law, Categorical):
+        columns.append(_broken(scores.law)[:, None])
+    else:
+        columns.append(torch.zeros_like(columns[0]))
+    lines = []
+    for values in torch.cat(columns, 1).tolist():
+        length = values[0]
+        tokens = values[1 + depth : 1 + depth + length]
+        if verdict.next is not None:
+            tokens.append(values[1 + 2 * depth])
+        drafted = values[-2] if draft.padded else draft.nodes
+        lines.append(_Line(drafted, tuple(values[1 : 1 + length]), tuple(tokens), bool(values[-1])))
+    return lines
+
+
+def _broken(law: Categorical) -> Tensor:  # (B,) int64
+    """1 where some place of a row has no usable score: the comparison fails for NaN and for -inf."""
+    return 1 - (law.scores.amax(-1) > -torch.inf).all(-1).long()
+
+
+def _refuse(index: int, row: int, context: Context) -> None:
+    tokens = [line[start:] for line, start in zip(context.history, context.prompt, strict=True)]
+    raise BrokenLogits(
+        f"the target's logits are NaN or all -inf in round {index} (row {row}, after {len(tokens[row])} new "
+        "tokens, which are on this exception as .tokens); run the model in a wider dtype or check its inputs",
+        index,
+        tokens,
+    )
+
+
+class Desk:
+    """Holds a drafter and its state; a drafter that fails is retired with one warning."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter: Drafter | None = drafter
+        self.state: Any = None
+        self.failure: str | None = None
+
+    def begin(self, context: Context) -> None:
+        self.state = self._guarded(lambda drafter: drafter.begin(context))
+
+    def propose(self, context: Context) -> Draft:
+        draft = self._guarded(lambda drafter: drafter.propose(context, self.state))
+        return Draft.empty(context.batch, context.device) if draft is None else draft
+
+    def observe(self, context: Context, draft: Draft, scores: Scores, kept: Round) -> None:
+        self.state = self._guarded(
+            lambda drafter: drafter.observe(context, self.state, draft, scores, kept)
+        )
+
+    def excuse(self) -> str | None:
+        """Why the drafter was retired, once."""
+        failure, self.failure = self.failure, None
+        return failure
+
+    def _guarded(self, step: Callable[[Drafter], T]) -> T | None:
+        if self.drafter is None:
+            return None
+        try:
+            return step(self.drafter)
+        except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError, MemoryError) as error:
+            self.failure = f"{type(self.drafter).__name__}: {type(error).__name__}: {error}"
+            log.warning("the drafter failed; plain decoding finishes this request (%s)", self.failure)
+            self.drafter = self.state = None
+            return None

@@ -1,0 +1,222 @@
+"""What travels between the parts of one decoding round, and the parts themselves.
+
+Letters: B batch rows, N draft nodes, D longest path, V vocabulary, E event shape of a continuous token.
+A draft is a forest per row: every node hangs from an earlier node or from the context. A chain is a tree.
+
+    context  the cat           node      0    1    2    3
+                |  \\           token    sat  ran  on   off
+               sat  ran        parent   -1   -1    0    0
+              /   \\            depth     0    0    1    1
+             on   off
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.trees import Tree
+
+if TYPE_CHECKING:
+    from mmspec.laws import Categorical, Law
+    from mmspec.noise import Noise
+
+
+class Kind(Enum):
+    """How the children of one node were drawn; verifiers are exact only for the kinds they name."""
+
+    IID = "iid"  # each child drawn independently from q, duplicates possible
+    WOR = "wor"  # drawn one after the other from q without replacement
+    DET = "det"  # chosen by looking at identities: top-k, retrieval, re-ranking
+    HUB = "hub"  # the top k-1 tokens of q, then one draw from the rest of q
+    RACE = "race"  # argmax (top-k) of log q + g, with the target's own Gumbel noise g
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A forest of proposals, one tree per row.
+
+    `law` row i is the drafter's law at the parent of node i, before any sibling was removed: siblings
+    share a row's content. None means the verifier has no use for it (DET and RACE proposals).
+    `tree` is set when every row has the same topology; then `parents` repeats it.
+    """
+
+    tokens: Tensor  # (B, N) int64, or (B, N, *E) float for continuous tokens; parents before children
+    parents: Tensor  # (B, N) int64 node index, -1 = hangs from the context
+    mask: Tensor  # (B, N) bool, False = padding; a padded node has only padded descendants
+    kind: Kind
+    law: Law | None = None  # batch shape (B, N)
+    tree: Tree | None = None  # the shared topology, when there is one
+    padded: bool = False  # whether `mask` hides anything
+
+    @classmethod
+    def chain(
+        cls, tokens: Tensor, kind: Kind, law: Law | None = None, mask: Tensor | None = None
+    ) -> Draft:
+        """Wrap proposals (B, N) that follow each other."""
+        return cls.of(Tree.chain(tokens.shape[1]), tokens, kind, law, mask)
+
+    @classmethod
+    def of(
+        cls,
+        tree: Tree,
+        tokens: Tensor,
+        kind: Kind,
+        law: Law | None = None,
+        mask: Tensor | None = None,
+    ) -> Draft:
+        """Wrap proposals (B, N) laid out as `tree`."""
+        padded = mask is not None
+        if mask is None:
+            mask = _ones(tokens.shape[0], tokens.shape[1], tokens.device)
+        parents = tree.parents_on(tokens.device).expand(tokens.shape[0], -1)
+        return cls(tokens, parents, mask, kind, law, tree, padded)
+
+    @classmethod
+    def empty(cls, batch: int, device: torch.device, dtype: torch.dtype = torch.int64) -> Draft:
+        """Propose nothing: the round then yields one token of the target."""
+        return cls.chain(torch.zeros(batch, 0, dtype=dtype, device=device), Kind.DET)
+
+    @property
+    def batch(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def nodes(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def is_chain(self) -> bool:
+        return self.tree is not None and self.tree.is_chain
+
+    def depths(self) -> Tensor:  # (B, N), 0 = hangs from the context
+        """Distance of every node from the context."""
+        if self.tree is not None:
+            return self.tree.depths_on(self.tokens.device).expand(self.batch, -1)
+        return self.ancestors().sum(-1) - 1
+
+    def ancestors(self) -> Tensor:  # (B, N, N) bool, [b, i, j]: j is i or an ancestor of i
+        """Which nodes each node may attend to: itself and the path above it."""
+        if self.tree is not None:
+            return self.tree.ancestors_on(self.tokens.device).expand(self.batch, -1, -1)
+        nodes = torch.arange(self.nodes, device=self.parents.device)
+        reach = self.parents[..., None] == nodes
+        reach = (reach | torch.eye(self.nodes, dtype=torch.bool, device=nodes.device)).float()
+        for _ in range(max(self.nodes - 1, 1).bit_length()):  # doubling the reach each time
+            reach = (reach @ reach).clamp(max=1)
+        return reach.bool()
+
+    def children(self) -> Tensor:  # (B, N + 1, C) node index, -1 padded; row 0 = of the context
+        """The proposals below each node, in the order they were drawn."""
+        if self.tree is not None:
+            return self.tree.children_on(self.tokens.device).expand(self.batch, -1, -1)
+        trees = [Tree(tuple(row)) for row in self.parents.tolist()]
+        width = max((tree.width for tree in trees), default=0)
+        table = torch.full((self.batch, self.nodes + 1, max(width, 1)), -1)
+        for row, tree in enumerate(trees):
+            table[row, :, : tree.width] = tree.children_on(torch.device("cpu"))[0]
+        return table.to(self.tokens.device)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the target says about a draft."""
+
+    law: Law  # target law p, batch shape (B, N + 1): row 0 follows the context, row i + 1 node i
+    position: Tensor  # (B, N + 1) absolute position of the token that each law row speaks of
+    features: Mapping[str, Tensor] = field(default_factory=dict)  # (B, N + 1, ...) what was asked for
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the verifier decided."""
+
+    path: Tensor  # (B, D) node indices from the context downwards, -1 padded
+    length: Tensor  # (B,) accepted draft tokens
+    next: Tensor | None  # (B,) or (B, *E): one more token of the target; None = not scored yet (gate)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One turn of the loop, on the host: what was kept of the verdict, and what it cost.
+
+    `path[b]` are the draft nodes kept in row b; `takes_next[b]` says whether the target's own token was
+    kept as well (it is not where a stop condition cut the row before it).
+    """
+
+    index: int  # 0 = the round that reads the first token off the prefill
+    drafted: tuple[int, ...]  # proposed nodes per row
+    accepted: tuple[int, ...]  # draft nodes kept per row: the length of its path
+    path: tuple[tuple[int, ...], ...]
+    takes_next: tuple[bool, ...]
+    tokens: tuple[tuple[Any, ...], ...]  # new verified tokens per row: path tokens, then the next
+    finished: tuple[bool, ...]
+    verdict: Verdict
+    depth: int = 0  # longest path proposed
+    called: bool = True  # whether the target ran: not in round 0, nor where a gate skipped it
+    seconds: Mapping[str, float] = field(default_factory=dict)  # prefill, draft, verify, host
+    fallback: str | None = None  # why the drafter was retired in this round
+
+
+class Target(Protocol):
+    """The only thing that knows a model family."""
+
+    def prefill(self, inputs: Mapping[str, Any]) -> Any: ...
+    def score(self, context: Any, draft: Draft) -> Scores: ...  # one forward: pending + draft
+    def keep(self, context: Any, draft: Draft, kept: Round) -> Any: ...  # commit the path
+
+
+class Drafter(Protocol):
+    """Proposes, and learns from what became of the proposals."""
+
+    kinds: tuple[Kind, ...]  # the kinds it can draw, preferred first
+
+    def begin(self, context: Any) -> Any: ...
+    def propose(self, context: Any, state: Any) -> Draft: ...
+    def observe(self, context: Any, state: Any, draft: Draft, scores: Scores, kept: Round) -> Any: ...
+
+
+class Verifier(Protocol):
+    """Turns a draft and its scores into a verdict."""
+
+    @property
+    def lossless(self) -> bool: ...  # a walk is as lossless as its rule
+    kinds: ClassVar[tuple[Kind, ...]]  # accepted proposal kinds, preferred first
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict: ...
+
+
+class Rule(Protocol):
+    """Acceptance maths on laws; knows no trees, caches, models."""
+
+    @property
+    def lossless(self) -> bool: ...
+
+    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor: ...  # (..., V) x2, (...) -> (...)
+    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor: ...  # -> (..., V), sums to 1
+
+
+class Gate(Protocol):
+    """May accept a draft without asking the target; its tokens then wait to be scored (pending)."""
+
+    def skip(self, context: Any, draft: Draft) -> Verdict | None: ...  # `next` is None in it
+
+
+@lru_cache(maxsize=64)
+def _ones(batch: int, nodes: int, device: torch.device) -> Tensor:
+    return torch.ones(batch, nodes, dtype=torch.bool, device=device)
+
+
+def categorical(law: Law | None) -> Categorical:
+    """Narrow a law to a categorical one; rules over a vocabulary know no other."""
+    from mmspec.laws import Categorical
+
+    if not isinstance(law, Categorical):
+        raise TypeError(f"a categorical law is needed here, but the law is {type(law).__name__}")
+    return law

@@ -1,0 +1,168 @@
+"""Probability laws of one token: categorical over a vocabulary, or Gaussian over a continuous event.
+
+A law has a batch shape; indexing acts on it. `sample(keys)` is a deterministic function of the keys, so the
+same keys couple two laws: the target's token and the drafter's guess come from one piece of noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.noise import Keys
+
+
+class Law(Protocol):
+    """A distribution of one token per batch entry."""
+
+    @property
+    def batch(self) -> torch.Size: ...
+    def log_prob(self, x: Tensor) -> Tensor: ...  # (..., *E) -> (...)
+    def sample(self, keys: Keys) -> Tensor: ...  # keys (...) -> (..., *E)
+    def residual(self, other: Any) -> Any: ...  # the law proportional to (self - other)+
+    def __getitem__(self, index: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """Weights over a vocabulary, normalised only when asked for.
+
+    `scores` are log-probabilities up to a constant per entry; -inf is impossible. With `hard` the law is a
+    point mass on the highest score (greedy decoding): `scores` still rank the other tokens.
+    """
+
+    scores: Tensor  # (..., V) float
+    hard: bool = False
+
+    @classmethod
+    def of(cls, probs: Tensor) -> Categorical:
+        """From probabilities (..., V), normalised or not."""
+        return cls(probs.log())
+
+    @property
+    def batch(self) -> torch.Size:
+        return self.scores.shape[:-1]
+
+    @property
+    def size(self) -> int:
+        return self.scores.shape[-1]
+
+    @cached_property
+    def log_probs(self) -> Tensor:  # (..., V)
+        """Normalised log-probabilities."""
+        if self.hard:
+            return self.probs.log()
+        return self.scores.log_softmax(-1)
+
+    @cached_property
+    def probs(self) -> Tensor:  # (..., V)
+        """Probabilities; exactly 0 and 1 for a point mass."""
+        if self.hard:
+            best = self.scores.argmax(-1, keepdim=True)
+            return torch.zeros_like(self.scores).scatter_(-1, best, 1.0)
+        return self.scores.softmax(-1)
+
+    def log_prob(self, x: Tensor) -> Tensor:  # (...) -> (...)
+        return self.log_probs.gather(-1, x[..., None]).squeeze(-1)
+
+    def sample(self, keys: Keys) -> Tensor:  # (...) -> (...)
+        """The Gumbel-max draw; a point mass needs no noise."""
+        return self.perturbed(keys).argmax(-1)
+
+    def perturbed(self, keys: Keys) -> Tensor:  # (..., V)
+        """Scores plus Gumbel noise: its argmax is a sample, its top-k a sample without replacement."""
+        if self.hard:
+            return self.scores
+        return self.scores + keys.gumbel(self.size)
+
+    def residual(self, other: Categorical) -> Categorical:
+        """The law proportional to (p - q)+; p itself where that is nowhere positive."""
+        return Categorical.of(residual(self.probs, other.probs))
+
+    def entropy(self) -> Tensor:  # (...), nats
+        """Shannon entropy."""
+        probs = self.probs
+        return -(probs * probs.clamp_min(torch.finfo(probs.dtype).tiny).log()).sum(-1)
+
+    def __getitem__(self, index: Any) -> Categorical:
+        return Categorical(self.scores[index], self.hard)
+
+    @staticmethod
+    def stack(laws: Sequence[Categorical], dim: int = 1) -> Categorical:
+        """Join laws of equal batch shape along a new batch axis."""
+        return Categorical(torch.stack([law.scores for law in laws], dim), laws[0].hard)
+
+    @staticmethod
+    def cat(laws: Sequence[Categorical], dim: int = 1) -> Categorical:
+        """Join laws along an existing batch axis."""
+        if len(laws) == 1:
+            return laws[0]
+        return Categorical(torch.cat([law.scores for law in laws], dim), laws[0].hard)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Independent normals over an event of any shape, with one or many standard deviations."""
+
+    mean: Tensor  # (..., *E)
+    std: Tensor  # broadcasts against mean; 0 = deterministic
+    events: int  # how many trailing axes of `mean` are the event
+
+    @property
+    def batch(self) -> torch.Size:
+        return self.mean.shape[: self.mean.dim() - self.events]
+
+    def log_prob(self, x: Tensor) -> Tensor:  # (..., *E) -> (...)
+        std = self.std.expand_as(self.mean)
+        terms = -0.5 * ((x - self.mean) / std) ** 2 - std.log() - 0.9189385332046727
+        return terms.flatten(len(self.batch)).sum(-1)
+
+    def sample(self, keys: Keys) -> Tensor:  # (...) -> (..., *E)
+        event = self.mean.shape[len(self.batch) :]
+        return self.mean + self.std * keys.normal(*event).to(self.mean.dtype)
+
+    def residual(self, other: Gaussian) -> GaussianResidual:
+        return GaussianResidual(self, other)
+
+    def __getitem__(self, index: Any) -> Gaussian:
+        return Gaussian(self.mean[index], self.std.expand_as(self.mean)[index], self.events)
+
+
+@dataclass(frozen=True)
+class GaussianResidual:
+    """The law proportional to (p - q)+ of two Gaussians, drawn by thinning p with 1 - min(1, q/p).
+
+    The expected number of trials is 1 / TV(p, q): the residual of equal laws does not exist.
+    """
+
+    p: Gaussian
+    q: Gaussian
+    most_trials: int = 100_000
+
+    @property
+    def batch(self) -> torch.Size:
+        return self.p.batch
+
+    def sample(self, keys: Keys) -> Tensor:  # (...) -> (..., *E)
+        x = self.p.sample(keys.split(0))
+        open_ = torch.ones(self.batch, dtype=torch.bool, device=x.device)
+        for trial in range(self.most_trials):
+            ratio = (self.q.log_prob(x) - self.p.log_prob(x)).clamp(max=0).exp()
+            open_ = open_ & (keys.split(2 * trial + 1).uniform() < ratio)
+            if not bool(open_.any()):
+                return x
+            where = open_.reshape(open_.shape + (1,) * self.p.events)
+            x = torch.where(where, self.p.sample(keys.split(2 * trial + 2)), x)
+        raise ValueError("the residual of two (nearly) equal Gaussians does not exist; accept instead")
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:  # (..., V), (..., V) -> (..., V)
+    """norm((p - q)+), and p itself where p equals q (Leviathan et al. 2023, eq. for p')."""
+    left = (p - q).clamp_min(0)
+    mass = left.sum(-1, keepdim=True)
+    return torch.where(mass > 0, left / mass.clamp_min(torch.finfo(p.dtype).tiny), p)

@@ -1,0 +1,262 @@
+"""The state of one request inside one Hugging Face model: cache, mask and the two position counters.
+
+KV slots and rotary positions are different numbers (an image of 1 000 slots may span 32 rotary positions),
+so `kept` indexes slots, `rope` feeds `position_ids`, and neither is ever derived from the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from mmspec.cache import SlotCache
+from mmspec.draft import Draft
+from mmspec.trees import Tree
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tokens of one forward: P waiting (pending) tokens per row, then N draft nodes.
+
+    Rows with fewer waiting tokens are padded on the left; padding writes behind the row's real slots.
+    """
+
+    tokens: Tensor  # (B, P + N) int64
+    depths: Tensor  # (1 or B, P + N) rotary offset from the first real token
+    corner: Tensor  # (1 or B, P + N, P + N) additive: who sees whom inside the block
+    waiting: int  # P
+    pads: tuple[int, ...] | None = None  # left padding per row, None = none anywhere
+
+    @property
+    def length(self) -> int:
+        return self.tokens.shape[1]
+
+
+def block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -> Block:
+    """Lay out waiting tokens and a draft below the last of them; `like` gives mask dtype and device."""
+    device = like.device
+    waiting = max(len(row) for row in pending)
+    short = any(len(row) < waiting for row in pending)
+    rows = [[0] * (waiting - len(row)) + list(row) for row in pending] if short else pending
+    tokens = torch.tensor(rows, device=device)
+    if draft is not None and draft.nodes:
+        tokens = torch.cat((tokens, draft.tokens), 1)
+    tree = Tree.chain(0) if draft is None else draft.tree
+    if tree is not None:
+        depths, corner = _static(tree, waiting, like.dtype, device)
+    else:
+        assert draft is not None
+        depths, corner = _dynamic(draft, waiting, like.dtype)
+    if not short:
+        return Block(tokens, depths, corner, waiting)
+    pads = tuple(waiting - len(row) for row in pending)
+    return Block(tokens, depths - torch.tensor(pads, device=device)[:, None], corner, waiting, pads)
+
+
+class Memory:
+    """Cache, mask buffer and counters of one request; rows advance at their own pace.
+
+    The one mutable object of a request: everything else about it is replaced, not changed.
+    """
+
+    def __init__(
+        self,
+        cache: SlotCache,
+        slots: int,
+        padding: Sequence[int],
+        rope: Sequence[int],
+        like: Tensor,
+        window: int | None = None,
+    ) -> None:
+        self.cache = cache
+        self.kept = [slots] * len(padding)  # slots in use per row, padding included
+        self.rope = list(rope)  # rotary position of the next token per row
+        self.window = window
+        self.mask = Mask(padding, slots, like)
+        self.saved: list[dict[str, dict[int, Tensor]]] | None = None  # recurrent state at `kept`
+
+    @property
+    def batch(self) -> int:
+        return len(self.kept)
+
+    def place(self, block: Block, ahead: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Plan where the block goes, `ahead` slots behind the kept ones.
+
+        Returns position_ids (1 or B, q), the additive mask (1 or B, 1, q, view), and slot offsets of the queries
+        (1 or B, q) for window masks.
+        """
+        at = [kept + ahead for kept in self.kept] if ahead else self.kept
+        first = at[0]
+        uniform = block.pads is None and all(slot == first for slot in at)
+        if uniform:
+            self.cache.plan_uniform(first, block.length)
+            mask = self.mask.uniform(first, block.corner)
+            queries = block.depths + first if self.window is not None else block.depths
+        else:
+            slots = self._slots(at, block)
+            view = max(at) + block.length
+            self.cache.plan_rows(slots, view)
+            mask = self.mask.ragged(at, block, view)
+            queries = slots
+        rope = self.rope[0] + ahead
+        if all(value == self.rope[0] for value in self.rope):
+            positions = block.depths + rope
+        else:
+            base = torch.tensor(self.rope, device=block.tokens.device)[:, None] + ahead
+            positions = block.depths + base
+        if block.pads is not None:
+            positions = positions.clamp_min(0)
+        return positions, mask, queries
+
+    def _slots(self, at: Sequence[int], block: Block) -> Tensor:  # (B, q)
+        columns = torch.arange(block.length, device=block.tokens.device)
+        base = torch.tensor(at, device=columns.device)[:, None]
+        if block.pads is None:
+            return base + columns
+        pads = torch.tensor(block.pads, device=columns.device)[:, None]
+        return base + (columns - pads) % block.length  # padding wraps around to the end
+
+    def advance(self, steps: Sequence[int]) -> None:
+        """Count `steps[b]` more slots of row b as kept."""
+        for row, step in enumerate(steps):
+            self.kept[row] += step
+            self.rope[row] += step
+
+    def commit(self, waiting: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Keep the waiting tokens and the accepted nodes of the last block, contiguously."""
+        if any(node != step for path in paths for step, node in enumerate(path)):
+            width = max(len(path) for path in paths)
+            source, target = [], []
+            for kept, wait, path in zip(self.kept, waiting, paths, strict=True):
+                base = kept + wait
+                spare = [base - 1] * (width - len(path))  # self-moves, of a slot nobody else writes
+                source.append([base + node for node in path] + spare)
+                target.append([base + step for step in range(len(path))] + spare)
+            device = self.mask.device
+            self.cache.move(
+                torch.tensor(source, device=device), torch.tensor(target, device=device)
+            )
+        self.advance([wait + len(path) for wait, path in zip(waiting, paths, strict=True)])
+
+    def windowed(self, mask: Tensor, queries: Tensor) -> Tensor:
+        """The mask of sliding layers: keys more than `window` behind a query are hidden."""
+        assert self.window is not None
+        slots = torch.arange(mask.shape[-1], device=mask.device)
+        hidden = slots <= (queries - self.window)[:, None, :, None]
+        return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
+
+
+class Mask:
+    """An additive attention mask kept between rounds; only the slots that changed are written.
+
+    Invariant: in row b, all query lines see exactly the unpadded slots below `open[b]`; from there up to
+    `dirty[b]` a line may hold anything; above, nothing is visible.
+    """
+
+    def __init__(self, padding: Sequence[int], slots: int, like: Tensor) -> None:
+        self.device, self.dtype = like.device, like.dtype
+        self.hide = torch.finfo(like.dtype).min
+        self.open = [slots] * len(padding)
+        self.dirty = [slots] * len(padding)
+        batch = len(padding) if any(padding) else 1
+        self.buffer = torch.full(
+            (batch, 1, 8, max(2 * slots, 64)), self.hide, dtype=like.dtype, device=like.device
+        )
+        self.buffer[..., :slots] = 0
+        for row, pad in enumerate(padding):
+            if pad:
+                self.buffer[row, :, :, :pad] = self.hide
+
+    def uniform(self, at: int, corner: Tensor) -> Tensor:
+        """All rows put the block at slot `at`; returns a view (B or 1, 1, q, at + q)."""
+        lines = corner.shape[1]
+        self._fit(lines, at + lines, 1)
+        opened = min(self.open)
+        if opened < at:
+            self.buffer[..., opened:at] = 0
+        self.buffer[:, :, :lines, at : at + lines] = corner[:, None]
+        self.open = [at] * len(self.open)
+        self.dirty = [max(dirty, at + lines) for dirty in self.dirty]
+        return self.buffer[:, :, :lines, : at + lines]
+
+    def ragged(self, at: Sequence[int], block: Block, view: int) -> Tensor:
+        """Row b puts the block at slot `at[b]`; returns a view (B, 1, q, view)."""
+        lines = block.length
+        self._fit(lines, view, len(at))
+        start = [min(pair) for pair in zip(self.open, at, strict=True)]
+        stop = [max(dirty, slot + lines) for dirty, slot in zip(self.dirty, at, strict=True)]
+        width = max(high - low for low, high in zip(start, stop, strict=True))
+        self._fit(lines, max(start) + width, len(at))
+        first = torch.tensor(start, device=self.device)[:, None]
+        columns = first + torch.arange(width, device=self.device)  # (B, W) slots
+        offset = columns - torch.tensor(at, device=self.device)[:, None]
+        inner = self._shifted(block, offset)  # (B, q, W)
+        past = torch.where(offset < 0, 0.0, self.hide)[:, None].to(self.dtype)
+        lower = past.expand(-1, self.buffer.shape[2] - lines, -1)
+        value = torch.cat((torch.where(offset[:, None] < 0, past, inner), lower), 1)
+        self.buffer.scatter_(3, columns[:, None, None].expand_as(value[:, None]), value[:, None])
+        self.open, self.dirty = list(at), [slot + lines for slot in at]
+        return self.buffer[:, :, :lines, :view]
+
+    def _shifted(self, block: Block, offset: Tensor) -> Tensor:
+        """The block's corner in slot offsets: padding on the left of the block has no slot there."""
+        lines = block.length
+        if block.pads is not None:
+            offset = offset + torch.tensor(block.pads, device=self.device)[:, None]
+        inside = (offset >= 0) & (offset < lines)
+        index = offset.clamp(0, lines - 1)[:, None].expand(-1, lines, -1)
+        corner = block.corner.expand(offset.shape[0], -1, -1).gather(2, index)
+        return torch.where(inside[:, None], corner, self.hide)
+
+    def _fit(self, lines: int, slots: int, batch: int) -> None:
+        old = self.buffer
+        if lines <= old.shape[2] and slots <= old.shape[3] and batch <= old.shape[0]:
+            return
+        shape = (
+            max(batch, old.shape[0]),
+            1,
+            max(lines, old.shape[2]),
+            old.shape[3] if slots <= old.shape[3] else 2 * slots,
+        )
+        self.buffer = old.new_full(shape, self.hide)
+        self.buffer[:, :, : old.shape[2], : old.shape[3]] = old
+        for row in range(shape[0]):  # new lines start with what every line sees
+            self.buffer[row, :, old.shape[2] :, : self.open[row]] = old[
+                min(row, old.shape[0] - 1), 0, 0, : self.open[row]
+            ]
+
+
+@lru_cache(maxsize=256)
+def _static(
+    tree: Tree, waiting: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Depths (1, q) and corner (1, q, q) of `waiting` tokens followed by a tree."""
+    depths = [*range(waiting), *(waiting + depth for depth in tree.depths)]
+    corner = _open_corner(tree.ancestors_on(torch.device("cpu")), waiting)
+    return torch.tensor(depths, device=device)[None], _additive(corner, dtype).to(device)
+
+
+def _dynamic(draft: Draft, waiting: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The same for a tree that differs between rows: (B, q), (B, q, q)."""
+    ancestors = draft.ancestors()
+    chain = torch.arange(waiting, device=ancestors.device).expand(draft.batch, -1)
+    depths = torch.cat((chain, waiting - 1 + ancestors.sum(-1)), 1)
+    return depths, _additive(_open_corner(ancestors, waiting), dtype)
+
+
+def _open_corner(ancestors: Tensor, waiting: int) -> Tensor:  # (B, N, N) -> (B, q, q) bool
+    batch, nodes, _ = ancestors.shape
+    corner = ancestors.new_zeros(batch, waiting + nodes, waiting + nodes)
+    corner[:, :, :waiting] = True
+    corner[:, :waiting, :waiting] = torch.ones(waiting, waiting, dtype=torch.bool).tril()
+    corner[:, waiting:, waiting:] = ancestors
+    return corner
+
+
+def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    zeros = torch.zeros((), dtype=dtype, device=visible.device)
+    return torch.where(visible, zeros, torch.finfo(dtype).min)

@@ -1,0 +1,127 @@
+"""Randomness as a pure function of (seed, row, position): the same on every device, batch and draft.
+
+A counter-based generator (the SplitMix64 finaliser) hashes integer keys into uniforms, so nothing has a
+state, rows do not disturb each other, and the token at a position does not depend on how it was drafted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
+_MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+class Lane(IntEnum):
+    """Independent streams within one round."""
+
+    DRAFT = 1  # the drafter's own draws
+    ACCEPT = 2  # accept / reject decisions
+    RESIDUAL = 3  # corrections and bonus tokens
+    OTHER = 4  # anything a recipe adds; keys from here on are free
+    WALK = 1 << 32  # the steps of a verifier, one lane each; keys from here on are theirs
+
+
+class Noise(Protocol):
+    """Where a verifier and a drafter get their randomness from."""
+
+    def shared(self, position: Tensor) -> Keys: ...  # (B, M) -> keys that every round agrees on
+    def fresh(self, lane: int, index: Tensor) -> Keys: ...  # (B, M) or (M,) -> keys of this round only
+    def flip(self, probability: Tensor, lane: int) -> Tensor: ...  # (B, ...) -> bool, True w.p. it
+    def pick(self, weights: Tensor, lane: int) -> Tensor: ...  # (B, V), non-negative -> (B,)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """One key per place where something is drawn; each draws events of any shape."""
+
+    key: Tensor  # (...) int64
+
+    def uniform(self, *event: int) -> Tensor:  # (..., *event) float64 in (0, 1)
+        count = math.prod(event)
+        if not event:
+            return _unit(_hash(self.key))
+        index = torch.arange(count, device=self.key.device)
+        return _unit(_hash(self.key[..., None] + index * _GOLDEN)).reshape(*self.key.shape, *event)
+
+    def gumbel(self, size: int) -> Tensor:  # (..., size) float32
+        """Standard Gumbel noise; both tails keep full precision because the race is run in float64."""
+        return torch.log1p(self.uniform(size).neg_()).neg_().log_().neg_().float()
+
+    def normal(self, *event: int) -> Tensor:  # (..., *event) float32
+        """Standard normal noise by the inverse distribution function."""
+        return torch.special.ndtri(self.uniform(*event)).float()
+
+    def split(self, index: int) -> Keys:
+        """An independent set of keys, for a second draw at the same places."""
+        return Keys(_hash(self.key ^ _fold(index)))
+
+
+@dataclass(frozen=True)
+class KeyedNoise:
+    """The noise of one `generate` call; `at_round` gives each round fresh lanes."""
+
+    rows: Tensor  # (B,) int64, seed and row id hashed together
+    round: int = 0
+
+    @classmethod
+    def seeded(
+        cls, seed: int, batch: int, device: torch.device, row_ids: Sequence[int] | None = None
+    ) -> KeyedNoise:
+        """Key every row by `seed` and its id (its index, unless `row_ids` says otherwise)."""
+        ids = list(range(batch)) if row_ids is None else list(row_ids)
+        if len(ids) != batch:
+            raise ValueError(f"row_ids has {len(ids)} entries for {batch} rows; give one per row")
+        rows = torch.tensor([_scalar_hash(_scalar_hash(seed) + row) for row in ids], device=device)
+        return cls(rows)
+
+    def at_round(self, index: int) -> KeyedNoise:
+        return replace(self, round=index)
+
+    def shared(self, position: Tensor) -> Keys:  # (B, M)
+        return Keys(_hash(self.rows[:, None] ^ (position * _GOLDEN)))
+
+    def fresh(self, lane: int, index: Tensor) -> Keys:  # (B, M) or (M,)
+        salt = _fold(_fold(self.round) + lane)
+        return Keys(_hash((self.rows ^ salt)[:, None] + index * _GOLDEN))
+
+    def flip(self, probability: Tensor, lane: int) -> Tensor:
+        event = probability.shape[1:]
+        keys = self.fresh(lane, torch.zeros(1, dtype=torch.int64, device=self.rows.device))
+        return Keys(keys.key[:, 0]).uniform(*event) < probability
+
+    def pick(self, weights: Tensor, lane: int) -> Tensor:
+        keys = self.fresh(lane, torch.zeros(1, dtype=torch.int64, device=self.rows.device))
+        return (weights.log() + Keys(keys.key[:, 0]).gumbel(weights.shape[-1])).argmax(-1)
+
+
+def _hash(key: Tensor) -> Tensor:
+    key = key + _GOLDEN
+    key = (key ^ ((key >> 30) & 0x3FFFFFFFF)) * _MIX1  # masked, because >> keeps the sign
+    key = (key ^ ((key >> 27) & 0x1FFFFFFFFF)) * _MIX2
+    return key ^ ((key >> 31) & 0x1FFFFFFFF)
+
+
+def _unit(key: Tensor) -> Tensor:
+    return (((key >> 11) & 0x1FFFFFFFFFFFFF).double() + 0.5) * 2.0**-53
+
+
+def _scalar_hash(value: int) -> int:
+    wide = value & 0xFFFFFFFFFFFFFFFF
+    wide = (wide + (_GOLDEN & 0xFFFFFFFFFFFFFFFF)) & 0xFFFFFFFFFFFFFFFF
+    wide = ((wide ^ (wide >> 30)) * (_MIX1 & 0xFFFFFFFFFFFFFFFF)) & 0xFFFFFFFFFFFFFFFF
+    wide = ((wide ^ (wide >> 27)) * (_MIX2 & 0xFFFFFFFFFFFFFFFF)) & 0xFFFFFFFFFFFFFFFF
+    wide ^= wide >> 31
+    return wide - (1 << 64) if wide >= 1 << 63 else wide
+
+
+def _fold(index: int) -> int:
+    return _scalar_hash(index)

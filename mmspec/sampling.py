@@ -1,0 +1,475 @@
+"""Logits become laws here and nowhere else, the same way for the target's p and the drafter's q.
+
+Whatever transformers' `generate()` does to the logits of one step happens here to every node of a
+draft at once: processors that look at the tokens before see each node's own path; warpers run on
+all nodes together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    GenerationConfig,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    LogitsProcessor,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+    WatermarkLogitsProcessor,
+)
+
+from mmspec import _hf
+from mmspec.laws import Categorical
+
+Prefix = Callable[[int, int], Tensor]  # (row, place) -> (L,) int64: the tokens before that place
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How logits become laws.
+
+    The order is that of `generate()`: `processors`, then temperature, top-k, top-p, min-p, typical,
+    epsilon, eta. Greedy decoding (`do_sample=False`) runs the processors only. The neutral value of
+    every other setting switches it off. `processors` are Hugging Face processors without a state of
+    their own; one of your own making must not remember anything between calls, which cannot be
+    checked here.
+    """
+
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    processors: tuple[LogitsProcessor, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.temperature == 0:
+            raise ValueError(
+                "temperature=0 divides by zero; use do_sample=False for greedy decoding"
+            )
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(
+                f"temperature={self.temperature} is not a positive number; give one, 1.0 = off"
+            )
+        if not isinstance(self.top_k, int) or self.top_k < 0:
+            raise ValueError(
+                f"top_k={self.top_k} is not a whole number from 0 up; give one, 0 = off"
+            )
+        for name in ("top_p", "typical_p"):
+            if not 0 < (value := getattr(self, name)) <= 1:
+                raise ValueError(
+                    f"{name}={value} is outside (0, 1]; give a share inside, 1.0 = off"
+                )
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(
+                f"min_p={self.min_p} is outside [0, 1]; give a share inside, 0.0 = off"
+            )
+        for name in ("epsilon_cutoff", "eta_cutoff"):
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise ValueError(
+                    f"{name}={value} is outside [0, 1); give a value inside, 0.0 = off"
+                )
+        for processor in self.processors:
+            _refuse_stateful(processor)
+
+    @classmethod
+    def from_processors(cls, processors: Iterable[LogitsProcessor], do_sample: bool) -> Sampling:
+        """Read a list as `generate()` builds it: our settings from its end, the rest kept in order.
+
+        The trailing warpers become settings as long as they stand in the order above; from the
+        first that does not on, everything before is kept as it is.
+        """
+        kept = list(processors)
+        settings: dict[str, Any] = {}
+        if do_sample:
+            if kept and type(kept[-1]) is LogitNormalization:
+                kept.pop()  # a law is normalised when asked
+            rank = len(_WARPERS)
+            while kept and (found := _as_setting(kept[-1], rank)) is not None:
+                rank, name, value = found
+                settings[name] = value
+                kept.pop()
+        return cls(do_sample=do_sample, processors=tuple(kept), **settings)
+
+    @property
+    def needs_prefix(self) -> bool:
+        """Whether a law depends on the tokens before it."""
+        return any(type(processor) not in _PREFIX_FREE for processor in self.processors)
+
+    def law(self, logits: Tensor, prefix: Prefix | None = None) -> Categorical:
+        """Laws of batch shape (B, M) from logits (B, M, V), in float32, or float64 if given.
+
+        `prefix(row, place)` are the tokens before that place as `generate()` shows them to
+        processors, left padding of the prompt included. For a padded place any true prefix of the
+        row will do.
+        """
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        if self.processors:
+            scores = self._process(scores, prefix)
+        if self.do_sample and self._warpers:
+            flat = scores.flatten(0, 1)
+            for warper in self._warpers:
+                flat = warper(_no_ids(flat), flat)
+            scores = flat.view(scores.shape)
+        return Categorical(scores, hard=not self.do_sample)
+
+    @cached_property
+    def _warpers(self) -> tuple[LogitsProcessor, ...]:
+        """Hugging Face's own classes: they work row by row, so equality holds by construction."""
+        return tuple(
+            warper(value)
+            for name, (warper, _, off) in _WARPERS.items()
+            if (value := getattr(self, name)) != off
+        )
+
+    def _process(self, scores: Tensor, prefix: Prefix | None) -> Tensor:  # (B, M, V) -> (B, M, V)
+        batch, places, _ = scores.shape
+        paths: list[Tensor] = []
+        groups: list[_Group] = []
+        if self.needs_prefix:
+            if prefix is None:
+                names = sorted({type(p).__name__ for p in self.processors} - _NAMES_PREFIX_FREE)
+                raise ValueError(
+                    f"{', '.join(names)} look at the tokens before; give law() a prefix"
+                )
+            paths = [
+                prefix(row, place).to(scores.device)
+                for row in range(batch)
+                for place in range(places)
+            ]
+            row_bound = not all(_ignores_rows(p) for p in self.processors)
+            groups = _group(paths, batch, row_bound)
+        flat = scores.flatten(0, 1)
+        for processor in self.processors:
+            if type(processor) in _PREFIX_FREE:
+                flat = processor(_no_ids(flat), flat)
+            elif type(processor) is PrefixConstrainedLogitsProcessor:
+                flat = _run_by_place(processor, flat, paths, places)
+            else:
+                flat = _run_grouped(processor, flat, groups)
+        return flat.view(scores.shape)
+
+
+def resolve(
+    model: Any,
+    settings: Mapping[str, Any],
+    prompt_length: int,
+    device: torch.device,
+    *,
+    batch: int = 1,
+    config: GenerationConfig | None = None,
+    inputs: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    processors: Sequence[LogitsProcessor] = (),
+    prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
+) -> tuple[Sampling, GenerationConfig]:
+    """Merge generation settings as `generate()` does: settings > `config` > the model's own >
+    defaults.
+
+    `prompt_length` counts the padded decoder prompt. `inputs` (B, L) is what encoder penalties look
+    at and `attention_mask` (B, L) what tells padding from prompt; both may be missing. The config
+    that comes back is resolved: lengths are absolute, special tokens are tensors.
+    """
+    _refuse_unknown(model, settings)
+    own = model.generation_config
+    merged = _hf.merge_config(model, config, settings)
+    _refuse_modes(merged)
+    _hf.set_special_tokens(model, merged, device, batch, attention_mask is not None)
+    if attention_mask is not None and bool((attention_mask == 1).all()):
+        attention_mask = None  # as generate() does: no padding, nothing to skip
+
+    def is_default(name: str) -> bool:
+        return all(
+            value is None
+            for value in (settings.get(name), config and getattr(config, name), getattr(own, name))
+        )
+
+    merged = _hf.set_lengths(
+        model,
+        merged,
+        prompt_length,
+        default_max=is_default("max_length"),
+        default_min=is_default("min_length"),
+    )
+    do_sample = bool(merged.do_sample)
+    if do_sample and merged.temperature is not None:
+        Sampling(do_sample=True, temperature=merged.temperature)  # our message rather than theirs
+        merged.temperature = float(merged.temperature)
+    made = _hf.logits_processors(
+        model,
+        merged,
+        prompt_length,
+        device,
+        inputs=inputs,
+        attention_mask=attention_mask,
+        extra=processors,
+        prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+    )
+    return Sampling.from_processors(made, do_sample), merged
+
+
+def guide(cond: Tensor, uncond: Tensor | None, scale: float) -> Tensor:  # (..., V) x2 -> (..., V)
+    """Classifier-free guidance of two branches scored in one doubled batch (Sanchez et al. 2023).
+
+    The formula of `UnbatchedClassifierFreeGuidanceLogitsProcessor`. `scale` 1 is no guidance: the
+    second branch is not looked at and may be None.
+    """
+    if scale == 1:
+        return cond
+    if uncond is None:
+        raise ValueError(
+            f"guidance scale {scale} needs the unconditional logits; pass them, or scale=1"
+        )
+    c, u = _widen(cond).log_softmax(-1), _widen(uncond).log_softmax(-1)
+    return scale * (c - u) + u
+
+
+def is_broken(law: Categorical | Tensor, mask: Tensor | None = None) -> Tensor:
+    """Rows (B,) bool in which some place has NaN, no possible token, or an infinite best score.
+
+    `law` is a law or logits (B, M, V); `mask` (B, M) leaves padded places out. One reduction and no
+    host synchronisation: read the answer back together with the verdict, then ask `check_finite`.
+    """
+    scores = law.scores if isinstance(law, Categorical) else law
+    broken = ~scores.amax(-1).isfinite()  # amax passes NaN on, and is -inf where everything is
+    if mask is not None:
+        broken = broken & mask
+    return broken.flatten(1).any(-1)
+
+
+def check_finite(broken: Sequence[bool], round_index: int) -> None:
+    """Raise where `is_broken`, once on the host, found a row without a usable law."""
+    if any(broken):
+        rows = [row for row, is_bad in enumerate(broken) if is_bad]
+        raise ValueError(
+            f"the logits of round {round_index} hold NaN, infinity or only -inf in rows {rows}; no "
+            "token can be drawn from them. Check the inputs and the dtype (float16 overflows: try "
+            "bfloat16), or pass remove_invalid_values=True"
+        )
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One call of a prefix-dependent processor."""
+
+    ids: Tensor  # (R, L) prefixes of equal length
+    places: Tensor  # (R,) the flat places whose scores go with them
+    keep: Tensor | None  # which of the R answers count; None = all
+
+
+def _group(paths: list[Tensor], batch: int, row_bound: bool) -> list[_Group]:
+    """Put the B * M places, row by row, into calls of equal prefix length.
+
+    A processor that knows its rows (a prompt length per row, a batch index) must see row b at index
+    b: then a call holds one place of every row, and the rows of another length are fillers (cut,
+    where longer).
+    """
+    everything = range(len(paths))
+    count = len(paths) // batch
+    sets = [everything[place::count] for place in range(count)] if row_bound else [everything]
+    groups = []
+    for members in sets:
+        for length in sorted({len(paths[i]) for i in members}):
+            same = [i for i in members if len(paths[i]) == length]
+            called = list(members) if row_bound else same
+            ids = torch.stack(
+                [paths[i if len(paths[i]) >= length else same[0]][:length] for i in called]
+            )
+            keep = None
+            if len(same) < len(called):
+                keep = torch.tensor([called.index(i) for i in same], device=ids.device)
+            groups.append(_Group(ids, torch.tensor(called, device=ids.device), keep))
+    return groups
+
+
+def _run_grouped(processor: LogitsProcessor, flat: Tensor, groups: list[_Group]) -> Tensor:
+    out = torch.empty_like(flat)
+    for group in groups:
+        # indexing copies: a processor that writes in place spoils nothing
+        answer = processor(group.ids, flat[group.places])
+        if group.keep is None:
+            out[group.places] = answer
+        else:
+            out[group.places[group.keep]] = answer[group.keep]
+    return out
+
+
+def _run_by_place(
+    processor: PrefixConstrainedLogitsProcessor, flat: Tensor, paths: list[Tensor], places: int
+) -> Tensor:
+    """A user's grammar is asked about true prefixes only, never about a filler."""
+    answers = [
+        _hf.bind_row(processor, index // places)(path[None], flat[index : index + 1])
+        for index, path in enumerate(paths)
+    ]
+    return torch.cat(answers)
+
+
+def _no_ids(flat: Tensor) -> Tensor:  # (R, V) -> (R, 0)
+    return torch.empty(flat.shape[0], 0, dtype=torch.int64, device=flat.device)
+
+
+def _widen(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _as_setting(processor: LogitsProcessor, rank: int) -> tuple[int, str, Any] | None:
+    """The setting that a warper of rank below `rank` stands for; None where there is none."""
+    state = vars(processor)
+    if state.get("filter_value", -float("inf")) != -float("inf"):
+        return None
+    if state.get("min_tokens_to_keep", 1) != 1:
+        return None
+    for index, (name, (warper, attribute, _)) in enumerate(_WARPERS.items()):
+        if type(processor) is warper and index < rank:
+            value = state[attribute]
+            if name == "top_p" and value == 0:
+                return None  # Hugging Face takes it for "the best token only"
+            return index, name, value if name == "top_k" else float(value)
+    return None
+
+
+def _ignores_rows(processor: LogitsProcessor) -> bool:
+    """Whether it treats every row alike, so that rows may be dealt out freely."""
+    if type(processor) is RepetitionPenaltyLogitsProcessor:
+        return not isinstance(processor.prompt_ignore_length, Tensor)
+    return type(processor) in _PREFIX_FREE | _ROW_FREE
+
+
+def _refuse_stateful(processor: LogitsProcessor) -> None:
+    for base in type(processor).__mro__:
+        if base.__name__ in _REFUSED_PROCESSORS:
+            raise ValueError(
+                f"{type(processor).__name__} cannot be used here: "
+                f"{_REFUSED_PROCESSORS[base.__name__]}"
+            )
+
+
+def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
+    own = {**_hf.default_config().to_dict(), **model.generation_config.to_dict()}
+    known = sorted(
+        name for name in own if not name.startswith("_") and name != "transformers_version"
+    )
+    for name in settings:
+        if name in _REFUSED_ARGUMENTS:
+            raise ValueError(f"{name} is not a generation setting here: {_REFUSED_ARGUMENTS[name]}")
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise ValueError(f"{name} is not a generation setting; {hint}known: {', '.join(known)}")
+
+
+def _refuse_modes(config: GenerationConfig) -> None:
+    for name, (neutral, why) in _REFUSED_SETTINGS.items():
+        value = getattr(config, name, None)
+        if value is not None and value not in neutral:
+            raise ValueError(f"{name}={value} (given, or the model's own) is not supported: {why}")
+    if config.get_generation_mode() == "contrastive_search":
+        raise ValueError(
+            f"penalty_alpha={config.penalty_alpha} asks for contrastive search, which scores "
+            "candidates against hidden states and cannot be speculated; pass penalty_alpha=None"
+        )
+
+
+# in the order of generate(): setting -> (warper, its attribute, the value that is off)
+_WARPERS: dict[str, tuple[type[Any], str, float]] = {
+    "temperature": (TemperatureLogitsWarper, "temperature", 1.0),
+    "top_k": (TopKLogitsWarper, "top_k", 0),
+    "top_p": (TopPLogitsWarper, "top_p", 1.0),
+    "min_p": (MinPLogitsWarper, "min_p", 0.0),
+    "typical_p": (TypicalLogitsWarper, "mass", 1.0),
+    "epsilon_cutoff": (EpsilonLogitsWarper, "epsilon", 0.0),
+    "eta_cutoff": (EtaLogitsWarper, "epsilon", 0.0),
+}
+
+_PREFIX_FREE: frozenset[type[Any]] = frozenset(
+    [
+        *(warper for warper, _, _ in _WARPERS.values()),
+        TopHLogitsWarper,
+        InfNanRemoveLogitsProcessor,
+        LogitNormalization,
+        SuppressTokensLogitsProcessor,
+    ]
+)
+_NAMES_PREFIX_FREE = frozenset(kind.__name__ for kind in _PREFIX_FREE)
+
+_ROW_FREE: frozenset[type[Any]] = frozenset(
+    [
+        ExponentialDecayLengthPenalty,
+        ForcedBOSTokenLogitsProcessor,
+        ForcedEOSTokenLogitsProcessor,
+        MinLengthLogitsProcessor,
+        MinNewTokensLengthLogitsProcessor,
+        NoBadWordsLogitsProcessor,
+        NoRepeatNGramLogitsProcessor,
+        PrefixConstrainedLogitsProcessor,  # it runs by place
+        SequenceBiasLogitsProcessor,
+        SuppressTokensAtBeginLogitsProcessor,
+        WatermarkLogitsProcessor,
+    ]
+)
+
+_DOUBLED = (
+    "score both prompts as one doubled batch and combine them with mmspec.sampling.guide before "
+    "the law"
+)
+_REFUSED_PROCESSORS = {
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "it keeps a key-value cache of its own that "
+    f"cannot be rolled back; {_DOUBLED}",
+    "ClassifierFreeGuidanceLogitsProcessor": f"it halves the batch; {_DOUBLED}",
+    "DiaClassifierFreeGuidanceLogitsProcessor": f"it halves the batch; {_DOUBLED}",
+    "SynthIDTextWatermarkLogitsProcessor": "it remembers the contexts that it has seen and cannot "
+    "forget a rejected draft; use WatermarkingConfig (a hash of the prefix), or remove it",
+    "DiaEOSDelayPatternLogitsProcessor": "it counts steps since the end of each row and cannot "
+    "forget a rejected draft; remove it from the logits processors",
+}
+
+_REFUSED_ARGUMENTS = {
+    "assistant_model": "give the small model to accelerate(model, drafter=...)",
+    "assistant_tokenizer": "prepare it with the drafter: accelerate(model, drafter=...)",
+    "negative_prompt_ids": _DOUBLED,
+    "negative_prompt_attention_mask": _DOUBLED,
+    "custom_generate": "call model.generate(..., custom_generate=...) instead",
+}
+
+_REFUSED_SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "num_beams": ((1,), "a row follows one path, not beams; pass num_beams=1"),
+    "num_beam_groups": ((1,), "a row follows one path, not beams; pass num_beam_groups=1"),
+    "num_return_sequences": ((1,), "repeat the inputs instead and pass num_return_sequences=1"),
+    "constraints": ((), "constraints need beam search; use prefix_allowed_tokens_fn"),
+    "force_words_ids": ((), "constraints need beam search; use prefix_allowed_tokens_fn"),
+    "guidance_scale": ((1,), f"{_DOUBLED}; pass guidance_scale=None"),
+    "prompt_lookup_num_tokens": ((), "choose a lookup drafter: accelerate(model, drafter=...)"),
+    "use_mtp": ((False,), "choose a multi-token drafter: accelerate(model, drafter=...)"),
+    "assistant_early_exit": ((), "choose a self-drafting recipe: accelerate(model, drafter=...)"),
+    "dola_layers": ((), "DoLa contrasts layers of every step; pass dola_layers=None"),
+    "token_healing": ((False,), "it rewrites the prompt; heal the prompt beforehand"),
+}

@@ -1,0 +1,162 @@
+"""When a row is finished: decided token by token on the host, so no accepted run overshoots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteria,
+)
+
+from mmspec import _hf
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Keep new tokens up to and including the first at which any condition holds.
+
+    `criteria` are asked once per token, with the row's own tokens through it (1, L) on the CPU and
+    no scores. The clock of `max_time` (seconds) runs from `started`, is read once per `cut`, and
+    lets the round at hand finish.
+    """
+
+    max_new_tokens: int
+    eos: frozenset[int] = frozenset()
+    max_time: float | None = None
+    criteria: tuple[StoppingCriteria, ...] = ()
+    started: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(
+                f"max_new_tokens={self.max_new_tokens} leaves nothing to generate; give at least "
+                "1, and a max_length above the length of the prompt"
+            )
+        if self.max_time is not None and not self.max_time > 0:
+            raise ValueError(
+                f"max_time={self.max_time} is not a positive time; give seconds, or None"
+            )
+        for criterion in self.criteria:
+            if type(criterion).__name__ == "ConfidenceCriteria":  # not a public name
+                raise ValueError(
+                    "ConfidenceCriteria reads scores and belongs to an assistant; remove it and "
+                    "let the drafter decide its length: accelerate(model, length=...)"
+                )
+
+    @classmethod
+    def from_config(
+        cls,
+        config: GenerationConfig,
+        criteria: Iterable[StoppingCriteria] | None,
+        prompt_length: int,
+    ) -> Stop:
+        """Read the list that `generate()` hands to a `custom_generate` callable, or a user's own.
+
+        `config` is a resolved one (`sampling.resolve`, or the callable's); it answers for what the
+        list lacks. `prompt_length` counts the padded decoder prompt.
+        """
+        lengths: list[int] = []
+        eos: list[frozenset[int]] = []
+        clocks: list[MaxTimeCriteria] = []
+        others: list[StoppingCriteria] = []
+        for criterion in criteria or ():
+            if type(criterion) is MaxLengthCriteria:
+                lengths.append(criterion.max_length)
+            elif type(criterion) is EosTokenCriteria:
+                eos.append(frozenset(criterion.eos_token_id.reshape(-1).tolist()))
+            elif type(criterion) is MaxTimeCriteria:
+                clocks.append(criterion)
+            else:
+                others.append(criterion)
+        if not lengths and config.max_length is not None:
+            lengths.append(config.max_length)
+        if not lengths:
+            raise ValueError(
+                "nothing limits the length; give max_new_tokens or a MaxLengthCriteria"
+            )
+        if not clocks and config.max_time is not None:
+            clocks.append(MaxTimeCriteria(config.max_time))
+        clock = min(clocks, key=lambda c: c.initial_timestamp + c.max_time, default=None)
+        return cls(
+            max_new_tokens=min(lengths) - prompt_length,
+            eos=frozenset().union(*eos) if eos else _hf.eos_ids(config),
+            max_time=None if clock is None else clock.max_time,
+            criteria=tuple(others),
+            started=time.time() if clock is None else clock.initial_timestamp,
+        )
+
+    @classmethod
+    def resolve(
+        cls,
+        model: Any,
+        config: GenerationConfig,
+        prompt_length: int,
+        criteria: Sequence[StoppingCriteria] = (),
+        tokenizer: Any = None,
+    ) -> Stop:
+        """What `generate()` would stop at, given a resolved config and a user's own criteria."""
+        made = _hf.stopping_criteria(model, config, criteria, tokenizer)
+        return cls.from_config(config, made, prompt_length)
+
+    def cut(
+        self,
+        row: int,
+        emitted_before: int,
+        tokens: Sequence[Any],
+        prefix: Callable[[int], Tensor] | None = None,
+    ) -> tuple[int, bool]:
+        """How many of a row's new tokens are kept, and whether the row is finished.
+
+        `prefix(row)` are the row's tokens (L,) int64 before `tokens`, prompt and its left padding
+        included; it is called only where there are criteria.
+        """
+        room = self.max_new_tokens - emitted_before
+        kept = min(len(tokens), max(room, 0))
+        finished = kept >= room
+        if self.eos:
+            for index in range(kept):
+                if tokens[index] in self.eos:
+                    kept, finished = index + 1, True
+                    break
+        if self.criteria:
+            first = self._first_hit(row, tokens[:kept], prefix)
+            if first is not None:
+                kept, finished = first + 1, True
+        if self.max_time is not None and not finished:
+            finished = time.time() - self.started > self.max_time
+        return kept, finished
+
+    def _first_hit(
+        self, row: int, tokens: Sequence[int], prefix: Callable[[int], Tensor] | None
+    ) -> int | None:
+        """The first new token at which a criterion holds."""
+        if prefix is None:
+            names = ", ".join(type(criterion).__name__ for criterion in self.criteria)
+            raise ValueError(f"{names} look at the tokens before; give cut() a prefix")
+        before = prefix(row).cpu()
+        ids = torch.cat((before, torch.tensor(tokens, dtype=before.dtype)))[None]
+        for index in range(len(tokens)):
+            seen = ids[:, : len(before) + index + 1]
+            if any(_holds(criterion, seen, row) for criterion in self.criteria):
+                return index
+        return None
+
+
+def _holds(criterion: StoppingCriteria, ids: Tensor, row: int) -> bool:  # ids (1, L)
+    answer: Any = criterion(ids, None)
+    holds = torch.as_tensor(answer)
+    if holds.numel() != 1:
+        raise ValueError(
+            f"{type(criterion).__name__} answered {holds.numel()} values for row {row} alone; a "
+            "stopping criterion must give one per row of input_ids"
+        )
+    return bool(holds)

@@ -1,0 +1,141 @@
+"""The target of token decoding: a Hugging Face causal model behind three calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.backbone import Backbone
+from mmspec.context import Context, Request
+from mmspec.draft import Draft, Round, Scores
+from mmspec.memory import block
+from mmspec.sampling import Prefix, Sampling
+
+
+@dataclass(frozen=True)
+class CausalTarget:
+    """Scores drafts with one forward over pending and draft tokens.
+
+    `wants` names features for the drafter: "hidden" (last hidden states, (B, N + 1, H), after the final norm).
+    Recurrent models replay lazily: their state stays at the last point where everything was accepted, and
+    the tokens kept since then stay pending and are read again with the next draft. No forward is spent on
+    that until `longest_replay` tokens wait.
+    """
+
+    backbone: Backbone
+    wants: frozenset[str] = frozenset()
+    longest_replay: int = 16
+
+    def prefill(self, request: Request) -> Context:
+        """Read the prompt; the first token is then chosen from `context.scores` without a forward."""
+        memory, logits, out = self.backbone.prefill(request.inputs, room=request.room + 64)
+        if not self.backbone.can_branch:
+            memory.saved = memory.cache.snapshot()
+        history, pads = _prompt(request.inputs, memory.kept[0], memory.batch)
+        context = Context(
+            request=request,
+            history=history,
+            prompt=tuple(len(row) for row in history),
+            padding=pads,
+            pending=(0,) * memory.batch,
+            memory=memory,
+            noise=request.noise,
+            finished=(False,) * memory.batch,
+            shared={"prefill": out},
+        )
+        law = request.sampling.law(logits[:, None], prefix(context, None))
+        return replace(context, scores=Scores(law, context.position()))
+
+    def score(self, context: Context, draft: Draft) -> Scores:
+        """One forward over the pending tokens and the draft nodes."""
+        memory = context.memory
+        waiting = context.waiting()
+        if memory.saved is not None and len(waiting[0]) > self.longest_replay:
+            waiting = self._settle(context, waiting)
+        layout = block(waiting, draft, _like(context))
+        logits, hidden = self.backbone.read(memory, layout, hidden="hidden" in self.wants)
+        position = context.position()
+        if draft.nodes:
+            position = torch.cat((position, position + 1 + draft.depths()), 1)
+        features = {} if hidden is None else {"hidden": hidden}
+        law = context.sampling.law(logits, prefix(context, draft))
+        return Scores(law, position, features)
+
+    def keep(self, context: Context, draft: Draft, kept: Round) -> Context:
+        """Commit what was kept: history, cache slots, and the tokens that wait for the next forward."""
+        for history, tokens in zip(context.history, kept.tokens, strict=True):
+            history.extend(tokens)
+        if context.scores is not None:  # the first token came from the prefill: nothing was read
+            pending = tuple(len(tokens) for tokens in kept.tokens)
+        elif not kept.called:  # a gate skipped the forward
+            pending = tuple(
+                count + len(tokens) for count, tokens in zip(context.pending, kept.tokens, strict=True)
+            )
+        elif context.memory.saved is not None:
+            pending = self._replay(context, draft, kept)
+        else:
+            context.memory.commit(context.pending, kept.path)
+            pending = tuple(int(takes) for takes in kept.takes_next)
+        pending = tuple(max(count, 1) for count in pending)
+        return replace(context, pending=pending, scores=None, finished=kept.finished)
+
+    def _replay(self, context: Context, draft: Draft, kept: Round) -> tuple[int, ...]:
+        """Recurrent state: move to the new point if all was accepted, else go back to the saved one."""
+        memory = context.memory
+        if len(kept.path[0]) == draft.nodes:
+            memory.commit(context.pending, kept.path)
+            memory.saved = memory.cache.snapshot()
+            return tuple(int(takes) for takes in kept.takes_next)
+        memory.cache.restore(memory.saved or ())
+        return (context.pending[0] + len(kept.tokens[0]),)
+
+    def _settle(self, context: Context, waiting: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Read all pending tokens but the last, and save the recurrent state there."""
+        memory = context.memory
+        settled = [list(row[:-1]) for row in waiting]
+        self.backbone.read(memory, block(settled, None, _like(context)))
+        memory.advance([len(row) for row in settled])
+        memory.saved = memory.cache.snapshot()
+        return [list(row[-1:]) for row in waiting]
+
+
+def prefix(context: Context, draft: Draft | None) -> Prefix | None:
+    """The tokens before each law row, for processors that look at them; None when nobody does."""
+    if not context.sampling.needs_prefix:
+        return None
+    committed = [context.prefix(row) for row in range(context.batch)]
+    if draft is None or not draft.nodes:
+        return lambda row, _: committed[row]
+    ancestors, tokens = draft.ancestors(), draft.tokens
+
+    def before(row: int, place: int) -> Tensor:
+        if place == 0:
+            return committed[row]
+        return torch.cat((committed[row], tokens[row, ancestors[row, place - 1]]))
+
+    return before
+
+
+def _like(context: Context) -> Tensor:
+    return context.memory.mask.buffer
+
+
+def _prompt(
+    inputs: Mapping[str, Any], length: int, batch: int
+) -> tuple[tuple[list[int], ...], tuple[int, ...]]:
+    """Prompt tokens per row without padding, and the padding."""
+    from mmspec.backbone import padding
+
+    ids = inputs.get("input_ids")
+    if ids is None:  # a prompt given as embeddings: its tokens are unknown, only their number counts
+        return tuple([0] * length for _ in range(batch)), (0,) * batch
+    pads = padding(inputs.get("attention_mask"), batch)
+    rows = tuple(row[pad:] for row, pad in zip(ids.tolist(), pads, strict=True))
+    return rows, tuple(pads)
+
+
+__all__ = ["CausalTarget", "Sampling", "prefix"]

@@ -1,0 +1,136 @@
+"""Tree topologies shared by all rows of a batch, with everything derived from them computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A forest below the context: `parents[i] < i`, and -1 hangs from the context."""
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for node, parent in enumerate(self.parents):
+            if not -1 <= parent < node:
+                raise ValueError(
+                    f"parents[{node}] is {parent}, but a parent comes before its child (or is -1); "
+                    "list the nodes level by level"
+                )
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def chain(length: int) -> Tree:
+        """Each node below the one before."""
+        return Tree(tuple(range(-1, length - 1)))
+
+    @staticmethod
+    def branching(widths: Sequence[int]) -> Tree:
+        """Every node of level d has `widths[d]` children: a complete tree."""
+        parents: list[int] = []
+        level = [-1]
+        for width in widths:
+            first = len(parents)
+            parents += [parent for parent in level for _ in range(width)]
+            level = list(range(first, len(parents)))
+        return Tree(tuple(parents))
+
+    @staticmethod
+    def of_ranks(paths: Sequence[Sequence[int]]) -> Tree:
+        """From paths of child ranks, as EAGLE and Medusa write them: [[0], [1], [0, 0], ...]."""
+        ordered = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
+        index = {(): -1} | {path: node for node, path in enumerate(ordered)}
+        for path in ordered:
+            if path[:-1] not in index:
+                raise ValueError(
+                    f"path {list(path)} has no parent {list(path[:-1])}; list every prefix"
+                )
+            if path[-1] > 0 and (*path[:-1], path[-1] - 1) not in index:
+                raise ValueError(f"path {list(path)} skips a sibling; ranks start at 0 without gaps")
+        return Tree(tuple(index[path[:-1]] for path in ordered))
+
+    @property
+    def nodes(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Distance of each node from the context, 0 for its children."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return tuple(depths)
+
+    @cached_property
+    def depth(self) -> int:
+        """Tokens on the longest path."""
+        return max(self.depths, default=-1) + 1
+
+    @cached_property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(-1, self.nodes - 1))
+
+    @cached_property
+    def kids(self) -> tuple[tuple[int, ...], ...]:
+        """Children of the context (entry 0) and of node i (entry i + 1)."""
+        table: list[list[int]] = [[] for _ in range(self.nodes + 1)]
+        for node, parent in enumerate(self.parents):
+            table[parent + 1].append(node)
+        return tuple(tuple(row) for row in table)
+
+    @cached_property
+    def width(self) -> int:
+        """Most children of any node."""
+        return max((len(row) for row in self.kids), default=0)
+
+    @cached_property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """Nodes of each depth."""
+        return tuple(
+            tuple(node for node, depth in enumerate(self.depths) if depth == level)
+            for level in range(self.depth)
+        )
+
+    def parents_on(self, device: torch.device) -> Tensor:  # (1, N)
+        return _parents(self, device)
+
+    def depths_on(self, device: torch.device) -> Tensor:  # (1, N)
+        return _depths(self, device)
+
+    def ancestors_on(self, device: torch.device) -> Tensor:  # (1, N, N) bool
+        return _ancestors(self, device)
+
+    def children_on(self, device: torch.device) -> Tensor:  # (1, N + 1, max(width, 1)), -1 padded
+        return _children(self, device)
+
+
+@lru_cache(maxsize=256)
+def _parents(tree: Tree, device: torch.device) -> Tensor:
+    return torch.tensor(tree.parents, dtype=torch.int64, device=device).view(1, -1)
+
+
+@lru_cache(maxsize=256)
+def _depths(tree: Tree, device: torch.device) -> Tensor:
+    return torch.tensor(tree.depths, dtype=torch.int64, device=device).view(1, -1)
+
+
+@lru_cache(maxsize=256)
+def _ancestors(tree: Tree, device: torch.device) -> Tensor:
+    table = torch.eye(tree.nodes, dtype=torch.bool)
+    for node, parent in enumerate(tree.parents):
+        if parent >= 0:
+            table[node] |= table[parent]
+    return table[None].to(device)
+
+
+@lru_cache(maxsize=256)
+def _children(tree: Tree, device: torch.device) -> Tensor:
+    width = max(tree.width, 1)
+    rows = [list(row) + [-1] * (width - len(row)) for row in tree.kids]
+    return torch.tensor(rows, dtype=torch.int64, device=device)[None]

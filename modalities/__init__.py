@@ -1,0 +1,1 @@
+"""Adapters: what the engine must know about each family of models."""

@@ -1,0 +1,132 @@
+"""Vision-language models: the differences between families, and the checks on their requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from mmspec.backbone import Family
+
+_PIXELS = ("pixel_values", "pixel_values_videos")
+_IMAGE = ("image_token_id",)
+_IMAGE_VIDEO = ("image_token_id", "video_token_id")
+_QWEN_FRAME = ("vision_start_token_id", "vision_end_token_id")
+
+
+def _plain(name: str, *visual_ids: str, one_run: bool = True) -> Family:
+    return Family(
+        name, _PIXELS, direct=True, placeholders=_IMAGE, visual_ids=visual_ids, one_run=one_run
+    )
+
+
+def _mrope(name: str) -> Family:
+    return Family(
+        name, _PIXELS, 3, direct=True, placeholders=_IMAGE_VIDEO, visual_ids=_QWEN_FRAME
+    )
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llava": _plain("LLaVA"),
+    "llava_next": _plain("LLaVA-NeXT"),
+    "llava_onevision": Family(
+        "LLaVA-OneVision", _PIXELS, direct=True, placeholders=_IMAGE_VIDEO
+    ),
+    "qwen2_vl": _mrope("Qwen2-VL"),
+    "qwen2_5_vl": _mrope("Qwen2.5-VL"),
+    "qwen3_vl": _mrope("Qwen3-VL"),
+    "qwen3_5": _mrope("Qwen3.5-VL"),
+    "gemma3": _plain("Gemma 3", "boi_token_id", "eoi_token_id"),
+    "idefics3": _plain("Idefics3", one_run=False),
+    "smolvlm": _plain("SmolVLM", one_run=False),
+    "internvl": _plain("InternVL"),
+    "paligemma": _plain("PaliGemma"),
+    "mistral3": _plain("Mistral3 / Pixtral", one_run=False),
+    "lfm2_vl": _plain("LFM2-VL"),
+}
+
+
+def family(model: Any) -> Family:
+    """The family of a model by its config's `model_type`; plain text decoding for language models.
+
+    Raises ValueError for a multimodal model that is not listed, because its positions and placeholders would
+    only be guessed.
+    """
+    config = model.config
+    if config.model_type in FAMILIES:
+        return FAMILIES[config.model_type]
+    modalities = set(getattr(model, "input_modalities", ("text",)))
+    if modalities & {"image", "video", "audio"}:
+        raise ValueError(
+            f"{type(model).__name__} ({config.model_type}) takes {sorted(modalities)}, but its family is not "
+            f"described; known families: {', '.join(sorted(FAMILIES))}. Add a Family to mmspec.modalities.vlm"
+        )
+    return Family(direct=_plain_head(config))
+
+
+def _plain_head(config: Any) -> bool:
+    """Whether a language model's logits are head(decoder(...)) with nothing behind."""
+    return config.model_type in ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "smollm3")
+
+
+def placeholder_ids(model: Any, family: Family) -> tuple[int, ...]:
+    """Ids that stand for visual features in a prompt."""
+    found = (getattr(model.config, name, None) for name in family.placeholders)
+    return tuple(identity for identity in found if identity is not None)
+
+
+def visual_ids(model: Any, family: Family) -> tuple[int, ...]:
+    """All ids that only make sense beside a picture: placeholders and their frame."""
+    found = (getattr(model.config, name, None) for name in family.visual_ids)
+    return placeholder_ids(model, family) + tuple(i for i in found if i is not None)
+
+
+def check(model: Any, family: Family, inputs: Mapping[str, Any]) -> None:
+    """Refuse a request whose pictures and prompt do not fit, before any forward.
+
+    Raises ValueError: picture for a text model, picture without placeholder, placeholder without picture,
+    rows with different numbers of pictures, an empty prompt.
+    """
+    ids: Tensor | None = inputs.get("input_ids")
+    embeds = inputs.get("inputs_embeds")
+    if ids is None and embeds is None:
+        raise ValueError("the request has no input_ids; pass the processor's output: generate(**inputs)")
+    length = ids.shape[-1] if ids is not None else embeds.shape[1]  # type: ignore[union-attr]
+    if length == 0:
+        raise ValueError("the prompt is empty (input_ids has no tokens); give at least one token")
+    pictures = [name for name in _PIXELS if inputs.get(name) is not None]
+    if not family.media:
+        if pictures:
+            raise ValueError(
+                f"{', '.join(pictures)} was given, but {type(model).__name__} is a text model; drop it or load "
+                "a vision-language model"
+            )
+        return
+    if ids is None:
+        return
+    marks = _marks(model, family, ids)
+    pictures += [name for name in ("mm_encoder_outputs",) if inputs.get(name)]
+    if pictures and not bool(marks.any()):
+        raise ValueError(
+            "a picture was given, but the prompt has no image token; build the prompt with the processor's chat "
+            "template or put its image token into the text"
+        )
+    if not pictures and embeds is None and bool(marks.any()):
+        raise ValueError(
+            "the prompt has image tokens, but no picture was given; pass images= to the processor, or remove the "
+            "image token from the text"
+        )
+    runs = (marks[:, :1].long() + (marks[:, 1:] & ~marks[:, :-1]).sum(-1, keepdim=True))[:, 0]
+    if family.one_run and len(set(runs.tolist())) > 1:
+        raise ValueError(
+            f"the rows of this batch have different numbers of pictures ({runs.tolist()}); group prompts with "
+            "equally many"
+        )
+
+
+def _marks(model: Any, family: Family, ids: Tensor) -> Tensor:  # (B, L) bool
+    marks = ids < 0
+    for identity in placeholder_ids(model, family):
+        marks = marks | (ids == identity)
+    return marks
