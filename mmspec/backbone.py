@@ -97,14 +97,15 @@ class Backbone:
         return memory, out.logits[:, -1], out
 
     def read(
-        self, memory: Memory, block: Block, ahead: int = 0, hidden: bool = False
+        self, memory: Memory, block: Block, hidden: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Read a block behind what `memory` keeps (plus `ahead` slots). One forward.
+        """Read a block behind what `memory` keeps. One forward.
 
-        Returns logits (B, 1 + N, V) of the last waiting token and of every draft node, and the last hidden
-        states (B, 1 + N, H) when asked for. Nothing is kept until `memory.commit`.
+        Returns logits (B, 1 + N, V) of the last waiting token and of every draft node, (B, N, V) where nothing
+        waits, and the last hidden states of the same places when asked for. Nothing is kept until
+        `memory.commit`.
         """
-        positions, mask, queries = memory.place(block, ahead)
+        positions, mask, queries = memory.place(block)
         if self.family.rope_axes > 1:
             batch = block.tokens.shape[0]
             positions = positions.expand(self.family.rope_axes, batch, -1)
@@ -115,7 +116,7 @@ class Backbone:
             "past_key_values": memory.cache,
             "use_cache": True,
         }
-        rows = block.length - block.waiting + 1
+        rows = block.length - max(block.waiting - 1, 0)
         if self.family.direct:
             states = self.decoder(**arguments).last_hidden_state[:, -rows:]
             return self.head(states), states if hidden else None

@@ -38,9 +38,9 @@ class SlotLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         batch, heads, _, width = key_states.shape
-        capacity = self.plan.capacity
-        self.keys = key_states.new_empty(batch, heads, capacity, width)
-        self.values = value_states.new_empty(batch, heads, capacity, value_states.shape[-1])
+        capacity = self.plan.capacity  # zeros: a masked slot still meets 0 * value, so no NaN may lie there
+        self.keys = key_states.new_zeros(batch, heads, capacity, width)
+        self.values = value_states.new_zeros(batch, heads, capacity, value_states.shape[-1])
         self.is_initialized = True
 
     def update(
@@ -64,7 +64,7 @@ class SlotLayer(CacheLayerMixin):
         """Move to a buffer of the plan's (geometrically grown) capacity."""
         for name in ("keys", "values"):
             old = getattr(self, name)
-            new = old.new_empty(*old.shape[:2], self.plan.capacity, old.shape[3])
+            new = old.new_zeros(*old.shape[:2], self.plan.capacity, old.shape[3])
             new[:, :, : old.shape[2]] = old
             setattr(self, name, new)
 

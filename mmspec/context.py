@@ -34,7 +34,7 @@ class Context:
     history: tuple[list[int], ...]  # committed tokens, prompt included, padding excluded
     prompt: tuple[int, ...]  # prompt tokens per row, padding excluded
     padding: tuple[int, ...]  # left padding of the prompt per row
-    pending: tuple[int, ...]  # how many of the last tokens the target has not read yet
+    vocabulary: int  # the target's
     memory: Memory  # the target's
     noise: KeyedNoise  # this round's
     scores: Scores | None = None  # the law after the prompt, until its token is chosen
@@ -62,9 +62,16 @@ class Context:
         """New tokens of a row so far."""
         return len(self.history[row]) - self.prompt[row]
 
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """How many of the last tokens the target has not kept in its memory yet, per row."""
+        rows = zip(self.history, self.padding, self.memory.kept, strict=True)
+        return tuple(len(history) + pad - kept for history, pad, kept in rows)
+
     def waiting(self) -> list[list[int]]:
-        """The tokens the target has not read yet, per row."""
-        return [row[len(row) - count :] for row, count in zip(self.history, self.pending, strict=True)]
+        """The pending tokens per row; a finished row repeats its last one, so that all rows have some."""
+        counts = [max(count, 1) for count in self.pending]
+        return [row[len(row) - count :] for row, count in zip(self.history, counts, strict=True)]
 
     def position(self) -> Tensor:  # (B, 1)
         """Absolute position of the next token, on the device."""

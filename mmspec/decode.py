@@ -14,6 +14,7 @@ from mmspec.clock import Clock
 from mmspec.context import Context, Request
 from mmspec.draft import Draft, Drafter, Gate, Round, Scores, Verdict, Verifier
 from mmspec.laws import Categorical
+from mmspec.sampling import is_broken
 from mmspec.stop import Stop
 
 log = logging.getLogger("mmspec")
@@ -79,7 +80,8 @@ def decode(parts: Parts, request: Request) -> Iterator[Round]:
             assert scores is not None
             verdict = verifier.verify(draft, scores, context.noise)
         kept = settle(index, context, draft, scores, verdict, stop)
-        kept = replace(kept, called=called, seconds=clock.read())
+        calls = scores.calls if called and scores is not None else 0
+        kept = replace(kept, calls=calls, seconds=clock.read())
         clock.to("host")
         context = target.keep(context, draft, kept)
         if called and scores is not None:
@@ -149,7 +151,7 @@ def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_L
     if draft.padded:
         columns.append(draft.mask.sum(-1, keepdim=True))
     if scores is not None and isinstance(scores.law, Categorical):
-        columns.append(_broken(scores.law)[:, None])
+        columns.append(_broken(draft, scores.law)[:, None])
     else:
         columns.append(torch.zeros_like(columns[0]))
     lines = []
@@ -163,9 +165,12 @@ def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_L
     return lines
 
 
-def _broken(law: Categorical) -> Tensor:  # (B,) int64
-    """1 where some place of a row has no usable score: the comparison fails for NaN and for -inf."""
-    return 1 - (law.scores.amax(-1) > -torch.inf).all(-1).long()
+def _broken(draft: Draft, law: Categorical) -> Tensor:  # (B,) int64
+    """1 where a place of a row has no usable score; padded nodes do not count."""
+    if not draft.padded:
+        return is_broken(law).long()
+    root = draft.mask.new_ones(draft.batch, 1)
+    return is_broken(law, torch.cat((root, draft.mask), 1)).long()
 
 
 def _refuse(index: int, row: int, context: Context) -> None:

@@ -131,6 +131,7 @@ class Scores:
     law: Law  # target law p, batch shape (B, N + 1): row 0 follows the context, row i + 1 node i
     position: Tensor  # (B, N + 1) absolute position of the token that each law row speaks of
     features: Mapping[str, Tensor] = field(default_factory=dict)  # (B, N + 1, ...) what was asked for
+    calls: int = 1  # forwards it took
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class Round:
     finished: tuple[bool, ...]
     verdict: Verdict
     depth: int = 0  # longest path proposed
-    called: bool = True  # whether the target ran: not in round 0, nor where a gate skipped it
+    calls: int = 1  # target forwards: none in round 0, nor where a gate skipped it
     seconds: Mapping[str, float] = field(default_factory=dict)  # prefill, draft, verify, host
     fallback: str | None = None  # why the drafter was retired in this round
 

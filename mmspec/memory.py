@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,16 +21,18 @@ from mmspec.trees import Tree
 
 @dataclass(frozen=True)
 class Block:
-    """Tokens of one forward: P waiting (pending) tokens per row, then N draft nodes.
+    """Tokens of one forward: P waiting (pending) tokens per row, then N draft nodes; q = P + N.
 
-    Rows with fewer waiting tokens are padded on the left; padding writes behind the row's real slots.
+    A drafter reads its tree level by level: `behind` tokens of earlier blocks, not kept yet, then precede
+    this one. Rows with fewer waiting tokens are padded on the left; padding writes behind the real slots.
     """
 
-    tokens: Tensor  # (B, P + N) int64
-    depths: Tensor  # (1 or B, P + N) rotary offset from the first real token
-    corner: Tensor  # (1 or B, P + N, P + N) additive: who sees whom inside the block
+    tokens: Tensor  # (B, q) int64
+    depths: Tensor  # (1 or B, q) rotary offset from the first slot that is not kept
+    corner: Tensor  # (1 or B, q, behind + q) additive: who sees whom behind the kept slots
     waiting: int  # P
     pads: tuple[int, ...] | None = None  # left padding per row, None = none anywhere
+    behind: int = 0
 
     @property
     def length(self) -> int:
@@ -83,38 +86,31 @@ class Memory:
     def batch(self) -> int:
         return len(self.kept)
 
-    def place(self, block: Block, ahead: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Plan where the block goes, `ahead` slots behind the kept ones.
+    def place(self, block: Block) -> tuple[Tensor, Tensor, Tensor]:
+        """Plan where the block goes, behind what is kept.
 
-        Returns position_ids (1 or B, q), the additive mask (1 or B, 1, q, view), and slot offsets of the queries
-        (1 or B, q) for window masks.
+        Returns position_ids (1 or B, q), the additive mask (1 or B, 1, q, view), and the order of the queries
+        (1 or B, q), in slots, for window masks.
         """
-        at = [kept + ahead for kept in self.kept] if ahead else self.kept
-        first = at[0]
-        uniform = block.pads is None and all(slot == first for slot in at)
-        if uniform:
-            self.cache.plan_uniform(first, block.length)
+        first = self.kept[0]
+        if block.pads is None and all(slot == first for slot in self.kept):
+            self.cache.plan_uniform(first + block.behind, block.length)
             mask = self.mask.uniform(first, block.corner)
-            queries = block.depths + first if self.window is not None else block.depths
         else:
-            slots = self._slots(at, block)
-            view = max(at) + block.length
-            self.cache.plan_rows(slots, view)
-            mask = self.mask.ragged(at, block, view)
-            queries = slots
-        rope = self.rope[0] + ahead
-        if all(value == self.rope[0] for value in self.rope):
-            positions = block.depths + rope
-        else:
-            base = torch.tensor(self.rope, device=block.tokens.device)[:, None] + ahead
-            positions = block.depths + base
+            view = max(self.kept) + block.behind + block.length
+            self.cache.plan_rows(self._slots(block), view)
+            mask = self.mask.ragged(self.kept, block, view)
+        positions = block.depths + _column(self.rope, block.depths)
         if block.pads is not None:
             positions = positions.clamp_min(0)
+        queries = block.depths
+        if self.window is not None:
+            queries = queries + _column(self.kept, block.depths)
         return positions, mask, queries
 
-    def _slots(self, at: Sequence[int], block: Block) -> Tensor:  # (B, q)
+    def _slots(self, block: Block) -> Tensor:  # (B, q)
         columns = torch.arange(block.length, device=block.tokens.device)
-        base = torch.tensor(at, device=columns.device)[:, None]
+        base = _column(self.kept, columns) + block.behind
         if block.pads is None:
             return base + columns
         pads = torch.tensor(block.pads, device=columns.device)[:, None]
@@ -172,25 +168,24 @@ class Mask:
                 self.buffer[row, :, :, :pad] = self.hide
 
     def uniform(self, at: int, corner: Tensor) -> Tensor:
-        """All rows put the block at slot `at`; returns a view (B or 1, 1, q, at + q)."""
-        lines = corner.shape[1]
-        self._fit(lines, at + lines, 1)
+        """All rows put the corner at slot `at`; returns a view (B or 1, 1, q, at + width)."""
+        lines, stop = corner.shape[1], at + corner.shape[2]
+        self._fit(lines, stop, corner.shape[0])
         opened = min(self.open)
         if opened < at:
             self.buffer[..., opened:at] = 0
-        self.buffer[:, :, :lines, at : at + lines] = corner[:, None]
+        self.buffer[:, 0, :lines, at:stop] = corner
         self.open = [at] * len(self.open)
-        self.dirty = [max(dirty, at + lines) for dirty in self.dirty]
-        return self.buffer[:, :, :lines, : at + lines]
+        self.dirty = [max(dirty, stop) for dirty in self.dirty]
+        return self.buffer[:, :, :lines, :stop]
 
     def ragged(self, at: Sequence[int], block: Block, view: int) -> Tensor:
-        """Row b puts the block at slot `at[b]`; returns a view (B, 1, q, view)."""
-        lines = block.length
-        self._fit(lines, view, len(at))
+        """Row b puts the block's corner at slot `at[b]`; returns a view (B, 1, q, view)."""
+        lines, span = block.length, block.corner.shape[2]
         start = [min(pair) for pair in zip(self.open, at, strict=True)]
-        stop = [max(dirty, slot + lines) for dirty, slot in zip(self.dirty, at, strict=True)]
+        stop = [max(dirty, slot + span) for dirty, slot in zip(self.dirty, at, strict=True)]
         width = max(high - low for low, high in zip(start, stop, strict=True))
-        self._fit(lines, max(start) + width, len(at))
+        self._fit(lines, max(view, max(start) + width), len(at))
         first = torch.tensor(start, device=self.device)[:, None]
         columns = first + torch.arange(width, device=self.device)  # (B, W) slots
         offset = columns - torch.tensor(at, device=self.device)[:, None]
@@ -199,16 +194,16 @@ class Mask:
         lower = past.expand(-1, self.buffer.shape[2] - lines, -1)
         value = torch.cat((torch.where(offset[:, None] < 0, past, inner), lower), 1)
         self.buffer.scatter_(3, columns[:, None, None].expand_as(value[:, None]), value[:, None])
-        self.open, self.dirty = list(at), [slot + lines for slot in at]
+        self.open, self.dirty = list(at), [slot + span for slot in at]
         return self.buffer[:, :, :lines, :view]
 
     def _shifted(self, block: Block, offset: Tensor) -> Tensor:
         """The block's corner in slot offsets: padding on the left of the block has no slot there."""
-        lines = block.length
+        lines, span = block.length, block.corner.shape[2]
         if block.pads is not None:
             offset = offset + torch.tensor(block.pads, device=self.device)[:, None]
-        inside = (offset >= 0) & (offset < lines)
-        index = offset.clamp(0, lines - 1)[:, None].expand(-1, lines, -1)
+        inside = (offset >= 0) & (offset < span)
+        index = offset.clamp(0, span - 1)[:, None].expand(-1, lines, -1)
         corner = block.corner.expand(offset.shape[0], -1, -1).gather(2, index)
         return torch.where(inside[:, None], corner, self.hide)
 
@@ -228,6 +223,14 @@ class Mask:
             self.buffer[row, :, old.shape[2] :, : self.open[row]] = old[
                 min(row, old.shape[0] - 1), 0, 0, : self.open[row]
             ]
+
+
+def _column(values: Sequence[int], like: Tensor) -> Any:
+    """Per-row numbers as a column (B, 1), or as one number where all rows agree."""
+    first = values[0]
+    if all(value == first for value in values):
+        return first
+    return torch.tensor(values, device=like.device)[:, None]
 
 
 @lru_cache(maxsize=256)

@@ -58,7 +58,8 @@ class Keys:
 
     def normal(self, *event: int) -> Tensor:  # (..., *event) float32
         """Standard normal noise by the inverse distribution function."""
-        return torch.special.ndtri(self.uniform(*event)).float()
+        normal: Tensor = torch.special.ndtri(self.uniform(*event))
+        return normal.float()
 
     def split(self, index: int) -> Keys:
         """An independent set of keys, for a second draw at the same places."""

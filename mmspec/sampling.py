@@ -145,7 +145,7 @@ class Sampling:
     def _warpers(self) -> tuple[LogitsProcessor, ...]:
         """Hugging Face's own classes: they work row by row, so equality holds by construction."""
         return tuple(
-            warper(value)
+            warper(value if name == "top_k" else float(value))
             for name, (warper, _, off) in _WARPERS.items()
             if (value := getattr(self, name)) != off
         )

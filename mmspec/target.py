@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmspec.backbone import Backbone
+from mmspec.backbone import Backbone, padding
 from mmspec.context import Context, Request
 from mmspec.draft import Draft, Round, Scores
 from mmspec.memory import block
-from mmspec.sampling import Prefix, Sampling
+from mmspec.sampling import Prefix
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class CausalTarget:
             history=history,
             prompt=tuple(len(row) for row in history),
             padding=pads,
-            pending=(0,) * memory.batch,
+            vocabulary=logits.shape[-1],
             memory=memory,
             noise=request.noise,
             finished=(False,) * memory.batch,
@@ -52,55 +52,47 @@ class CausalTarget:
 
     def score(self, context: Context, draft: Draft) -> Scores:
         """One forward over the pending tokens and the draft nodes."""
-        memory = context.memory
-        waiting = context.waiting()
-        if memory.saved is not None and len(waiting[0]) > self.longest_replay:
-            waiting = self._settle(context, waiting)
-        layout = block(waiting, draft, _like(context))
+        memory, calls = context.memory, 1
+        if memory.saved is not None and context.pending[0] > self.longest_replay:
+            self._settle(context)
+            calls = 2
+        layout = block(context.waiting(), draft, _like(context))
         logits, hidden = self.backbone.read(memory, layout, hidden="hidden" in self.wants)
         position = context.position()
         if draft.nodes:
             position = torch.cat((position, position + 1 + draft.depths()), 1)
         features = {} if hidden is None else {"hidden": hidden}
         law = context.sampling.law(logits, prefix(context, draft))
-        return Scores(law, position, features)
+        return Scores(law, position, features, calls)
 
     def keep(self, context: Context, draft: Draft, kept: Round) -> Context:
-        """Commit what was kept: history, cache slots, and the tokens that wait for the next forward."""
+        """Commit what was kept: cache slots first, then the history that pending tokens are counted from."""
+        memory = context.memory
+        if kept.calls and memory.saved is None:
+            memory.commit(_alive(context), kept.path)
+        elif kept.calls:
+            self._replay(context, draft, kept)
         for history, tokens in zip(context.history, kept.tokens, strict=True):
             history.extend(tokens)
-        if context.scores is not None:  # the first token came from the prefill: nothing was read
-            pending = tuple(len(tokens) for tokens in kept.tokens)
-        elif not kept.called:  # a gate skipped the forward
-            pending = tuple(
-                count + len(tokens) for count, tokens in zip(context.pending, kept.tokens, strict=True)
-            )
-        elif context.memory.saved is not None:
-            pending = self._replay(context, draft, kept)
-        else:
-            context.memory.commit(context.pending, kept.path)
-            pending = tuple(int(takes) for takes in kept.takes_next)
-        pending = tuple(max(count, 1) for count in pending)
-        return replace(context, pending=pending, scores=None, finished=kept.finished)
+        return replace(context, scores=None, finished=kept.finished)
 
-    def _replay(self, context: Context, draft: Draft, kept: Round) -> tuple[int, ...]:
+    def _replay(self, context: Context, draft: Draft, kept: Round) -> None:
         """Recurrent state: move to the new point if all was accepted, else go back to the saved one."""
         memory = context.memory
+        assert memory.saved is not None
         if len(kept.path[0]) == draft.nodes:
-            memory.commit(context.pending, kept.path)
+            memory.commit(_alive(context), kept.path)
             memory.saved = memory.cache.snapshot()
-            return tuple(int(takes) for takes in kept.takes_next)
-        memory.cache.restore(memory.saved or ())
-        return (context.pending[0] + len(kept.tokens[0]),)
+        else:
+            memory.cache.restore(memory.saved)
 
-    def _settle(self, context: Context, waiting: Sequence[Sequence[int]]) -> list[list[int]]:
+    def _settle(self, context: Context) -> None:
         """Read all pending tokens but the last, and save the recurrent state there."""
         memory = context.memory
-        settled = [list(row[:-1]) for row in waiting]
+        settled = [row[:-1] for row in context.waiting()]
         self.backbone.read(memory, block(settled, None, _like(context)))
         memory.advance([len(row) for row in settled])
         memory.saved = memory.cache.snapshot()
-        return [list(row[-1:]) for row in waiting]
 
 
 def prefix(context: Context, draft: Draft | None) -> Prefix | None:
@@ -120,6 +112,12 @@ def prefix(context: Context, draft: Draft | None) -> Prefix | None:
     return before
 
 
+def _alive(context: Context) -> list[int]:
+    """Pending tokens per row; a finished row keeps nothing more."""
+    rows = zip(context.pending, context.finished, strict=True)
+    return [0 if finished else count for count, finished in rows]
+
+
 def _like(context: Context) -> Tensor:
     return context.memory.mask.buffer
 
@@ -128,8 +126,6 @@ def _prompt(
     inputs: Mapping[str, Any], length: int, batch: int
 ) -> tuple[tuple[list[int], ...], tuple[int, ...]]:
     """Prompt tokens per row without padding, and the padding."""
-    from mmspec.backbone import padding
-
     ids = inputs.get("input_ids")
     if ids is None:  # a prompt given as embeddings: its tokens are unknown, only their number counts
         return tuple([0] * length for _ in range(batch)), (0,) * batch
@@ -137,5 +133,3 @@ def _prompt(
     rows = tuple(row[pad:] for row, pad in zip(ids.tolist(), pads, strict=True))
     return rows, tuple(pads)
 
-
-__all__ = ["CausalTarget", "Sampling", "prefix"]

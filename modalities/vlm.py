@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from mmspec.backbone import Family
+from mmspec.backbone import Backbone, Family
+
+VOCABULARY_PADDING = 512  # most ids by which padded vocabularies of one tokenizer differ (Qwen: 128)
 
 _PIXELS = ("pixel_values", "pixel_values_videos")
 _IMAGE = ("image_token_id",)
@@ -123,6 +125,33 @@ def check(model: Any, family: Family, inputs: Mapping[str, Any]) -> None:
             f"the rows of this batch have different numbers of pictures ({runs.tolist()}); group prompts with "
             "equally many"
         )
+
+
+def check_pair(target: Backbone, drafter: Backbone, sees: str) -> None:
+    """Refuse a draft model that cannot draft for this target.
+
+    Raises ValueError: vocabularies that differ by more than padding, a picture for a draft model without an
+    encoder, another image token.
+    """
+    ours, theirs = target.vocabulary, drafter.vocabulary
+    if abs(ours - theirs) > VOCABULARY_PADDING:
+        raise ValueError(
+            f"the draft model has a vocabulary of {theirs} tokens, the target one of {ours}: their token ids do "
+            "not mean the same; choose a draft model with the target's tokenizer"
+        )
+    if sees == "pixels" and not drafter.family.media:
+        raise ValueError(
+            f"sees='pixels' needs a draft model with a vision encoder, but {type(drafter.model).__name__} reads "
+            "text only; give sees='nothing' or a vision-language draft model"
+        )
+    if sees == "pixels":
+        mine = placeholder_ids(target.model, target.family)
+        other = placeholder_ids(drafter.model, drafter.family)
+        if mine[:1] != other[:1]:
+            raise ValueError(
+                f"the image token is {mine[:1]} for the target but {other[:1]} for the draft model; choose a "
+                "pair that shares its processor"
+            )
 
 
 def _marks(model: Any, family: Family, ids: Tensor) -> Tensor:  # (B, L) bool

@@ -1,0 +1,303 @@
+"""The public surface: `accelerate` a model, then `generate` as before.
+
+    fast = mmspec.accelerate(model, recipe="coupled", drafter=small)
+    out = fast.generate(**inputs, max_new_tokens=64)
+    out.sequences, out.stats
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec import recipes
+from mmspec.backbone import Backbone
+from mmspec.context import Request
+from mmspec.decode import Parts, decode
+from mmspec.draft import Drafter, Round, Verifier
+from mmspec.loading import load_model
+from mmspec.modalities import vlm
+from mmspec.noise import KeyedNoise
+from mmspec.recipe import Kit, Recipe, pair, shape_of
+from mmspec.sampling import Sampling, resolve
+from mmspec.stats import Ledger, Stats
+from mmspec.stop import Stop
+from mmspec.target import CausalTarget
+from mmspec.verifiers.naming import named
+
+PARTS = ("recipe", "drafter", "verifier", "compressor", "tree", "length", "sees", "options")
+_OWN = ("seed", "row_ids", "streamer", "drafter_inputs", "tokenizer", "stopping_criteria")
+
+
+@dataclass(frozen=True)
+class Output:
+    """What `generate` returns: sequences as transformers gives them, and the run's own report."""
+
+    sequences: Tensor  # (B, L + T): prompt, new tokens, finished rows padded
+    stats: Stats
+
+
+def accelerate(
+    model: Any,
+    recipe: str | Recipe | None = None,
+    *,
+    drafter: Any = None,
+    verifier: Verifier | str | None = None,
+    compressor: Any = None,
+    tree: Any = None,
+    length: Any = None,
+    sees: str | None = None,
+    **options: Any,
+) -> Accelerated:
+    """Make a Hugging Face model generate faster by speculation.
+
+    `recipe` is a name (see `mmspec.recipes.names()`), a `Recipe`, or None: "coupled" with a drafter, else
+    "prompt-lookup". `drafter` is a model, a folder, "zoo:NAME", or a `Drafter`. The other arguments replace
+    parts of the recipe; `options` are its own knobs. Nothing is written onto the model.
+
+    Raises ValueError, before anything runs, for parts that do not fit: unknown names, different
+    vocabularies, a proposal kind the verifier is biased for, a cache that cannot roll back.
+    """
+    if recipe is None:
+        recipe = "prompt-lookup" if drafter is None else "coupled"
+    plan = recipes.get(recipe) if isinstance(recipe, str) else recipe
+    unknown = set(options) - set(plan.options)
+    if unknown:
+        raise ValueError(_unknown(sorted(unknown), [*PARTS[:-1], *plan.options], "accelerate()"))
+    given = {"verifier": verifier, "tree": tree, "length": length, "sees": sees, **options}
+    plan = replace(
+        plan,
+        verifier=(named(verifier) if isinstance(verifier, str) else verifier) or plan.verifier,
+        compressor=compressor or plan.compressor,
+        execution=shape_of(plan.execution, tree, length),
+        sees=sees or plan.sees,
+        options={**plan.options, **options},
+    )
+    return Accelerated(model, plan, drafter, {k: v for k, v in given.items() if v is not None})
+
+
+class Accelerated:
+    """A model bound to a recipe; `generate`, `stream`, or pass it as `custom_generate`."""
+
+    def __init__(
+        self, model: Any, recipe: Recipe, drafter: Any, given: Mapping[str, Any] | None = None
+    ) -> None:
+        self.model, self.recipe = model, recipe
+        self.given = dict(given or {})  # the parts the user replaced, for save_pretrained
+        family = vlm.family(model)
+        self.backbone = Backbone(model, family)
+        self.drafter = pair(_drafter(self.backbone, recipe, drafter), recipe.verifier, self.backbone)
+        self.target = CausalTarget(self.backbone, frozenset(getattr(self.drafter, "wants", ())))
+        self.last_stats: Stats | None = None
+
+    @torch.no_grad()
+    def generate(self, **arguments: Any) -> Output:
+        """Generate as `model.generate` does, with the same arguments, plus `seed` and `row_ids`.
+
+        Sampling is on when `do_sample=True` or when a sampling setting (temperature, top_k, top_p, ...) is
+        given. With `seed`, every exact coupled recipe returns the tokens of `decode_plain(seed=...)`.
+        """
+        call = self._call(arguments)
+        streamer = arguments.get("streamer")
+        if streamer is not None:
+            streamer.put(call.ids.cpu())
+        ledger = self._ledger()
+        tokens: list[list[int]] = [[] for _ in range(call.ids.shape[0])]
+        for kept in ledger.follow(decode(call.parts, call.request)):
+            for row, new in zip(tokens, kept.tokens, strict=True):
+                row.extend(new)
+            if streamer is not None and kept.tokens[0]:
+                streamer.put(torch.tensor(kept.tokens[0]))
+        if streamer is not None:
+            streamer.end()
+        self.last_stats = ledger.stats()
+        return Output(_sequences(call.ids, tokens, call.pad), self.last_stats)
+
+    @torch.no_grad()
+    def stream(self, **arguments: Any) -> Iterator[Round]:
+        """The same, one `Round` of verified tokens at a time."""
+        call = self._call(arguments)
+        ledger = self._ledger()
+        yield from ledger.follow(decode(call.parts, call.request))
+        self.last_stats = ledger.stats()
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any = (),
+        stopping_criteria: Any = (),
+        generation_config: Any = None,
+        seed: int = 0,
+        drafter_inputs: Mapping[str, Any] | None = None,
+        **model_kwargs: Any,
+    ) -> Tensor:
+        """The `custom_generate` hook: `model.generate(**inputs, custom_generate=fast)`.
+
+        transformers has merged the configuration and encoded the pictures; statistics are in `last_stats`.
+        """
+        if model is not self.model:
+            raise ValueError("this was accelerated for another model; call accelerate() on this one")
+        inputs = {"input_ids": input_ids} | {
+            name: value for name, value in model_kwargs.items() if name not in _LOOP_ARGUMENTS
+        }
+        length = input_ids.shape[1]
+        stop = Stop.from_config(generation_config, stopping_criteria, length)
+        sampling = Sampling.from_processors(logits_processor, bool(generation_config.do_sample))
+        call = self._bind(inputs, sampling, stop, seed, None, drafter_inputs or {})
+        ledger = self._ledger()
+        tokens: list[list[int]] = [[] for _ in range(input_ids.shape[0])]
+        for kept in ledger.follow(decode(call.parts, call.request)):
+            for row, new in zip(tokens, kept.tokens, strict=True):
+                row.extend(new)
+        self.last_stats = ledger.stats()
+        pad = generation_config.pad_token_id
+        return _sequences(input_ids, tokens, _first(pad, generation_config.eos_token_id))
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save the recipe and its drafter (not the target) for `mmspec.load`."""
+        from mmspec.loading import save
+
+        save(self, Path(folder))
+
+    def __repr__(self) -> str:
+        name = self.recipe.name or "custom recipe"
+        return f"Accelerated({type(self.model).__name__}, {name}, drafter sees {self.sees})"
+
+    @property
+    def sees(self) -> str:
+        """What the drafter sees of the picture."""
+        return str(getattr(self.drafter, "sees", "nothing"))
+
+    def _ledger(self) -> Ledger:
+        return Ledger(self.recipe.name or "custom", self.recipe.exact, self.sees)
+
+    def _call(self, arguments: Mapping[str, Any]) -> _Call:
+        """Split the arguments of `generate` into inputs, settings and our own, and check them."""
+        known = set(inspect.signature(self.model.forward).parameters) | _MODEL_INPUTS
+        inputs = {name: value for name, value in arguments.items() if name in known}
+        own = {name: arguments.get(name) for name in _OWN}
+        rest = {k: v for k, v in arguments.items() if k not in known and k not in _OWN}
+        vlm.check(self.model, self.backbone.family, inputs)
+        carrier = inputs.get("input_ids")
+        carrier = inputs["inputs_embeds"] if carrier is None else carrier
+        batch, length = carrier.shape[:2]
+        sampling, config = resolve(
+            self.model,
+            _sampled(rest),
+            length,
+            carrier.device,
+            batch=batch,
+            inputs=inputs.get("input_ids"),
+            attention_mask=inputs.get("attention_mask"),
+        )
+        stop = Stop.resolve(self.model, config, length, own["stopping_criteria"] or (), own["tokenizer"])
+        seed = torch.initial_seed() if own["seed"] is None else int(own["seed"])
+        call = self._bind(
+            inputs, sampling, stop, seed, own["row_ids"], own["drafter_inputs"] or {}
+        )
+        return replace(call, pad=_first(config.pad_token_id, config.eos_token_id))
+
+    def _bind(
+        self,
+        inputs: Mapping[str, Any],
+        sampling: Sampling,
+        stop: Stop,
+        seed: int,
+        row_ids: Sequence[int] | None,
+        drafter_inputs: Mapping[str, Any],
+    ) -> _Call:
+        carrier = inputs.get("input_ids")
+        batch = inputs["inputs_embeds"].shape[0] if carrier is None else carrier.shape[0]
+        device = self.backbone.device
+        ids = torch.zeros(batch, 0, dtype=torch.int64, device=device) if carrier is None else carrier
+        noise = KeyedNoise.seeded(seed, batch, device, row_ids)
+        request = Request(inputs, sampling, noise, stop.max_new_tokens, drafter_inputs)
+        parts = Parts(self.target, self.drafter, self.recipe.verifier, stop, self.recipe.gate)
+        return _Call(ids, parts, request)
+
+
+@dataclass(frozen=True)
+class _Call:
+    ids: Tensor  # (B, L)
+    parts: Parts
+    request: Request
+    pad: int = 0
+
+
+def decode_plain(model: Any, **arguments: Any) -> Output:
+    """Plain decoding, one token per forward, under the same noise as every exact coupled recipe."""
+    return accelerate(model, recipe="plain").generate(**arguments)
+
+
+def load(folder: str | Path, model: Any = None) -> Accelerated:
+    """Load what `save_pretrained` saved; `model` is the target, or its folder is read from the file."""
+    from mmspec.loading import restore
+
+    return restore(Path(folder), model, accelerate)
+
+
+_MODEL_INPUTS = {"input_ids", "attention_mask", "inputs_embeds", "token_type_ids", "mm_token_type_ids"}
+_LOOP_ARGUMENTS = {"past_key_values", "use_cache", "logits_to_keep", "output_hidden_states", "output_attentions"}
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+
+
+def _sampled(settings: dict[str, Any]) -> dict[str, Any]:
+    """`do_sample` follows from a sampling setting; temperature 0 means greedy."""
+    if settings.get("temperature") == 0:
+        settings = {k: v for k, v in settings.items() if k not in _SAMPLED}
+        return {**settings, "do_sample": False}
+    if "do_sample" not in settings and any(settings.get(name) is not None for name in _SAMPLED):
+        return {**settings, "do_sample": True}
+    return settings
+
+
+def _drafter(target: Backbone, recipe: Recipe, drafter: Any) -> Drafter:
+    """Build the recipe's drafter around the model that was given."""
+    if drafter is not None and all(hasattr(drafter, name) for name in ("propose", "observe")):
+        given: Drafter = drafter
+        return given
+    if recipe.takes_drafter and drafter is None:
+        raise ValueError(
+            f"recipe {recipe.name!r} needs a draft model; give drafter= a model, a folder or 'zoo:NAME'"
+        )
+    if drafter is not None and not recipe.takes_drafter:
+        raise ValueError(f"recipe {recipe.name!r} takes no draft model; drop drafter=")
+    small, sees = None, recipe.sees
+    if drafter is not None:
+        small_model = load_model(drafter) if isinstance(drafter, str | Path) else drafter
+        small = Backbone(small_model, vlm.family(small_model))
+        if sees == "auto":
+            sees = "pixels" if small.family.media and target.family.media else "nothing"
+        vlm.check_pair(target, small, sees)
+    kit = Kit(target, small, recipe.execution, sees, recipe.compressor, recipe.options)
+    return recipe.architecture(kit)
+
+
+def _sequences(ids: Tensor, tokens: Sequence[Sequence[int]], pad: int) -> Tensor:
+    width = max(len(row) for row in tokens)
+    new = [list(row) + [pad] * (width - len(row)) for row in tokens]
+    return torch.cat((ids, torch.tensor(new, dtype=ids.dtype, device=ids.device)), 1)
+
+
+def _first(*candidates: Any) -> int:
+    """The first id that is set; of a list of ids, its first."""
+    for value in candidates:
+        if isinstance(value, list | tuple):
+            value = value[0] if value else None
+        if value is not None:
+            return int(value)
+    return 0
+
+
+def _unknown(given: Sequence[str], known: Sequence[str], where: str) -> str:
+    near = get_close_matches(given[0], known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown keyword {', '.join(given)} for {where}{hint} known: {', '.join(known)}"

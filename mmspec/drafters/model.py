@@ -1,0 +1,142 @@
+"""Drafting with an autoregressive model: any draft model, any shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mmspec.backbone import Backbone
+from mmspec.context import Context
+from mmspec.draft import Draft, Kind, Round, Scores
+from mmspec.drafters.grow import Chain, DraftModel, News, Nodes, Shape, Sprout, read_path
+from mmspec.laws import Categorical
+from mmspec.memory import Memory, block
+from mmspec.sampling import Prefix
+
+
+@dataclass(frozen=True)
+class Autoregressive:
+    """Grows `shape` out of the laws of `model`, drawing siblings as `kind` says.
+
+    `kind` must be one the verifier accepts; `mmspec.recipe.pair` chooses it when it is None. Lossless with
+    every lossless verifier: the draft's law is recorded exactly as it was drawn from.
+    """
+
+    model: DraftModel
+    shape: Shape
+    kind: Kind | None = None
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return self.shape.kinds if self.kind is None else (self.kind,)
+
+    @property
+    def trees(self) -> bool:
+        """Whether it proposes anything but chains."""
+        return not isinstance(self.shape, Chain)
+
+    @property
+    def sees(self) -> str:
+        return self.model.sees
+
+    def begin(self, context: Context) -> _State:
+        return _State(self.model.begin(context), self.shape.begin())
+
+    def propose(self, context: Context, state: _State) -> Draft:
+        kind = self.kinds[0]
+        state.sprout = self.shape.grow(self.model, context, state.model, state.shape, kind)
+        return state.sprout.draft
+
+    def observe(
+        self, context: Context, state: _State, draft: Draft, scores: Scores, kept: Round
+    ) -> _State:
+        assert state.sprout is not None
+        read = read_path(state.sprout.places, kept) if draft.nodes else ((),) * draft.batch
+        news = News(draft, scores, kept, read, state.sprout.laws)
+        return _State(
+            self.model.keep(context, state.model, news), self.shape.observe(state.shape, kept)
+        )
+
+
+@dataclass
+class _State:
+    model: Any
+    shape: Any
+    sprout: Sprout | None = None
+
+
+class Sight(Protocol):
+    """What a draft model sees of a request: the inputs of its own prefill."""
+
+    name: str
+
+    def inputs(self, context: Context, backbone: Backbone) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """An independent draft model with its own memory (Leviathan et al. 2023; Chen et al. 2023)."""
+
+    backbone: Backbone
+    sight: Sight
+
+    @property
+    def sees(self) -> str:
+        return self.sight.name
+
+    def begin(self, context: Context) -> _Reading:
+        inputs = self.sight.inputs(context, self.backbone)
+        memory, _, _ = self.backbone.prefill(inputs, room=context.request.room + 64)
+        return _Reading(memory, [context.prompt[row] for row in range(context.batch)])
+
+    def listen(self, context: Context, state: _Reading) -> Categorical:
+        waiting = [
+            history[read:] for history, read in zip(context.history, state.read, strict=True)
+        ]
+        layout = block(waiting, None, state.memory.mask.buffer)
+        logits, _ = self.backbone.read(state.memory, layout)
+        steps = [len(row) for row in waiting]
+        state.memory.advance(steps)
+        state.read = [read + step for read, step in zip(state.read, steps, strict=True)]
+        return draft_law(context, logits, committed(context))
+
+    def say(self, context: Context, state: _Reading, nodes: Nodes) -> Categorical:
+        logits, _ = self.backbone.read(state.memory, nodes.block(state.memory.mask.buffer))
+        return draft_law(context, logits, nodes.prefix(context))
+
+    def keep(self, context: Context, state: _Reading, news: News) -> _Reading:
+        state.memory.commit([0] * context.batch, news.read)
+        state.read = [read + len(path) for read, path in zip(state.read, news.read, strict=True)]
+        return state
+
+
+@dataclass
+class _Reading:
+    """A draft model's memory and how many committed tokens of each row are in it."""
+
+    memory: Memory
+    read: list[int]
+
+
+def draft_law(context: Context, logits: Tensor, prefix: Prefix | None) -> Categorical:
+    """The drafter's logits (B, n, V') become its law by the very settings of the target.
+
+    Vocabularies that differ by padding only are brought to the target's size; what the drafter lacks is
+    impossible under q.
+    """
+    missing = context.vocabulary - logits.shape[-1]
+    if missing:
+        logits = functional.pad(logits, (0, missing), value=-torch.inf)  # negative = cut
+    return context.sampling.law(logits, prefix)
+
+
+def committed(context: Context) -> Prefix | None:
+    """The committed tokens, for processors that look at them."""
+    if not context.sampling.needs_prefix:
+        return None
+    return lambda row, _: context.prefix(row)

@@ -1,0 +1,150 @@
+"""Drafters for measuring and testing: one that knows the answer, and one that knows nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mmspec.context import Context
+from mmspec.draft import Draft, Kind, Round, Scores
+from mmspec.length import useful
+from mmspec.noise import KeyedNoise, Lane
+from mmspec.trees import Tree
+
+
+class Oracle:
+    """Replays known answers, each token replaced by a wrong one with probability `corruption`.
+
+    `answers[b]` are the new tokens of row b. `tree` is a shape or the length of a chain. In a tree
+    the right token is put at a rank drawn by a geometric law (the next rank with probability
+    `spread`, up to the last sibling), so that paths other than the first are taken; `spread=0`
+    always puts it first. What happens at a place of the answer is a function of (seed, row, place),
+    however the place is reached.
+    """
+
+    kinds: tuple[Kind, ...] = (Kind.DET,)
+
+    def __init__(
+        self,
+        answers: Sequence[Sequence[int]],
+        corruption: float = 0.0,
+        tree: Tree | int = 5,
+        seed: int = 0,
+        spread: float = 0.5,
+    ) -> None:
+        for name, value in (("corruption", corruption), ("spread", spread)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name}={value} is no probability; give one within [0, 1]")
+        self.answers = [list(row) for row in answers]
+        self.corruption = corruption
+        self.tree = Tree.chain(tree) if isinstance(tree, int) else tree
+        self.seed = seed
+        self.spread = spread
+
+    def begin(self, context: Context) -> list[list[Hint]]:
+        if len(self.answers) != context.batch:
+            raise ValueError(
+                f"there are answers for {len(self.answers)} rows, but the batch has "
+                f"{context.batch}; give one answer per row"
+            )
+        longest = max(map(len, self.answers), default=0)
+        noise = KeyedNoise.seeded(self.seed, context.batch, torch.device("cpu"))
+        places = torch.arange(longest).expand(context.batch, -1)
+        chances = noise.shared(places).uniform(3).tolist()
+        size = context.vocabulary
+        return [
+            [
+                Hint(
+                    token, wrong < self.corruption, _rank(rank, self.spread), int(gap * size), size
+                )
+                for token, (wrong, rank, gap) in zip(answer, row, strict=False)
+            ]
+            for answer, row in zip(self.answers, chances, strict=True)
+        ]
+
+    def propose(self, context: Context, state: list[list[Hint]]) -> Draft:
+        if not useful(context) or not self.tree.nodes:
+            return Draft.empty(context.batch, context.device)
+        rows = [
+            _tokens(self.tree, state[row][context.generated(row) :], text[-1])
+            for row, text in enumerate(context.history)
+        ]
+        return Draft.of(self.tree, torch.tensor(rows, device=context.device), Kind.DET)
+
+    def observe(
+        self, context: Context, state: list[list[Hint]], draft: Draft, scores: Scores, kept: Round
+    ) -> list[list[Hint]]:
+        return state
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What is proposed for one place of the answer."""
+
+    token: int
+    is_wrong: bool
+    rank: int  # the sibling that gets the right token
+    gap: int  # how far the wrong tokens lie from the right one
+    size: int  # of the vocabulary
+
+    def say(self, rank: int, siblings: int) -> int:
+        """The token of one sibling; all siblings differ as long as the vocabulary allows."""
+        if not self.is_wrong and rank == min(self.rank, siblings - 1):
+            return self.token
+        return (self.token + 1 + (self.gap + rank) % (self.size - 1)) % self.size
+
+
+class Random:
+    """Proposes tokens at random: what it drafts must not change what is decoded.
+
+    `tree` is a shape or the length of a chain; `vocabulary` is that of the target unless given.
+    """
+
+    kinds: tuple[Kind, ...] = (Kind.DET,)
+
+    def __init__(self, vocabulary: int | None = None, tree: Tree | int = 5, seed: int = 0) -> None:
+        self.tree = Tree.chain(tree) if isinstance(tree, int) else tree
+        self.vocabulary = vocabulary
+        self.seed = seed
+
+    def begin(self, context: Context) -> tuple[KeyedNoise, int]:
+        noise = KeyedNoise.seeded(self.seed, context.batch, context.device)
+        return noise, context.vocabulary if self.vocabulary is None else self.vocabulary
+
+    def propose(self, context: Context, state: tuple[KeyedNoise, int]) -> Draft:
+        noise, vocabulary = state
+        if not useful(context) or not self.tree.nodes:
+            return Draft.empty(context.batch, context.device)
+        nodes = torch.arange(self.tree.nodes, device=context.device)
+        keys = noise.at_round(context.noise.round).fresh(Lane.DRAFT, nodes)
+        return Draft.of(self.tree, (keys.uniform() * vocabulary).long(), Kind.DET)
+
+    def observe(
+        self,
+        context: Context,
+        state: tuple[KeyedNoise, int],
+        draft: Draft,
+        scores: Scores,
+        kept: Round,
+    ) -> tuple[KeyedNoise, int]:
+        return state
+
+
+def _rank(chance: float, spread: float) -> int:
+    """How often in a row a coin with probability `spread` falls: P(rank >= r) = spread ** r."""
+    rank = 0
+    while chance < spread ** (rank + 1) and rank < 64:
+        rank += 1
+    return rank
+
+
+def _tokens(tree: Tree, hints: Sequence[Hint], filling: int) -> list[int]:
+    """Tokens of a tree whose right path follows `hints`; other parents get the same children."""
+    tokens = [filling] * tree.nodes
+    for level, hint in zip(tree.levels, hints, strict=False):
+        for node in level:
+            siblings = tree.kids[tree.parents[node] + 1]
+            tokens[node] = hint.say(siblings.index(node), len(siblings))
+    return tokens

@@ -1,0 +1,24 @@
+"""No drafter at all."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from mmspec.context import Context
+from mmspec.draft import Draft, Kind
+
+
+class Silent:
+    """Proposes nothing: every round is one plain decoding step."""
+
+    kinds: ClassVar[tuple[Kind, ...]] = tuple(Kind)
+    sees: ClassVar[str] = "nothing"
+
+    def begin(self, context: Context) -> None:
+        return None
+
+    def propose(self, context: Context, state: None) -> Draft:
+        return Draft.empty(context.batch, context.device)
+
+    def observe(self, *news: Any) -> None:
+        return None

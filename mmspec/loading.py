@@ -1,0 +1,86 @@
+"""Models from folders, and accelerated models to and from disk. Weights load from safetensors only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FILE = "mmspec.json"
+
+
+def load_model(source: str | Path, dtype: torch.dtype | str = "auto", **arguments: Any) -> Any:
+    """Load a causal or vision-language model from a folder, a hub name, or "zoo:NAME".
+
+    Raises ValueError for a folder whose weights are pickled: unpickling runs code.
+    """
+    name = str(source)
+    if name.startswith("zoo:"):
+        from mmspec import zoo
+
+        return zoo.load(name.removeprefix("zoo:"))
+    folder = Path(name)
+    if folder.is_dir():
+        _refuse_pickle(folder)
+    import transformers
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as VISION,
+    )
+
+    config = transformers.AutoConfig.from_pretrained(name, **arguments)
+    auto = (
+        transformers.AutoModelForImageTextToText
+        if config.model_type in VISION
+        else transformers.AutoModelForCausalLM
+    )
+    model = auto.from_pretrained(name, dtype=dtype, use_safetensors=True, **arguments)
+    return model.eval()
+
+
+def _refuse_pickle(folder: Path) -> None:
+    if list(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    if pickled:
+        raise ValueError(
+            f"{folder} holds pickled weights ({', '.join(pickled)}), and unpickling runs code; convert them with "
+            "model.save_pretrained(folder), which writes safetensors"
+        )
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} is not a model folder: it has no config.json")
+
+
+def save(fast: Any, folder: Path) -> None:
+    """Write the recipe's name and options and the draft model, not the target."""
+    recipe = fast.recipe
+    if not recipe.name:
+        raise ValueError("only a recipe from mmspec.recipes can be saved; this one was made by hand")
+    folder.mkdir(parents=True, exist_ok=True)
+    small = getattr(getattr(fast.drafter, "model", None), "backbone", None)
+    if recipe.takes_drafter:
+        if small is None:
+            raise ValueError(f"{type(fast.drafter).__name__} was made by hand and cannot be saved")
+        small.model.save_pretrained(folder / "drafter")
+    content = {
+        "recipe": recipe.name,
+        "target": fast.model.config._name_or_path or None,
+        "parts": fast.given,
+        "drafter": "drafter" if recipe.takes_drafter else None,
+    }
+    (folder / FILE).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def restore(folder: Path, model: Any, accelerate: Callable[..., Any]) -> Any:
+    """Read what `save` wrote. Raises ValueError where the folder holds none, or the target is unknown."""
+    if not (folder / FILE).exists():
+        raise ValueError(f"{folder} has no {FILE}; it was not written by save_pretrained")
+    content = json.loads((folder / FILE).read_text())
+    if model is None:
+        if not content["target"]:
+            raise ValueError(f"{folder / FILE} names no target model; pass model=")
+        model = load_model(content["target"])
+    drafter = folder / content["drafter"] if content["drafter"] else None
+    return accelerate(model, content["recipe"], drafter=drafter, **content["parts"])

@@ -1,0 +1,131 @@
+"""A recipe names a paper's five parts; binding it to a model checks that they fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mmspec.backbone import Backbone
+from mmspec.draft import Drafter, Gate, Kind, Verifier
+from mmspec.drafters.grow import Chain, DynamicTree, Shape, StaticTree
+from mmspec.length import parse
+from mmspec.trees import Tree
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What a recipe's draft architecture is built from."""
+
+    target: Backbone
+    drafter: Backbone | None  # the draft model, where the recipe takes one
+    shape: Shape
+    sees: str
+    compressor: Any | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One method: draft architecture, execution, optimisation; verification execution, optimisation.
+
+    The verifier carries the last two: its walk (how the draft is traversed) and its rule (what is accepted).
+    """
+
+    architecture: Callable[[Kit], Drafter]  # draft architecture
+    execution: Shape  # draft execution: chain, static tree, dynamic tree
+    verifier: Verifier  # verification execution and optimisation
+    optimisation: str = "none"  # draft optimisation: how the drafter was or is tuned
+    compressor: Any | None = None  # of what the drafter sees of the picture
+    sees: str = "nothing"  # default sight of the draft model
+    takes_drafter: bool = False  # whether drafter= must be given
+    options: Mapping[str, Any] = field(default_factory=dict)  # further knobs and their defaults
+    gate: Gate | None = None
+    paper: str = ""
+    reconstructed: str = ""  # what is not from the paper or its code
+    name: str = ""  # the file name; filled by `recipes.get`
+
+    @property
+    def exact(self) -> bool:
+        """Whether the output law is the target's."""
+        return self.verifier.lossless and self.gate is None
+
+    def axes(self) -> dict[str, str]:
+        """The five parts in words."""
+        walk = type(self.verifier).__name__
+        return {
+            "draft architecture": getattr(self.architecture, "label", self.architecture.__name__),
+            "draft execution": describe(self.execution),
+            "draft optimisation": self.optimisation,
+            "verification execution": walk,
+            "verification optimisation": describe(getattr(self.verifier, "rule", self.verifier)),
+        }
+
+
+def describe(part: Any) -> str:
+    """A part in one short phrase."""
+    if isinstance(part, Chain):
+        return f"chain, length {describe(part.length)}"
+    if isinstance(part, StaticTree):
+        return f"static tree, {part.tree.nodes} nodes"
+    if isinstance(part, DynamicTree):
+        return f"dynamic tree, {part.nodes} nodes"
+    return repr(part)
+
+
+def shape_of(default: Shape, tree: Any, length: Any) -> Shape:
+    """The shape a user asks for: `tree=` a topology, `length=` a draft length, or neither."""
+    if tree is not None and length is not None:
+        raise ValueError("tree= and length= both say how far to draft; give one of them")
+    if length is not None:
+        return Chain(parse(length))
+    if tree is None:
+        return default
+    if isinstance(tree, Tree):
+        return StaticTree(tree)
+    if isinstance(tree, StaticTree | DynamicTree | Chain):
+        return tree
+    if tree == "dynamic":
+        return DynamicTree()
+    if isinstance(tree, list | tuple) and all(isinstance(width, int) for width in tree):
+        return StaticTree(Tree.branching(tree))
+    raise ValueError(
+        f"tree={tree!r} is not a topology; give branching widths such as [3, 2, 1], a Tree, a DynamicTree, "
+        "or 'dynamic'"
+    )
+
+
+def pair(drafter: Drafter, verifier: Verifier, target: Backbone) -> Drafter:
+    """The drafter, drawing the kind of proposals the verifier likes best.
+
+    Raises ValueError where the verifier would be biased (no kind suits both), where it takes chains only, or
+    where the target's memory cannot branch.
+    """
+    branches = bool(getattr(drafter, "trees", False))
+    if branches and not getattr(verifier, "trees", True):
+        raise ValueError(
+            f"{type(verifier).__name__} verifies chains, but the drafter proposes trees; give length= instead of "
+            "tree=, or another verifier"
+        )
+    if branches and not target.can_branch:
+        raise ValueError(
+            f"{type(target.model).__name__} keeps a recurrent state, one per branch of a tree would be needed; "
+            "give length= instead of tree="
+        )
+    for kind in verifier.kinds:
+        if kind in drafter.kinds:
+            return _drawing(drafter, kind)
+    raise ValueError(
+        f"{type(verifier).__name__} is exact for {_names(verifier.kinds)} proposals, but "
+        f"{type(drafter).__name__} draws {_names(drafter.kinds)}; choose another verifier or tree"
+    )
+
+
+def _drawing(drafter: Drafter, kind: Kind) -> Drafter:
+    if drafter.kinds == (kind,) or not hasattr(drafter, "kind"):
+        return drafter
+    return replace(drafter, kind=kind)  # type: ignore[type-var]
+
+
+def _names(kinds: tuple[Kind, ...]) -> str:
+    return ", ".join(kind.name for kind in kinds)

@@ -1,0 +1,20 @@
+"""Block verification: accept or reject a drafted chain as a whole instead of token by token.
+
+Sun et al. 2024 (ICLR 2025), algorithm 2. Exact in law and never shorter than speculative sampling; the gain
+grows with draft length and temperature. Greedy output is the target's own.
+"""
+
+from mmspec.drafters.build import small_model
+from mmspec.drafters.grow import Chain
+from mmspec.length import Fixed
+from mmspec.recipe import Recipe
+from mmspec.verifiers.block import Block
+
+RECIPE = Recipe(
+    architecture=small_model,
+    execution=Chain(Fixed(5)),
+    verifier=Block(),
+    sees="auto",
+    takes_drafter=True,
+    paper="Sun et al. 2024",
+)

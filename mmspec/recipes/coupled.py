@@ -1,0 +1,21 @@
+"""Coupled speculation: a small model and the target draw from one piece of Gumbel noise.
+
+Daliri et al. 2025 ("Coupling without communication"); Kobus and Gunduz 2025 (Gumbel races). The default.
+Exact, and reproducible: the output is a function of the target and the seed alone, whatever the drafter,
+draft length, tree or batch. Acceptance lies between (1 - TV) / (1 + TV) and 1 - TV.
+"""
+
+from mmspec.drafters.build import small_model
+from mmspec.drafters.grow import Chain
+from mmspec.length import Fixed
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+
+RECIPE = Recipe(
+    architecture=small_model,
+    execution=Chain(Fixed(5)),
+    verifier=Coupled(),
+    sees="auto",
+    takes_drafter=True,
+    paper="Daliri et al. 2025; Kobus and Gunduz 2025",
+)

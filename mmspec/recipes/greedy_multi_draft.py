@@ -1,0 +1,19 @@
+"""Greedy multi-draft: the top tokens of q, then one draw from the rest; near-optimal acceptance at O(V).
+
+Hu et al. 2025, "Towards optimal multi-draft speculative decoding". Exact in law.
+"""
+
+from mmspec.drafters.build import small_model
+from mmspec.drafters.grow import StaticTree
+from mmspec.recipe import Recipe
+from mmspec.trees import Tree
+from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
+
+RECIPE = Recipe(
+    architecture=small_model,
+    execution=StaticTree(Tree.branching([3, 2, 1, 1])),
+    verifier=GreedyMultiDraft(),
+    sees="auto",
+    takes_drafter=True,
+    paper="Hu et al. 2025",
+)

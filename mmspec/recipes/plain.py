@@ -1,0 +1,12 @@
+"""Plain decoding: no drafter, one token per forward, under the noise of the coupled recipes.
+
+Exact. The baseline that every exact coupled recipe reproduces token for token, greedy or sampled.
+"""
+
+from mmspec.drafters.build import no_drafter
+from mmspec.drafters.grow import Chain
+from mmspec.length import Fixed
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+
+RECIPE = Recipe(architecture=no_drafter, execution=Chain(Fixed(1)), verifier=Coupled())

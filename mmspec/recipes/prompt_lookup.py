@@ -1,0 +1,18 @@
+"""Prompt lookup: copy what followed the last tokens the last time they appeared.
+
+Saxena 2023 (PLD); the baseline that needs no draft model. Exact. Image placeholders are never matched.
+"""
+
+from mmspec.drafters.build import prompt_lookup
+from mmspec.drafters.grow import Chain
+from mmspec.length import Fixed
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+
+RECIPE = Recipe(
+    architecture=prompt_lookup,
+    execution=Chain(Fixed(10)),
+    verifier=Coupled(),
+    options={"longest": 3},
+    paper="Saxena 2023",
+)

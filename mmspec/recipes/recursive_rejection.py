@@ -1,0 +1,20 @@
+"""Recursive rejection sampling: a token tree whose siblings are drawn without replacement.
+
+Jeon et al. 2024 (RSD-C); Chen et al. 2024 (Sequoia). Exact in law.
+"""
+
+from mmspec.draft import Kind
+from mmspec.drafters.build import small_model
+from mmspec.drafters.grow import StaticTree
+from mmspec.recipe import Recipe
+from mmspec.trees import Tree
+from mmspec.verifiers.recursive import Recursive
+
+RECIPE = Recipe(
+    architecture=small_model,
+    execution=StaticTree(Tree.branching([3, 2, 1, 1]), kinds=(Kind.WOR,)),
+    verifier=Recursive(),
+    sees="auto",
+    takes_drafter=True,
+    paper="Jeon et al. 2024; Chen et al. 2024",
+)

@@ -1,0 +1,22 @@
+"""SPD-MLLM: a text-only language model drafts for a vision-language model; it never sees the picture.
+
+Gagrani et al. 2024, "On speculative decoding for multimodal large language models". The drafter's prompt is
+the chat text without placeholder and frame tokens, its positions start at 0. Exact; verified with coupled
+noise here, where the paper uses speculative sampling (`verifier="rejection"` gives that).
+"""
+
+from mmspec.drafters.build import small_model
+from mmspec.drafters.grow import Chain
+from mmspec.length import Fixed
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+
+RECIPE = Recipe(
+    architecture=small_model,
+    execution=Chain(Fixed(5)),
+    verifier=Coupled(),
+    optimisation="fine-tuned as a language model",
+    sees="nothing",
+    takes_drafter=True,
+    paper="Gagrani et al. 2024",
+)

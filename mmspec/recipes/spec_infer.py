@@ -1,0 +1,20 @@
+"""SpecInfer: a token tree whose siblings are independent draws, verified by multi-step rejection.
+
+Miao et al. 2024, algorithm 2. Exact in law. Duplicated siblings count as separate draws.
+"""
+
+from mmspec.draft import Kind
+from mmspec.drafters.build import small_model
+from mmspec.drafters.grow import StaticTree
+from mmspec.recipe import Recipe
+from mmspec.trees import Tree
+from mmspec.verifiers.recursive import Recursive
+
+RECIPE = Recipe(
+    architecture=small_model,
+    execution=StaticTree(Tree.branching([3, 2, 1, 1]), kinds=(Kind.IID,)),
+    verifier=Recursive(),
+    sees="auto",
+    takes_drafter=True,
+    paper="Miao et al. 2024",
+)

@@ -1,0 +1,19 @@
+"""SpecHub: two drafts per node around the drafter's favourite token, with a closed-form transport plan.
+
+Sun et al. 2024 (EMNLP). Exact in law; the same acceptance as greedy multi-draft with two children.
+"""
+
+from mmspec.drafters.build import small_model
+from mmspec.drafters.grow import StaticTree
+from mmspec.recipe import Recipe
+from mmspec.trees import Tree
+from mmspec.verifiers.spechub import SpecHub
+
+RECIPE = Recipe(
+    architecture=small_model,
+    execution=StaticTree(Tree.branching([2, 2, 1, 1])),
+    verifier=SpecHub(),
+    sees="auto",
+    takes_drafter=True,
+    paper="Sun et al. 2024",
+)

@@ -1,0 +1,20 @@
+"""SpecTr: k independent drafts per node, accepted by k-sequential selection.
+
+Sun et al. 2023, algorithm 3 (k-SEQ). Exact in law; within 1 - 1/e of the optimal transport plan.
+"""
+
+from mmspec.draft import Kind
+from mmspec.drafters.build import small_model
+from mmspec.drafters.grow import StaticTree
+from mmspec.recipe import Recipe
+from mmspec.trees import Tree
+from mmspec.verifiers.kseq import KSeq
+
+RECIPE = Recipe(
+    architecture=small_model,
+    execution=StaticTree(Tree.branching([3, 2, 1, 1]), kinds=(Kind.IID,)),
+    verifier=KSeq(),
+    sees="auto",
+    takes_drafter=True,
+    paper="Sun et al. 2023",
+)

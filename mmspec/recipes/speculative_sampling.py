@@ -1,0 +1,20 @@
+"""Speculative sampling: draft with a small model, accept with min(1, p/q), correct from the residual.
+
+Leviathan et al. 2023, algorithm 1; Chen et al. 2023. Exact in law; accepts more than coupled speculation,
+but its draws are not those of plain decoding. Greedy output is the target's own.
+"""
+
+from mmspec.drafters.build import small_model
+from mmspec.drafters.grow import Chain
+from mmspec.length import Fixed
+from mmspec.recipe import Recipe
+from mmspec.verifiers.recursive import Recursive
+
+RECIPE = Recipe(
+    architecture=small_model,
+    execution=Chain(Fixed(5)),
+    verifier=Recursive(),
+    sees="auto",
+    takes_drafter=True,
+    paper="Leviathan et al. 2023; Chen et al. 2023",
+)

@@ -1,0 +1,18 @@
+"""Suffix automaton: copy behind the longest suffix of the text that has appeared before.
+
+Hu et al. 2024 (SAM-Decoding), the dynamic automaton. Exact; O(1) amortised per token.
+"""
+
+from mmspec.drafters.build import suffix_automaton
+from mmspec.drafters.grow import Chain
+from mmspec.length import Fixed
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+
+RECIPE = Recipe(
+    architecture=suffix_automaton,
+    execution=Chain(Fixed(10)),
+    verifier=Coupled(),
+    options={"shortest": 2},
+    paper="Hu et al. 2024",
+)

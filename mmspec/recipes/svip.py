@@ -1,0 +1,20 @@
+"""SVIP: draft on while the drafter is sure of itself, by the entropy of its law.
+
+Zhang et al. 2024. Draft while sqrt(c H(q)) <= h, decided before each draw, so the output stays exact. AdaEDL
+(Agrawal et al. 2024) is the same predicate with its bound adapted to a wanted acceptance.
+"""
+
+from mmspec.drafters.build import small_model
+from mmspec.drafters.grow import Chain
+from mmspec.length import Entropy
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+
+RECIPE = Recipe(
+    architecture=small_model,
+    execution=Chain(Entropy(most=8)),
+    verifier=Coupled(),
+    sees="auto",
+    takes_drafter=True,
+    paper="Zhang et al. 2024",
+)

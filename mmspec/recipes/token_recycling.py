@@ -1,0 +1,17 @@
+"""Token recycling: a tree filled from the target's own runner-up tokens, remembered per token.
+
+Luo et al. 2024. Exact; no draft model and less than 2 MB of state.
+"""
+
+from mmspec.drafters.build import token_recycling
+from mmspec.drafters.grow import StaticTree
+from mmspec.drafters.token_recycling import TREE
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+
+RECIPE = Recipe(
+    architecture=token_recycling,
+    execution=StaticTree(TREE),
+    verifier=Coupled(),
+    paper="Luo et al. 2024",
+)

@@ -1,0 +1,140 @@
+"""Every run reports itself: what was drafted, what was kept, what it cost."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mmspec.draft import Round
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Acceptance and cost of one request; counts are summed over batch rows.
+
+    Names and definitions follow the per-request metrics of vLLM: the mean acceptance length includes the
+    target's own token (plain decoding = 1). A *step* is one row of one target call that had a draft.
+    """
+
+    recipe: str
+    exact: bool
+    drafter_saw: str
+    num_new_tokens: int
+    num_spec_steps: int
+    num_draft_tokens: int  # proposed nodes; in a tree, all of them
+    num_accepted_draft_tokens: int
+    mean_acceptance_length: float  # 1 + accepted / steps
+    draft_acceptance_rate: float  # accepted / proposed
+    acceptance_histogram: list[int]  # entry j: steps that kept exactly j draft tokens
+    acceptance_histogram_by_draft_length: dict[int, list[int]]
+    per_position_acceptance: list[float]  # entry i: share of steps that kept more than i
+    conditional_acceptance: list[float]  # the same, given that i were kept
+    per_step_accepted: list[int]
+    per_step_drafted: list[int]
+    target_calls: int  # forwards of the target, prefill aside
+    tokens_per_target_call: float  # new tokens per row and call, the prefill's token aside
+    speculation_off_steps: int  # calls without any draft
+    prefill_seconds: float
+    draft_seconds: float
+    verify_seconds: float
+    host_seconds: float
+    total_seconds: float
+    fallback: str | None = None  # why the drafter was retired, if it was
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
+
+
+@dataclass
+class Ledger:
+    """Collects rounds into `Stats`."""
+
+    recipe: str
+    exact: bool
+    drafter_saw: str
+    accepted: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    seconds: Counter[str] = field(default_factory=Counter)
+    new_tokens: int = 0
+    called_tokens: int = 0
+    row_calls: int = 0
+    calls: int = 0
+    idle: int = 0
+    fallback: str | None = None
+
+    def add(self, kept: Round) -> None:
+        """Count one round."""
+        self.calls += kept.calls
+        self.seconds.update(kept.seconds)
+        self.fallback = self.fallback or kept.fallback
+        for drafted, accepted, tokens in zip(kept.drafted, kept.accepted, kept.tokens, strict=True):
+            self.new_tokens += len(tokens)
+            if not kept.calls or not tokens:
+                continue
+            self.called_tokens += len(tokens)
+            self.row_calls += 1
+            if drafted:
+                self.accepted.append(accepted)
+                self.drafted.append(drafted)
+                self.depths.append(min(kept.depth, drafted))
+            else:
+                self.idle += 1
+
+    def follow(self, rounds: Iterable[Round]) -> Iterable[Round]:
+        """Count rounds as they pass."""
+        for kept in rounds:
+            self.add(kept)
+            yield kept
+
+    def stats(self) -> Stats:
+        """Everything counted so far."""
+        steps, accepted = len(self.accepted), sum(self.accepted)
+        histogram = _histogram(self.accepted, max(self.depths, default=0))
+        by_length: dict[int, list[int]] = defaultdict(list)
+        for depth, count in zip(self.depths, self.accepted, strict=True):
+            by_length[depth].append(count)
+        marginal = [_share(sum(histogram[i + 1 :]), steps) for i in range(len(histogram) - 1)]
+        before = [1.0, *marginal]
+        return Stats(
+            recipe=self.recipe,
+            exact=self.exact,
+            drafter_saw=self.drafter_saw,
+            num_new_tokens=self.new_tokens,
+            num_spec_steps=steps,
+            num_draft_tokens=sum(self.drafted),
+            num_accepted_draft_tokens=accepted,
+            mean_acceptance_length=1 + _share(accepted, steps),
+            draft_acceptance_rate=_share(accepted, sum(self.drafted)),
+            acceptance_histogram=histogram,
+            acceptance_histogram_by_draft_length={
+                depth: _histogram(counts, depth) for depth, counts in sorted(by_length.items())
+            },
+            per_position_acceptance=marginal,
+            conditional_acceptance=[
+                _share(now, then) for now, then in zip(marginal, before, strict=False)
+            ],
+            per_step_accepted=list(self.accepted),
+            per_step_drafted=list(self.drafted),
+            target_calls=self.calls,
+            tokens_per_target_call=_share(self.called_tokens, self.row_calls),
+            speculation_off_steps=self.idle,
+            prefill_seconds=self.seconds["prefill"],
+            draft_seconds=self.seconds["draft"],
+            verify_seconds=self.seconds["verify"],
+            host_seconds=self.seconds["host"],
+            total_seconds=sum(self.seconds.values()),
+            fallback=self.fallback,
+        )
+
+
+def _histogram(counts: Iterable[int], longest: int) -> list[int]:
+    found = Counter(counts)
+    return [found[length] for length in range(longest + 1)]
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,157 @@
+"""Tiny, randomly initialised models of real transformers classes, with matching inputs.
+
+No downloads. `model(family)` builds in milliseconds, `inputs(family)` gives what the family's
+processor would give, `blind(request)` is the same request with another image.
+Three choices make the toys useful as oracles:
+- weights are wide (`GAIN`), so greedy text varies and depends on the image;
+- the LM head is a Linear with a bias of `NEVER` on the special ids, so neither greedy nor sampled
+  decoding emits a placeholder;
+- no token ends a sequence: `generate()` always runs the full length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig
+
+from tests.toys.configs import AUDIO, BOS, BUILDERS, IMAGE, MELS, PAD, WINDOW, WORDS
+from tests.toys.images import PAINTERS
+
+__all__ = [
+    "BOS",
+    "FAMILIES",
+    "IMAGE",
+    "PAD",
+    "TEXT",
+    "VLMS",
+    "WINDOW",
+    "WORDS",
+    "alone",
+    "blind",
+    "inputs",
+    "model",
+]
+
+GAIN = 1.6
+NEVER = -1e4
+
+VLMS: tuple[str, ...] = tuple(PAINTERS)
+TEXT: tuple[str, ...] = ("llama", "mistral-sliding", "gemma3-text", "qwen3", "lfm2")
+FAMILIES: tuple[str, ...] = (*TEXT, *VLMS, "whisper")
+MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+
+
+def model(family: str, seed: int = 0, layers: int = 3, **changes: Any) -> Any:
+    """A float32 `PreTrainedModel` in eval mode; `changes` go to its text configuration.
+
+    Typed `Any` because the annotations of transformers say that `generate` is no method.
+    """
+    config, cls = BUILDERS[family](layers, changes)
+    with torch.random.fork_rng(devices=[]):  # classes draw a few vectors from the global generator
+        torch.manual_seed(seed)
+        toy: Any = cls(config)
+    toy.float().eval()
+    toy.set_attn_implementation("sdpa")
+    _randomise(toy, torch.Generator().manual_seed(seed))
+    _silence(toy)
+    endless: dict[str, Any] = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": None}
+    if family == "whisper":
+        endless["decoder_start_token_id"] = BOS
+    toy.generation_config = GenerationConfig.from_dict(endless)
+    return toy
+
+
+def inputs(family: str, seed: int = 0, batch: int = 1, ragged: bool = False) -> dict[str, Tensor]:
+    """A request of `batch` rows.
+
+    Ragged rows differ in text length (left padded) and, where the family allows it, in image size.
+    """
+    noise = torch.Generator().manual_seed(1000 + seed)
+    if family == "whisper":
+        return {"input_features": torch.randn(batch, MELS, 2 * AUDIO, generator=noise)}
+    rows = [row if ragged else 0 for row in range(batch)]
+    blocks: list[list[int]] = [[] for _ in rows]
+    tensors: dict[str, Tensor] = {}
+    if family in VLMS:
+        blocks, tensors = PAINTERS[family](rows, noise)
+    # Without an image the text alone must outgrow the sliding window.
+    before, after = (4, 7) if family in VLMS else (9, 14)
+    ids = []
+    for row, block in zip(rows, blocks, strict=True):
+        lead, tail = (_text(n, noise) for n in (before + (0, 3, 1)[row % 3], after + 5 * row % 7))
+        ids.append([BOS, *lead, *block, *tail])
+    width = max(map(len, ids))
+    input_ids = torch.tensor([[PAD] * (width - len(row)) + row for row in ids])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
+    return {"input_ids": input_ids, "attention_mask": mask, **_types(family, input_ids), **tensors}
+
+
+def blind(request: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+    """The same request with another random image (or sound)."""
+    noise = torch.Generator().manual_seed(777_000 + seed)
+    other = dict(request)
+    for key in ("pixel_values", "input_features"):
+        if key in request:
+            other[key] = torch.randn(request[key].shape, generator=noise)
+    return other
+
+
+def alone(request: dict[str, Tensor], row: int) -> dict[str, Tensor]:
+    """One row of a batch as its own request, without padding."""
+    if "input_features" in request:
+        return {"input_features": request["input_features"][row : row + 1]}
+    keep = request["attention_mask"][row].bool()
+    batch = len(request["input_ids"])
+    single = {key: value.chunk(batch)[row] for key, value in request.items()}
+    if "image_grid_thw" in request:  # flat patches: each row owns t * h * w of them
+        counts = request["image_grid_thw"].prod(-1).tolist()
+        single["pixel_values"] = torch.split(request["pixel_values"], counts)[row]
+    for key in ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"):
+        if key in request:
+            single[key] = single[key][:, keep]
+    return single
+
+
+def _text(count: int, noise: torch.Generator) -> list[int]:
+    ids: list[int] = torch.randint(WORDS.start, WORDS.stop, (count,), generator=noise).tolist()
+    return ids
+
+
+def _types(family: str, input_ids: Tensor) -> dict[str, Tensor]:
+    image = (input_ids == IMAGE).long()
+    if family in MROPE:
+        return {"mm_token_type_ids": image}
+    if family == "gemma3":
+        return {"token_type_ids": image}
+    if family == "paligemma":  # 0 is the bidirectional prefix: image and prompt
+        return {"token_type_ids": torch.zeros_like(image)}
+    return {}
+
+
+@torch.no_grad()
+def _randomise(toy: Any, noise: torch.Generator) -> None:
+    """Unit-variance embeddings, matrices of std GAIN / sqrt(fan in); vectors stay as built."""
+    words = toy.get_input_embeddings()
+    scale = float(getattr(words, "embed_scale", 1.0))  # Gemma multiplies inside the module
+    for module in toy.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if name == "A_log":  # as built, a linear-attention state forgets within a token
+                weight.fill_(-3.0)
+            if weight.dim() < 2:
+                continue
+            std = GAIN / weight[0].numel() ** 0.5
+            if isinstance(module, nn.Embedding):
+                std = 1.0 / scale if module is words else 0.5
+            weight.normal_(0.0, std, generator=noise)
+
+
+@torch.no_grad()
+def _silence(toy: Any) -> None:
+    """Give the LM head a bias that rules the special ids out."""
+    head = toy.get_output_embeddings()
+    bias = head.weight.new_full(head.weight.shape[:1], NEVER)
+    bias[WORDS.start : WORDS.stop] = 0.0
+    head.bias = nn.Parameter(bias)
