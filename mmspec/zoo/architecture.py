@@ -1,0 +1,123 @@
+"""Untrained zoo models: real Hugging Face classes, narrow; targets deep and drafters shallow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mmspec.zoo.processors import LLAVA_PATCH, PIXELS, QWEN_MERGE, QWEN_PATCH
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a model. `vision_layers` = 0 builds a text model."""
+
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    vision_layers: int = 0
+    vision_width: int = 0
+
+
+LLAVA_TARGET = Shape(layers=16, width=128, inner=256, heads=4, vision_layers=3, vision_width=96)
+QWEN_TARGET = Shape(layers=16, width=128, inner=256, heads=4, vision_layers=3, vision_width=64)
+LLAVA_SIGHTED = Shape(layers=1, width=128, inner=256, heads=4, vision_layers=1, vision_width=64)
+QWEN_SIGHTED = Shape(layers=1, width=128, inner=256, heads=4, vision_layers=1, vision_width=64)
+LLAVA_BLIND = Shape(layers=1, width=128, inner=256, heads=4)
+QWEN_BLIND = Shape(layers=1, width=128, inner=256, heads=4)
+
+
+def llava(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """A LLaVA model (CLIP vision tower, Llama text), or a Llama model for a blind shape."""
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlamaForCausalLM,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+    )
+
+    text = LlamaConfig(**_text(shape, tokenizer))
+    if not shape.vision_layers:
+        return LlamaForCausalLM(text)
+    vision = CLIPVisionConfig(
+        hidden_size=shape.vision_width,
+        intermediate_size=5 * shape.vision_width // 2,
+        num_hidden_layers=shape.vision_layers,
+        num_attention_heads=shape.vision_width // 32,
+        image_size=PIXELS,
+        patch_size=LLAVA_PATCH,
+        hidden_act="gelu",
+    )
+    config = LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=tokenizer.get_vocab()["<image>"],
+        image_seq_length=(PIXELS // LLAVA_PATCH) ** 2,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="default",
+        tie_word_embeddings=True,
+    )
+    return LlavaForConditionalGeneration(config)
+
+
+def qwen(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """A Qwen2.5-VL model with multimodal rotary positions, or Qwen2 for a blind shape."""
+    from transformers import (
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+    )
+
+    text = _text(shape, tokenizer)
+    if not shape.vision_layers:
+        return Qwen2ForCausalLM(Qwen2Config(**text))
+    half = shape.width // shape.heads // 2
+    sections = [half - 2 * (3 * half // 8), 3 * half // 8, 3 * half // 8]
+    text["rope_parameters"] |= {"rope_type": "default", "mrope_section": sections}
+    vision = {
+        "depth": shape.vision_layers,
+        "hidden_size": shape.vision_width,
+        "intermediate_size": 5 * shape.vision_width // 2,
+        "num_heads": shape.vision_width // 32,
+        "patch_size": QWEN_PATCH,
+        "spatial_merge_size": QWEN_MERGE,
+        "temporal_patch_size": 2,
+        "window_size": PIXELS,
+        "fullatt_block_indexes": list(range(shape.vision_layers)),
+        "out_hidden_size": shape.width,
+    }
+    ids = tokenizer.get_vocab()
+    config = Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=True,
+    )
+    return Qwen2_5_VLForConditionalGeneration(config)
+
+
+def _text(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": shape.width,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": max(1, shape.heads // 2),
+        "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "initializer_range": 0.04,
+        "tie_word_embeddings": True,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }

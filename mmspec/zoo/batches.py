@@ -1,0 +1,136 @@
+"""Training batches, made on the fly: fresh scenes, rendered and described as they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmspec.zoo.families import IMAGE_TOKENS, Family
+from mmspec.zoo.language import format_prompt, write
+from mmspec.zoo.processors import PIXELS
+from mmspec.zoo.scene import COLOURS, DIGITS, SHAPES, Scene, sample
+
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
+
+IGNORED = -100
+_GROUP = 4  # batches made together and sorted by length, so that little is padding
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A picture as bytes (P, P, 3), a prompt and the answer to learn."""
+
+    image: np.ndarray
+    prompt: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """images: (B, P, P, 3) bytes; ids, labels: (B, L). Labels are IGNORED outside answers."""
+
+    images: np.ndarray
+    ids: Tensor
+    labels: Tensor
+
+
+class Encoder:
+    """Turns samples into batches with the tokenizer and chat template of a processor."""
+
+    def __init__(self, family: Family, processor: ProcessorMixin) -> None:
+        self.tokenizer = processor.tokenizer
+        self.family = family
+        text = format_prompt(processor, "@")
+        self.before, self.after = text.split("@")
+
+    def __call__(self, samples: Sequence[Sample], blind: bool = False) -> Batch:
+        """Encode samples; a blind batch has one image token where there would be 36."""
+        prompts = self._prompts(samples, 1 if blind else IMAGE_TOKENS)
+        answers = self.tokenizer([s.answer for s in samples]).input_ids
+        end = self.tokenizer.eos_token_id
+        rows = [p + a + [end] for p, a in zip(prompts, answers, strict=True)]
+        ids = torch.full((len(rows), max(map(len, rows))), self.tokenizer.pad_token_id)
+        labels = torch.full_like(ids, IGNORED)
+        for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+            ids[i, : len(row)] = torch.tensor(row)
+            labels[i, len(prompt) : len(row)] = ids[i, len(prompt) : len(row)]
+        return Batch(np.stack([s.image for s in samples]), ids, labels)
+
+    def prompts(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
+        """Ids and attention mask of the prompts alone, padded on the left: (B, L) each."""
+        rows = self._prompts(samples, IMAGE_TOKENS)
+        longest = max(map(len, rows))
+        pad = self.tokenizer.pad_token_id
+        ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows])
+        mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
+        return ids, torch.tensor(mask)
+
+    def _prompts(self, samples: Sequence[Sample], image_tokens: int) -> list[list[int]]:
+        token = self.family.image_token
+        before = self.before.replace(token, token * image_tokens)
+        ids: list[list[int]] = self.tokenizer(
+            [before + s.prompt + self.after for s in samples]
+        ).input_ids
+        return ids
+
+
+def fresh(batch: int, seed: int) -> Iterator[list[Sample]]:
+    """Batches of new training samples without end, of similar length within a batch."""
+    generator = np.random.default_rng((seed, 2))
+    for scenes in _train_scenes(batch * _GROUP, seed):
+        samples = []
+        for scene, number in scenes:
+            prompt, answer, _ = write(scene, number)
+            samples.append(Sample(pixels(scene), prompt, answer))
+        yield from grouped(samples, batch, generator)
+
+
+def grouped(
+    samples: Sequence[Sample], batch: int, generator: np.random.Generator
+) -> Iterator[list[Sample]]:
+    """Cut samples into batches of similar length, in random order."""
+    ordered = sorted(samples, key=lambda s: len(s.prompt) + len(s.answer))
+    cuts = [ordered[i : i + batch] for i in range(0, len(ordered), batch)]
+    yield from (cuts[i] for i in generator.permutation(len(cuts)))
+
+
+def boards(batch: int, seed: int) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Pictures (B, P, P, 3) and what is in each cell, (B, 9, 3): name, colour, size; 0 is empty."""
+    for scenes in _train_scenes(batch, seed):
+        images = np.stack([pixels(scene) for scene, _ in scenes])
+        yield images, torch.stack([_board(scene) for scene, _ in scenes])
+
+
+BOARD_CLASSES = (1 + len(SHAPES) + len(DIGITS), 1 + len(COLOURS), 3)
+
+
+def pixels(scene: Scene) -> np.ndarray:  # -> (P, P, 3) bytes
+    """Render a scene at the size the models read."""
+    return np.array(scene.render(PIXELS))
+
+
+def _board(scene: Scene) -> Tensor:  # -> (9, 3)
+    board = torch.zeros(9, 3, dtype=torch.long)
+    for t in scene.things:
+        name = SHAPES.index(t.shape) if t.digit is None else len(SHAPES) + t.digit
+        row = (name, COLOURS.index(t.colour), t.size == "large")
+        board[3 * t.row + t.column] = 1 + torch.tensor(row, dtype=torch.long)
+    return board
+
+
+def _train_scenes(n: int, seed: int) -> Iterator[list[tuple[Scene, int]]]:
+    number = (1 + seed) << 24
+    while True:
+        found: list[tuple[Scene, int]] = []
+        while len(found) < n:
+            scene = sample(number)
+            if scene.split == "train":
+                found.append((scene, number))
+            number += 1
+        yield found

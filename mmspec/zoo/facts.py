@@ -1,0 +1,123 @@
+"""Read facts out of text, whatever its wording, and count how many are right."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from mmspec.zoo.scene import COLOURS, DIGITS, SHAPES, Scene
+
+SIZE_OF = {
+    "small": "small",
+    "tiny": "small",
+    "little": "small",
+    "large": "large",
+    "huge": "large",
+    "big": "large",
+}
+_COUNTS = ("no", "one", "two", "three", "four")
+_SIDES = re.compile(r"(?:to the )?(left|right) of(?! the picture)")
+_WAYS = re.compile(r"from \w+ to \w+")
+
+
+@dataclass(frozen=True)
+class Mention:
+    """One thing as a text tells it; None is what the text leaves out."""
+
+    name: str
+    size: str | None = None
+    colour: str | None = None
+    place: str | None = None
+
+
+def mentions(text: str) -> list[Mention]:
+    """The things a text tells of, in its order."""
+    found: list[Mention] = []
+    for sentence in re.split(r"[.?!]", _without_relations(text)):
+        group_size: str | None = None
+        current: Mention | None = None
+        for clause in re.split(r",|:|;|\band\b", sentence):
+            read = _read(clause)
+            if read.name:
+                if current is not None:
+                    found.append(current)
+                current = replace(read, size=read.size or group_size)
+            elif current is None:
+                group_size = read.size
+            else:
+                current = replace(
+                    current,
+                    size=read.size or current.size,
+                    colour=current.colour or read.colour,
+                    place=current.place or read.place,
+                )
+        if current is not None:
+            found.append(current)
+    return found
+
+
+def score_caption(scene: Scene, text: str) -> tuple[int, int]:
+    """Facts right and facts asked: the name and colour, the size and the place of every thing.
+
+    Each thing the text makes up counts as one more fact, which is wrong.
+    """
+    told = mentions(text)
+    right, asked = 0, 0
+    for size, colour, name, place in scene.facts():
+        asked += 3
+        same = [m for m in told if (m.name, m.colour) == (name, colour)]
+        if same:
+            told.remove(same[0])
+            right += 1 + (same[0].size == size) + (same[0].place == place)
+    return right, asked + len(told)
+
+
+def score_answer(facts: tuple[tuple[str, str], ...], text: str) -> tuple[int, int]:
+    """Facts right and facts asked of an answer to a question."""
+    digits = re.findall(r"digit (\w+)", text)
+    right = 0
+    for kind, value in facts:
+        right += value in digits if kind == "digit" else _first(kind, text) == value
+    return right, len(facts)
+
+
+def _first(kind: str, text: str) -> str | None:
+    """The first word of a kind in a text."""
+    words = re.findall(r"\w+", text)
+    match kind:
+        case "count":
+            return next((w for w in words if w in _COUNTS), None)
+        case "answer":
+            return next((w for w in words if w in ("yes", "no")), None)
+        case "colour":
+            return next((w for w in words if w in COLOURS), None)
+        case "size":
+            return next((SIZE_OF[w] for w in words if w in SIZE_OF), None)
+        case "place":
+            return _place(_without_relations(text))
+        case "relation":
+            found = re.search(r"(left|right) of the (?!picture)|above|below", text)
+            return found and (found.group(1) or found.group(0))
+    raise ValueError(f"unknown kind of fact {kind!r}")
+
+
+def _without_relations(text: str) -> str:
+    return _WAYS.sub("", _SIDES.sub("beside", text))
+
+
+def _read(clause: str) -> Mention:
+    words = re.findall(r"\w+", clause)
+    name = next((w for w in words if w in SHAPES or w == "digit"), "")
+    if name == "digit":
+        following = words[words.index("digit") + 1 :]
+        name = f"digit {following[0]}" if following and following[0] in DIGITS else "digit"
+    return Mention(name, _first("size", clause), _first("colour", clause), _place(clause))
+
+
+def _place(text: str) -> str | None:
+    words = re.findall(r"\w+", text)
+    if "center" in words:
+        return "center"
+    row = next((w for w in words if w in ("top", "bottom")), "")
+    column = next((w for w in words if w in ("left", "right")), "")
+    return f"{row} {column}".strip() or None

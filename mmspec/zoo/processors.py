@@ -1,0 +1,130 @@
+"""Tokenizers and processors of the zoo: one word per token, one chat turn about one picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mmspec.zoo.language import scenes, words, write
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, ProcessorMixin
+
+PIXELS = 48  # pictures reach the models as 48 x 48
+LLAVA_PATCH = 8
+QWEN_PATCH, QWEN_MERGE = 4, 2
+
+_LLAVA_SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>", "<image>")
+_QWEN_SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|unk|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+_LLAVA_CHAT = (
+    "<bos>{% for message in messages %}{{ message['role'] }} : "
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}<image> {% else %}"
+    "{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{% if message['role'] == 'assistant' %}<eos>{% endif %} {% endfor %}"
+    "{% if add_generation_prompt %}assistant :{% endif %}"
+)
+_QWEN_CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% elif part['type'] == 'video' %}"
+    "<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def vocabulary() -> list[str]:
+    """Every word of the Scene world, in alphabetical order."""
+    found = {"user", "assistant", "system", ":"}
+    for scene, number in scenes(6000, "train", seed=0):
+        prompt, answer, _ = write(scene, number)
+        found.update(words(prompt), words(answer))
+    return sorted(found)
+
+
+def llava_processor() -> ProcessorMixin:
+    """The processor of the LLaVA pair: 36 image tokens for a picture."""
+    from transformers import CLIPImageProcessor, LlavaProcessor
+
+    side = {"height": PIXELS, "width": PIXELS}
+    image_processor = CLIPImageProcessor(
+        size=side,
+        crop_size=side,
+        do_center_crop=False,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+    tokenizer = _tokenizer(_LLAVA_SPECIAL, bos="<bos>", eos="<eos>", pad="<pad>", unk="<unk>")
+    build: Any = LlavaProcessor
+    processor: ProcessorMixin = build(
+        image_processor=image_processor,
+        tokenizer=tokenizer,
+        patch_size=LLAVA_PATCH,
+        vision_feature_select_strategy="default",
+        chat_template=_LLAVA_CHAT,
+        image_token="<image>",
+        num_additional_image_tokens=1,
+    )
+    return processor
+
+
+def qwen_processor() -> ProcessorMixin:
+    """The processor of the Qwen2.5-VL pair: 36 image tokens for a square picture."""
+    from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
+
+    settings: dict[str, Any] = {
+        "size": {"shortest_edge": PIXELS**2, "longest_edge": PIXELS**2},
+        "patch_size": QWEN_PATCH,
+        "merge_size": QWEN_MERGE,
+        "temporal_patch_size": 2,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+    tokenizer = _tokenizer(
+        _QWEN_SPECIAL, bos=None, eos="<|im_end|>", pad="<|endoftext|>", unk="<|unk|>"
+    )
+    build: Any = Qwen2_5_VLProcessor
+    processor: ProcessorMixin = build(
+        image_processor=Qwen2VLImageProcessor(**settings),
+        video_processor=Qwen2VLVideoProcessor(**settings),
+        tokenizer=tokenizer,
+        chat_template=_QWEN_CHAT,
+    )
+    return processor
+
+
+def _tokenizer(
+    special: tuple[str, ...], bos: str | None, eos: str, pad: str, unk: str
+) -> PreTrainedTokenizerFast:
+    """Lower case, one token per word or mark; decoding joins with spaces but not before marks."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    table = {word: i for i, word in enumerate([*special, *vocabulary()])}
+    core = Tokenizer(models.WordLevel(table, unk_token=unk))
+    core.normalizer = normalizers.Lowercase()
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    core.add_special_tokens(list(special))
+    build: Any = PreTrainedTokenizerFast
+    tokenizer: PreTrainedTokenizerFast = build(
+        tokenizer_object=core,
+        bos_token=bos,
+        eos_token=eos,
+        pad_token=pad,
+        unk_token=unk,
+        additional_special_tokens=[s for s in special if s not in (bos, eos, pad, unk)],
+        padding_side="left",
+        model_max_length=512,
+    )
+    return tokenizer

@@ -1,0 +1,140 @@
+"""Train a checkpoint of the zoo from a seed, in minutes on two CPU cores."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmspec.zoo import catalogue
+from mmspec.zoo.architecture import (
+    LLAVA_BLIND,
+    LLAVA_SIGHTED,
+    LLAVA_TARGET,
+    QWEN_BLIND,
+    QWEN_SIGHTED,
+    QWEN_TARGET,
+    Shape,
+)
+from mmspec.zoo.batches import Batch, Encoder, fresh
+from mmspec.zoo.catalogue import Entry
+from mmspec.zoo.distil import epochs, said_by
+from mmspec.zoo.evaluate import acceptance, facts_right
+from mmspec.zoo.families import FAMILIES, Family
+from mmspec.zoo.language import examples
+from mmspec.zoo.learning import (
+    Progress,
+    learn_to_see,
+    learn_to_see_like,
+    learn_to_talk,
+    silent,
+)
+from mmspec.zoo.loading import load_folder
+from mmspec.zoo.saving import save, write_card
+from mmspec.zoo.transfer import speak_like
+
+BATCH = 32
+HELD_OUT = 128  # examples that the report is measured on
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a checkpoint is trained. `seeing` steps on pictures alone, then `talking` steps."""
+
+    family: str
+    shape: Shape
+    seeing: int
+    talking: int
+    rate: float
+    pool: int = 0  # answers of the target that a drafter learns from
+    start: str | None = None  # whose text layers to begin with
+
+
+PLANS = {
+    "llava": Plan("llava", LLAVA_TARGET, 800, 2300, 1.5e-3),
+    "llava-drafter": Plan("llava", LLAVA_SIGHTED, 400, 2000, 2e-3, pool=8192),
+    "llava-text-drafter": Plan("llava", LLAVA_BLIND, 0, 2000, 2e-3, pool=8192),
+    "qwen2.5-vl": Plan("qwen2.5-vl", QWEN_TARGET, 800, 2100, 1.5e-3),
+    "qwen2.5-vl-drafter": Plan("qwen2.5-vl", QWEN_SIGHTED, 400, 2000, 2e-3, pool=8192),
+    "qwen2.5-vl-text-drafter": Plan("qwen2.5-vl", QWEN_BLIND, 0, 2000, 2e-3, pool=8192),
+}
+
+
+def train(
+    name: str,
+    out: Path | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Train a checkpoint, write it to `out` (its folder in the package by default) and measure it.
+
+    Every stage is cut to `steps` if given. A drafter learns from the target in the package, so
+    train that first. The report, also kept in the model card, is measured on what was written.
+    """
+    entry = catalogue.info(name)
+    plan = PLANS[entry.name]
+    folder = out or catalogue.path(entry.name)
+    started = time.monotonic()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        family = FAMILIES[plan.family]
+        processor = family.build_processor()
+        encoder = Encoder(family, processor)
+        model = family.build(plan.shape, processor.tokenizer).train()
+        seeing = _cut(plan.seeing, steps)
+        if plan.start is not None:
+            other, elder = load_folder(catalogue.path(plan.start), True), FAMILIES["llava"]
+            words = elder.build_processor().tokenizer
+            speak_like(model, processor.tokenizer, other, words)
+            learn_to_see_like(model, family, other, elder, seeing, seed, progress=progress)
+        elif seeing:
+            learn_to_see(model, family, seeing, seed, progress=progress)
+        talking = _cut(plan.talking, steps)
+        if entry.target is None:
+            batches: Iterator[Batch] = (encoder(samples) for samples in fresh(BATCH, seed))
+        else:
+            target = _target(entry)
+            pool = _cut(plan.pool, steps and steps * BATCH)
+            said = said_by(target, family, encoder, pool, seed, progress=progress)
+            batches = epochs(said, encoder, BATCH, seed, blind=entry.sees == "nothing")
+        learn_to_talk(model, family, batches, talking, plan.rate, progress)
+        save(model, processor, folder, sees=entry.sees == "pixels")
+    minutes = (time.monotonic() - started) / 60
+    report = {
+        "name": entry.name,
+        "seed": seed,
+        "steps": talking,
+        "minutes": round(minutes, 1),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "bytes": (folder / "model.safetensors").stat().st_size,
+        **measure(entry, family, processor, folder, HELD_OUT if steps is None else BATCH),
+    }
+    write_card(folder, entry, report)
+    return report
+
+
+def measure(entry: Entry, family: Family, processor: Any, folder: Path, n: int) -> dict[str, float]:
+    """Facts right (a target), or tokens per round at five drafted tokens (a drafter)."""
+    model = load_folder(folder, entry.sees == "pixels")
+    if entry.target is not None:
+        encoder = Encoder(family, processor)
+        return {"acceptance_length": acceptance(model, _target(entry), family, encoder, n)}
+    right, asked = facts_right(model, processor, examples(n, "held-out"))
+    return {"facts": round(right / max(asked, 1), 4)}
+
+
+def _target(entry: Entry) -> Any:
+    assert entry.target is not None
+    folder = catalogue.path(entry.target)
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{entry.name} learns from {entry.target}, which is not there; train it")
+    return load_folder(folder, sees=True)
+
+
+def _cut(planned: int, steps: int | None) -> int:
+    return planned if steps is None else min(planned, steps)

@@ -1,0 +1,169 @@
+"""Every lossless verifier gives back the joint law of the target, whatever was drafted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
+from mmspec.laws import Categorical
+from mmspec.noise import Noise
+from mmspec.trees import Tree
+from mmspec.verifiers import ALL, Block, Coupled, KSeq, Recursive, SpecHub, Traversal
+from mmspec.verifiers.law import acceptance, ancestral, enumerate_rounds, joint, law
+
+LOSSLESS = [v for v in ALL if v.lossless and not isinstance(v, Coupled)]
+PAIRS = [(v, kind) for v in LOSSLESS for kind in v.kinds if kind is not Kind.RACE]
+UNEVEN = Tree((-1, -1, 0, 1, 1, 2))  # two children, of which the second has two
+TREES = [Tree.chain(3), Tree.branching([2]), Tree.branching([3]), Tree.branching([2, 1]), UNEVEN]
+
+
+def accepts(verifier: Verifier, tree: Tree) -> bool:
+    if isinstance(verifier, SpecHub):
+        return tree.width <= 2
+    return tree.is_chain or not isinstance(verifier, Block)
+
+
+CASES = [(v, kind, tree) for v, kind in PAIRS for tree in TREES if accepts(v, tree)]
+
+
+def table(seed: int, size: int = 3) -> Callable[[tuple[int, ...]], Tensor]:
+    """Laws that depend on the whole prefix, with zeros."""
+
+    def at(prefix: tuple[int, ...]) -> Tensor:
+        draw = random.Random(f"{seed} {prefix}")
+        weights = [draw.choice((0, 0, 1, 2, 3, 5)) for _ in range(size)]
+        weights[draw.randrange(size)] += 1
+        return torch.tensor(weights, dtype=torch.float64) / sum(weights)
+
+    return at
+
+
+@pytest.mark.parametrize(("verifier", "kind", "tree"), CASES, ids=str)
+def test_the_joint_law_is_the_target_s(verifier: Verifier, kind: Kind, tree: Tree) -> None:
+    for seed in range(20 if tree.depth > 1 else 5):
+        p, q = table(seed), table(seed + 1000)
+        found = joint(p, q, verifier, tree, kind)
+        assert_close(found, ancestral(p, tree.depth + 1), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("verifier", "kind"), PAIRS, ids=str)
+def test_padding_and_separate_topologies_change_no_law(verifier: Verifier, kind: Kind) -> None:
+    tree = Tree.chain(3) if isinstance(verifier, Block) else UNEVEN
+    padded = (2,) if tree.is_chain else (4, 5)  # the second child of a node, and a leaf
+    p, q = table(1), table(2)
+    expected = ancestral(p, tree.depth + 1)
+    assert_close(joint(p, q, Altered(verifier, padded), tree, kind), expected, atol=1e-12, rtol=0)
+    if not isinstance(verifier, Block | Traversal):
+        ragged = Altered(verifier, padded, ragged=True)
+        assert_close(joint(p, q, ragged, tree, kind), expected, atol=1e-12, rtol=0)
+        whole = Altered(verifier, (), ragged=True)
+        same = enumerate_rounds(p, q, verifier, tree, kind).lengths
+        assert_close(enumerate_rounds(p, q, whole, tree, kind).lengths, same)
+
+
+@pytest.mark.parametrize("hard_draft", [False, True])
+@pytest.mark.parametrize(
+    ("verifier", "tree"),
+    [(v, tree) for v in ALL for tree in (Tree.chain(2), UNEVEN) if accepts(v, tree)],
+    ids=str,
+)
+def test_greedy_decoding_comes_out_whatever_was_drafted(
+    verifier: Verifier, tree: Tree, hard_draft: bool
+) -> None:
+    p = hard(table(5))
+    q = hard(table(6)) if hard_draft else table(6)
+    for kind in verifier.kinds:
+        if kind is not Kind.RACE:
+            found = joint(p, q, verifier, tree, kind)
+            assert_close(found, ancestral(p, tree.depth + 1), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("verifier", "kind"), PAIRS, ids=str)
+def test_a_greedy_drafter_stays_lossless_under_every_kind(verifier: Verifier, kind: Kind) -> None:
+    tree = Tree.chain(2) if isinstance(verifier, Block) else UNEVEN
+    for seed in range(5):
+        p, q = table(seed), hard(table(seed + 1000))
+        found = joint(p, q, verifier, tree, kind)
+        assert_close(found, ancestral(p, tree.depth + 1), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("verifier", [Recursive(), Block(), Traversal(), KSeq()], ids=str)
+def test_a_perfect_drafter_is_always_accepted(verifier: Verifier) -> None:
+    for tree in (Tree.chain(3), UNEVEN):
+        if accepts(verifier, tree):
+            for seed in range(3):
+                found = enumerate_rounds(table(seed), table(seed), verifier, tree, Kind.IID)
+                first_path = 3 if tree.is_chain else 2
+                assert found.lengths[first_path:].sum() == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("verifier", [Recursive(), Block(), Traversal(), KSeq()], ids=str)
+def test_a_drafter_off_the_support_is_never_accepted(verifier: Verifier) -> None:
+    p = torch.tensor([0.25, 0.75, 0, 0], dtype=torch.float64)
+    q = torch.tensor([0, 0, 0.5, 0.5], dtype=torch.float64)
+    for siblings in (1,) if isinstance(verifier, Block) else (1, 2):
+        assert acceptance(p, q, verifier, siblings, Kind.IID) == 0
+        assert_close(law(p, q, verifier, siblings, Kind.IID), p, atol=1e-12, rtol=0)
+
+
+def test_coupled_noise_is_not_enumerated() -> None:
+    with pytest.raises(ValueError, match="cannot be enumerated"):
+        law(table(0), table(1), Coupled())
+
+
+def test_a_lane_serves_once() -> None:
+    @dataclass(frozen=True)
+    class Twice(Recursive):
+        def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+            super().verify(draft, scores, noise)
+            return super().verify(draft, scores, noise)
+
+    with pytest.raises(ValueError, match="used twice"):
+        law(table(0), table(1), Twice())
+
+
+def test_what_a_verifier_cannot_verify_is_refused() -> None:
+    x = torch.zeros(2, 2, dtype=torch.int64)
+    q = Categorical(torch.zeros(2, 2, 3))
+    scores = Scores(Categorical(torch.zeros(2, 3, 3)), torch.zeros(2, 3, dtype=torch.int64))
+    siblings, chain = Tree((-1, -1)), Tree.chain(2)
+    for verifier, draft, message in (
+        (Block(), Draft.of(siblings, x, Kind.IID, q), "chains only"),
+        (Recursive(), Draft.of(chain, x, Kind.RACE, q), "RACE"),
+        (KSeq(), Draft.of(siblings, x, Kind.WOR, q), "WOR"),
+        (Recursive(), Draft.of(siblings, x, Kind.WOR), "Draft.law"),
+        (Traversal(), replace(Draft.of(siblings, x, Kind.WOR, q), tree=None), "topology"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            verifier.verify(draft, scores, None)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Altered:
+    """A verifier that sees some nodes as padding, or no shared topology."""
+
+    verifier: Verifier
+    padded: tuple[int, ...]
+    ragged: bool = False
+    lossless: ClassVar[bool] = True
+    kinds: ClassVar[tuple[Kind, ...]] = tuple(Kind)
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        mask = draft.mask.clone()
+        mask[:, list(self.padded)] = False
+        tree = None if self.ragged else draft.tree
+        return self.verifier.verify(replace(draft, mask=mask, tree=tree), scores, noise)
+
+
+def hard(
+    laws: Callable[[tuple[int, ...]], Tensor],
+) -> Callable[[tuple[int, ...]], Categorical]:
+    return lambda prefix: Categorical(laws(prefix).log(), hard=True)

@@ -1,0 +1,49 @@
+"""Verifiers: what becomes of a draft once the target has scored it. One rule or walk per file."""
+
+from mmspec.draft import Rule, Verifier
+from mmspec.verifiers.block import Block
+from mmspec.verifiers.coupled import Coupled
+from mmspec.verifiers.exact import Exact
+from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
+from mmspec.verifiers.kseq import KSeq
+from mmspec.verifiers.lenience import Lenience
+from mmspec.verifiers.longest import Longest
+from mmspec.verifiers.recursive import Recursive
+from mmspec.verifiers.sample_and_match import SampleAndMatch
+from mmspec.verifiers.spechub import SpecHub
+from mmspec.verifiers.traversal import Traversal
+from mmspec.verifiers.typical import Typical
+
+RULES: tuple[Rule, ...] = (Exact(), Lenience(ell=0.8), Typical(epsilon=0.09, delta=0.3))
+
+ALL: tuple[Verifier, ...] = (
+    Coupled(),
+    Recursive(),
+    SampleAndMatch(),
+    Block(),
+    Traversal(),
+    GreedyMultiDraft(),
+    SpecHub(),
+    KSeq(),
+    Recursive(Lenience(ell=0.8)),
+    Longest(Typical(epsilon=0.09, delta=0.3)),
+)
+
+__all__ = [
+    "ALL",
+    "RULES",
+    "Block",
+    "Coupled",
+    "Exact",
+    "GreedyMultiDraft",
+    "KSeq",
+    "Lenience",
+    "Longest",
+    "Recursive",
+    "Rule",
+    "SampleAndMatch",
+    "SpecHub",
+    "Traversal",
+    "Typical",
+    "Verifier",
+]

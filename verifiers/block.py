@@ -1,0 +1,75 @@
+"""Block verification: accept the longest prefix that stands as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
+from mmspec.laws import residual
+from mmspec.noise import Lane, Noise
+from mmspec.verifiers.walk import at_token, check, nothing, proposals
+
+
+@dataclass(frozen=True)
+class Block:
+    """Block verification of a chain (Algorithm 2, Sun et al. 2024), lossless, never below `Exact`.
+
+    rho_i = min(1, rho_{i-1} p/q) is carried along; position i passes with h_i = Z_i / (Z_i + 1 -
+    rho_i), Z_i = sum (rho_i p_i - q_i)+, the last with rho_gamma. The *largest* passing i is kept
+    and the correction comes from norm((rho_i p_i - q_i)+). For one token it is `Exact`;
+    deterministic proposals gain nothing.
+    """
+
+    lossless: ClassVar[bool] = True
+    trees: ClassVar[bool] = False
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID, Kind.WOR, Kind.DET)
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        check(self, draft, trees=False)
+        if not draft.nodes:
+            return nothing(scores, noise)
+        p = categorical(scores.law).probs
+        q = proposals(draft, p)
+        index = torch.arange(1, draft.nodes + 1, device=p.device)
+        batch = torch.arange(draft.batch, device=p.device)
+        rho = path_ratio(at_token(p[:, :-1], draft.tokens), at_token(q, draft.tokens))  # 0 .. gamma
+        passing = _passing(rho, p, q)
+        gamma = draft.mask.sum(-1)
+        passing = torch.where(index == gamma[:, None], rho[:, 1:], passing)
+        hits = noise.flip(torch.where(draft.mask, passing, 0), Lane.ACCEPT)
+        length = (hits * index).amax(-1)
+        end, scale = p[batch, length], rho[batch, length]
+        left = scaled_residual(end, q[batch, length.clamp_max(draft.nodes - 1)], scale)
+        weights = torch.where((length < gamma)[:, None], left, end)
+        path = torch.where(index <= length[:, None], index - 1, -1)
+        return Verdict(path, length, noise.pick(weights, Lane.RESIDUAL))
+
+
+def path_ratio(p: Tensor, q: Tensor) -> Tensor:  # (B, N) x2 -> (B, N + 1)
+    """rho: the ratio of path probabilities, capped at 1 on the way (a walk reflected at log 1)."""
+    total = (p.log() - q.log()).cumsum(-1)
+    rho = (total - total.cummax(-1).values.clamp_min(0)).exp()
+    return torch.cat([torch.ones_like(rho[:, :1]), rho], -1)
+
+
+def stopping(left: Tensor, rho: Tensor) -> Tensor:  # (...) x2 -> (...)
+    """h = Z / (Z + 1 - rho), and 1 where nothing can be missing."""
+    whole = left + 1 - rho
+    return torch.where(whole > 0, left / whole.clamp_min(torch.finfo(whole.dtype).tiny), 1)
+
+
+def scaled_residual(p: Tensor, q: Tensor, rho: Tensor) -> Tensor:  # (B, V) x2, (B,) -> (B, V)
+    """norm((rho p - q)+), and p where that is nowhere positive."""
+    scaled = rho[:, None] * p
+    left = residual(scaled, q)
+    return torch.where(((scaled - q) > 0).any(-1, keepdim=True), left, p)
+
+
+def _passing(rho: Tensor, p: Tensor, q: Tensor) -> Tensor:  # -> (B, N)
+    """h_1 .. h_{N-1} of positions that are followed by another node, and rho_N."""
+    left = (rho[:, 1:-1, None] * p[:, 1:-1] - q[:, 1:]).clamp_min(0).sum(-1)
+    return torch.cat([stopping(left, rho[:, 1:-1]), rho[:, -1:]], -1)

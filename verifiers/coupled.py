@@ -1,0 +1,79 @@
+"""Coupled sampling: the target's own token, drawn with its position's noise, decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.laws import Categorical, Law
+from mmspec.noise import Noise
+from mmspec.verifiers.walk import check, longest
+
+
+@dataclass(frozen=True)
+class Coupled:
+    """Keep what equals the target's own token (Gumbel-max coupling; Daliri et al. 2025).
+
+    The target's token after a node is a function of (seed, row, position) and its law, so the
+    output is that of plain decoding with the same seed, token for token, whatever was drafted:
+    lossless for every kind, every tree, categorical and continuous tokens. Point masses draw no
+    noise: greedy decoding. RACE proposals use the same noise and agree with probability sum_x 1 /
+    sum_z max(p_z/p_x, q_z/q_x). Of duplicate siblings the one with the longest continuation is
+    taken.
+    """
+
+    lossless: ClassVar[bool] = True
+    trees: ClassVar[bool] = True
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.DET, Kind.IID, Kind.WOR, Kind.HUB)
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        check(self, draft, law=False)
+        own = target_tokens(draft, scores, noise)
+        if draft.is_chain or not draft.nodes:
+            hits = _equal(own[:, :-1], draft.tokens) & draft.mask
+            kept = hits.cumprod(-1)
+            length = row = kept.sum(-1)
+            path = kept * _counting(draft.nodes, kept.device) - 1
+        else:
+            parent = draft.parents + 1
+            rows = torch.arange(draft.batch, device=parent.device)[:, None]
+            path, length, row = longest(draft, _equal(own[rows, parent], draft.tokens))
+        return Verdict(path, length, own[torch.arange(draft.batch, device=row.device), row])
+
+
+def target_tokens(draft: Draft, scores: Scores, noise: Noise) -> Tensor:  # (B, N + 1, *E)
+    """What the target says after the context and after every node."""
+    law: Law = scores.law
+    if isinstance(law, Categorical):
+        if law.hard:
+            return law.scores.argmax(-1)
+        if (
+            draft.tree is not None and not draft.is_chain
+        ):  # one piece of noise per depth, not per node
+            first, level = _levels(draft.tree.depths, law.scores.device)
+            gumbel = noise.shared(scores.position[:, first]).gumbel(law.size)
+            return (law.scores + gumbel[:, level]).argmax(-1)
+    return law.sample(noise.shared(scores.position))
+
+
+def _equal(left: Tensor, right: Tensor) -> Tensor:  # (B, N, *E) x2 -> (B, N)
+    same = left == right
+    return same if same.dim() == 2 else same.flatten(2).all(-1)
+
+
+@lru_cache(maxsize=64)
+def _counting(count: int, device: torch.device) -> Tensor:
+    return torch.arange(1, count + 1, device=device)
+
+
+@lru_cache(maxsize=64)
+def _levels(depths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The first row of `scores` at each level, and the level of each row."""
+    level = [0] + [depth + 1 for depth in depths]
+    first = [level.index(value) for value in range(max(level) + 1)]
+    return torch.tensor(first, device=device), torch.tensor(level, device=device)

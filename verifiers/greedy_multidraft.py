@@ -1,0 +1,52 @@
+"""Greedy multi-draft sampling: several sure children and one lucky one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.laws import residual
+from mmspec.noise import Noise
+from mmspec.verifiers.sample_and_match import matching
+from mmspec.verifiers.walk import Family, at_token, check, descend, one_hot, proposal, without
+
+
+@dataclass(frozen=True)
+class GreedyMultiDraft:
+    """Verify top k-1 children and one draw from the rest (greedy draft sampling, Hu et al. 2025).
+
+    The draw x ~ q' (q off the top) meets p as in speculative sampling; its correction may name a
+    sure child, and the walk goes on there. Lossless; accepts p(top) + sum off the top of min(p,
+    q'). One child is `Exact`, two accept as `SpecHub`.
+    """
+
+    lossless: ClassVar[bool] = True
+    trees: ClassVar[bool] = True
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.HUB,)
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        check(self, draft)
+        return descend(draft, scores, noise, _step)
+
+
+def drawn_last(family: Family) -> tuple[Tensor, Tensor, Tensor]:  # (B,), (B,), (B, V)
+    """The one child that was drawn, whether it is there, and the law it was drawn from."""
+    slot = family.last.clamp_min(0)[:, None]
+    x = family.tokens.gather(1, slot).squeeze(1)
+    there = family.real.gather(1, slot).squeeze(1)
+    q = family.q
+    for j, sure in enumerate(family.tokens.unbind(1)):
+        q = torch.where((family.real[:, j] & (j < family.last))[:, None], without(q, sure), q)
+    return x, there, proposal(q, x, Kind.HUB)
+
+
+def _step(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
+    p = family.p
+    x, there, q = drawn_last(family)
+    hit = noise.flip(torch.where(there, (at_token(p, x) / at_token(q, x)).clamp_max(1), 0), lane)
+    correction = noise.pick(torch.where(there[:, None], residual(p, q), p), lane + 1)
+    return torch.where(hit, family.last, matching(family, correction)), one_hot(correction, p)

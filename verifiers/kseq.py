@@ -1,0 +1,60 @@
+"""k-SEQ: all siblings face one ratio, so they can be tested at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
+from mmspec.noise import Noise
+from mmspec.verifiers.sample_and_match import match
+from mmspec.verifiers.walk import Family, check, descend
+
+
+@dataclass(frozen=True)
+class KSeq:
+    """Accept the first of k draws that passes min(1, p / (rho q)) (SpecTr, Sun et al. 2023).
+
+    rho solves 1 - (1 - beta)^k = rho beta, beta = sum min(q, p / rho). Lossless; accepts at least
+    1 - (1 - 1/k)^k of the best possible. One child is `Exact`. A greedy drafter's children are no
+    independent draws: they are matched against a sample of p.
+    """
+
+    lossless: ClassVar[bool] = True
+    trees: ClassVar[bool] = True
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID,)
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        check(self, draft)
+        chosen = draft.law is None or categorical(draft.law).hard
+        return descend(draft, scores, noise, match if chosen else _step)
+
+
+def _step(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
+    p, q = family.p, family.q
+    k = family.real.sum(-1, keepdim=True).to(p)
+    rho = acceptance_ratio(p, q, k) if family.tokens.shape[1] > 1 else torch.ones_like(k)
+    tiny = torch.finfo(p.dtype).tiny
+    ratio = p.gather(1, family.tokens) / (rho * q.gather(1, family.tokens)).clamp_min(tiny)
+    hits = noise.flip(torch.where(family.real, ratio.clamp_max(1), 0), lane)
+    slot = torch.where(hits.any(-1), hits.int().argmax(-1), -1)
+    taken = torch.minimum(q, p / rho)
+    beta = taken.sum(-1, keepdim=True)
+    factor = torch.where(beta > 0, (1 - (1 - beta).pow(k)) / beta.clamp_min(tiny), k)
+    left = (p - taken * factor).clamp_min(0)
+    mass = left.sum(-1, keepdim=True)
+    return slot, torch.where(mass > 0, left / mass.clamp_min(tiny), p)
+
+
+def acceptance_ratio(p: Tensor, q: Tensor, k: Tensor) -> Tensor:  # (B, V) x2, (B, 1) -> (B, 1)
+    """rho* in [1, k] by bisection, from the side where the residual stays non-negative."""
+    low, high = torch.ones_like(k), k.clamp_min(1)
+    for _ in range(56 if p.dtype == torch.float64 else 28):
+        middle = (low + high) / 2
+        beta = torch.minimum(q, p / middle).sum(-1, keepdim=True)
+        above = 1 - (1 - beta).pow(k) <= middle * beta  # the root lies below, or here
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+    return high

@@ -1,0 +1,275 @@
+"""The exact law of what a verifier emits, by enumeration: the oracle of losslessness.
+
+Every draft the drafter could make, every accept / reject decision and every correction the verifier
+could take is played through the verifier's own `verify`, under a noise that follows a script
+instead of a seed. Outcomes are weighed by their probability and completed by ancestral sampling
+from the target to the depth of the draft plus one, because the first token alone does not convict a
+wrong verifier of blocks or trees.
+
+    law(p, q, Exact())                        first token, one proposal: equals p law(p, q,
+    Recursive(), 3, Kind.IID)       first token, three proposals joint(p, q, Traversal(), tree,
+    Kind.WOR)  all tokens up to depth D + 1: equals ancestral(p, D + 1) acceptance(p, q, Block(),
+    Tree.chain(4))  expected number of accepted tokens
+
+Laws are probabilities (V,), the same after every prefix, or functions of the prefix. They may
+return `Categorical`, where a hard one is greedy decoding. Use float64 and small vocabularies.
+Verifiers that read shared noise (`Coupled`) decide nothing by flips and picks, so only their greedy
+form can be enumerated; compare their samples with plain decoding under the same seed instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier
+from mmspec.laws import Categorical
+from mmspec.noise import Keys
+from mmspec.trees import Tree
+from mmspec.verifiers.recursive import Recursive
+from mmspec.verifiers.walk import one_hot, without
+
+Table = Tensor | Categorical | Callable[[tuple[int, ...]], Tensor | Categorical]
+
+
+def law(
+    p: Table, q: Table, verifier: Verifier | Rule, siblings: int = 1, kind: Kind = Kind.WOR
+) -> Tensor:  # (V,)
+    """The law of the first token when `siblings` proposals for it are verified."""
+    return joint(p, q, verifier, siblings, kind).sum(1)
+
+
+def joint(
+    p: Table, q: Table, verifier: Verifier | Rule, tree: Tree | int, kind: Kind = Kind.WOR
+) -> Tensor:  # (V,) * (D + 1)
+    """The joint law of the tokens one round emits, completed to the depth of `tree` plus one."""
+    return enumerate_rounds(p, q, verifier, tree, kind).joint
+
+
+def acceptance(
+    p: Table, q: Table, verifier: Verifier | Rule, tree: Tree | int = 1, kind: Kind = Kind.WOR
+) -> float:
+    """Expected number of accepted draft tokens: the acceptance probability, for one position."""
+    lengths = enumerate_rounds(p, q, verifier, tree, kind).lengths
+    return float(lengths @ torch.arange(len(lengths), dtype=lengths.dtype))
+
+
+def ancestral(p: Table, depth: int) -> Tensor:  # (V,) * depth
+    """The target's own joint law, what a lossless verifier must give back."""
+    mass = torch.ones((), dtype=torch.float64)
+    for table in _tables(p, depth):
+        mass = mass[..., None] * table.probs.reshape(*mass.shape, -1)
+    return mass
+
+
+@dataclass(frozen=True)
+class Enumeration:
+    """All that one round can do."""
+
+    joint: Tensor  # (V,) * (D + 1) law of the emitted tokens, completed by the target
+    lengths: Tensor  # (D + 1,) law of the number of accepted draft tokens
+
+
+def enumerate_rounds(
+    p: Table, q: Table, verifier: Verifier | Rule, tree: Tree | int, kind: Kind
+) -> Enumeration:
+    """Play every draft and decision through `verifier.verify`; a rule walks with `Recursive`."""
+    if isinstance(tree, int):
+        tree = Tree.branching([tree])
+    # protocols leave no other way to let a rule stand for its walk
+    walk = cast(Verifier, verifier) if hasattr(verifier, "verify") else Recursive(verifier)
+    target, drafter = _tables(p, tree.depth + 1), _tables(q, max(tree.depth, 1))
+    tokens, weight, laws, after = _drafts(drafter, tree, kind)
+    draft = Draft.of(tree, tokens, kind, None if kind is Kind.DET else laws)
+    rows = [_pick(target, 0, torch.zeros_like(tokens[:, 0])) if tree.nodes else target[0][[0]]]
+    rows += [_pick(target, depth + 1, after[:, i]) for i, depth in enumerate(tree.depths)]
+    position = torch.tensor([0, *(depth + 1 for depth in tree.depths)]).expand(len(tokens), -1)
+    scores = Scores(Categorical.stack(rows), position)
+    size = scores.law.size if isinstance(scores.law, Categorical) else 0
+    masses = [torch.zeros(size**length, dtype=torch.float64) for length in range(tree.depth + 2)]
+    lengths = torch.zeros(tree.depth + 1, dtype=torch.float64)
+    for origin, chance, verdict in _outcomes(walk, draft, scores):
+        share = weight[origin] * chance
+        lengths.index_add_(0, verdict.length, share)
+        _emit(masses, tokens[origin], verdict, share, size)
+    for length in range(1, tree.depth + 1):  # the target goes on by itself
+        masses[length + 1] += (masses[length][:, None] * target[length].probs).flatten()
+    return Enumeration(masses[-1].reshape((size,) * (tree.depth + 1)), lengths)
+
+
+@dataclass
+class ScriptedNoise:
+    """Answers flips and picks as `script` says; where that is silent, takes one way of many."""
+
+    script: Tensor  # (R, S) int64 decision of each row at each slot, -1 = open
+    chance: Tensor  # (R,) probability of what the script says, and then of what was decided
+    slots: dict[tuple[int, int], int]  # (lane, element) -> column of `script`
+
+    def __post_init__(self) -> None:
+        self.branches: list[tuple[Tensor, Tensor, Tensor]] = []  # rows, scripts, chances
+        self._seen: set[int] = set()
+
+    def shared(self, position: Tensor) -> Keys:
+        raise ValueError("noise shared by positions cannot be enumerated; compare seeded samples")
+
+    def fresh(self, lane: int, index: Tensor) -> Keys:
+        raise ValueError("raw keys cannot be enumerated; verifiers decide with flip and pick")
+
+    def flip(self, probability: Tensor, lane: int) -> Tensor:
+        self._open(lane)
+        chances = probability.double().reshape(len(probability), -1)
+        taken = [
+            self._decide(torch.stack([1 - chance, chance], 1), (lane, element))
+            for element, chance in enumerate(chances.unbind(1))
+        ]
+        return torch.stack(taken, 1).reshape(probability.shape) > 0
+
+    def pick(self, weights: Tensor, lane: int) -> Tensor:
+        self._open(lane)
+        weights = weights.double()
+        return self._decide(weights / weights.sum(-1, keepdim=True), (lane, 0))
+
+    def _open(self, lane: int) -> None:
+        if lane in self._seen:
+            raise ValueError(
+                f"lane {lane} is used twice in one verdict, so its draws are not independent"
+            )
+        self._seen.add(lane)
+
+    def _decide(self, weights: Tensor, slot: tuple[int, int]) -> Tensor:  # (R, K) -> (R,)
+        column = self.slots.setdefault(slot, len(self.slots))
+        if column >= self.script.shape[1]:
+            blank = self.script.new_full((len(self.script), column + 1 - self.script.shape[1]), -1)
+            self.script = torch.cat([self.script, blank], 1)
+        possible = weights > 0
+        told = self.script[:, column]
+        choice = torch.where(told >= 0, told, possible.int().argmax(-1))
+        others = possible & (told < 0)[:, None]
+        others &= torch.arange(weights.shape[1]) != choice[:, None]
+        rows, ways = others.nonzero(as_tuple=True)
+        if len(rows):
+            scripts = self.script[rows]
+            scripts[:, column] = ways
+            self.branches.append((rows, scripts, self.chance[rows] * weights[rows, ways]))
+        self.script = self.script.clone()
+        self.script[:, column] = choice
+        gained = weights.gather(1, choice[:, None]).squeeze(1)
+        self.chance = torch.where(told >= 0, self.chance, self.chance * gained)
+        return choice
+
+
+def _outcomes(
+    verifier: Verifier, draft: Draft, scores: Scores
+) -> list[tuple[Tensor, Tensor, Verdict]]:
+    """All outcomes in batches: (row of `draft`, probability given that draft, verdict)."""
+    outcomes, slots = [], dict[tuple[int, int], int]()
+    origin = torch.arange(draft.batch)
+    script = torch.empty(draft.batch, 0, dtype=torch.int64)
+    chance = torch.ones(draft.batch, dtype=torch.float64)
+    while True:
+        noise = ScriptedNoise(script, chance, slots)
+        some = replace(
+            draft,
+            tokens=draft.tokens[origin],
+            parents=draft.parents[origin],
+            mask=draft.mask[origin],
+            law=None if draft.law is None else draft.law[origin],
+        )
+        verdict = verifier.verify(some, Scores(scores.law[origin], scores.position[origin]), noise)
+        outcomes.append((origin, noise.chance, verdict))
+        wide = [
+            torch.nn.functional.pad(told, (0, len(slots) - told.shape[1]), value=-1)
+            for _, told, _ in noise.branches
+        ]
+        if not wide:
+            break
+        origin = origin[torch.cat([rows for rows, _, _ in noise.branches])]
+        script, chance = torch.cat(wide), torch.cat([share for _, _, share in noise.branches])
+    return outcomes
+
+
+def _drafts(
+    tables: list[Categorical], tree: Tree, kind: Kind
+) -> tuple[Tensor, Tensor, Categorical, Tensor]:
+    """All drafts of `tree`: tokens (R, N), weights (R,), laws (R, N) and prefix codes (R, N)."""
+    size = tables[0].size
+    tokens = torch.zeros(1, 0, dtype=torch.int64)
+    weight = torch.ones(1, dtype=torch.float64)
+    for node, parent in enumerate(tree.parents):
+        before = _codes(tokens, tree, size)[:, parent + 1]
+        q = _pick(tables, tree.depths[node], before)
+        earlier = [kid for kid in tree.kids[parent + 1] if kid < node]
+        last = tree.kids[parent + 1][-1] == node
+        chances = _conditional(q, tokens[:, earlier], kind, last)
+        rows, drawn = chances.nonzero(as_tuple=True)
+        weight = weight[rows] * chances[rows, drawn]
+        tokens = torch.cat([tokens[rows], drawn[:, None]], 1)
+    codes = _codes(tokens, tree, size)
+    laws = [
+        _pick(tables, d, codes[:, up + 1]) for d, up in zip(tree.depths, tree.parents, strict=True)
+    ]
+    stacked = Categorical.stack(laws) if laws else Categorical(torch.zeros(1, 0, size))
+    return tokens, weight, stacked, codes[:, 1:]
+
+
+def _conditional(q: Categorical, earlier: Tensor, kind: Kind, last: bool) -> Tensor:  # (R, V)
+    """The law of the next sibling given the earlier ones (R, J), as `drafters.draws` draws it."""
+    if kind is Kind.RACE:
+        raise ValueError("RACE proposals share the target's noise and cannot be enumerated")
+    drawn = q.probs.double()
+    if q.hard or kind is Kind.DET or (kind is Kind.HUB and not last):
+        order = q.scores.sort(dim=-1, descending=True, stable=True).indices
+        return one_hot(order[:, earlier.shape[1]], drawn)
+    if kind is Kind.IID:
+        return drawn
+    spare = torch.ones_like(drawn)
+    for x in earlier.unbind(1):
+        drawn, spare = without(drawn, x), spare.scatter(-1, x[:, None], 0)
+    lowest = one_hot(spare.argmax(-1), drawn)  # q is exhausted: an impossible token fills up
+    return torch.where((drawn.sum(-1, keepdim=True) > 0), drawn, lowest)
+
+
+def _codes(tokens: Tensor, tree: Tree, size: int) -> Tensor:  # (R, 1 + nodes so far)
+    """Number of the prefix that ends at the context and at each node, in base V."""
+    codes = [torch.zeros(len(tokens), dtype=torch.int64)]
+    for node, x in enumerate(tokens.unbind(1)):
+        codes.append(codes[tree.parents[node] + 1] * size + x)
+    return torch.stack(codes, 1)
+
+
+def _pick(tables: list[Categorical], depth: int, codes: Tensor) -> Categorical:  # (R, V)
+    return tables[depth][codes]
+
+
+def _tables(table: Table, depth: int) -> list[Categorical]:
+    """The laws after all prefixes of 0 .. depth - 1 tokens, as (V ** length, V)."""
+
+    def at(prefix: tuple[int, ...]) -> Categorical:
+        found = table if isinstance(table, Tensor | Categorical) else table(prefix)
+        found = found if isinstance(found, Categorical) else Categorical.of(found)
+        return Categorical(found.scores.double(), found.hard)
+
+    size = at(()).size
+    return [
+        Categorical.stack([at(prefix) for prefix in product(range(size), repeat=length)], 0)
+        for length in range(depth)
+    ]
+
+
+def _emit(masses: list[Tensor], tokens: Tensor, verdict: Verdict, share: Tensor, size: int) -> None:
+    """Add the emitted tokens of every outcome to the mass of sequences of that length."""
+    assert verdict.next is not None
+    code = torch.zeros_like(verdict.length)
+    for depth in range(verdict.path.shape[1]):
+        node = verdict.path[:, depth]
+        x = tokens.gather(1, node.clamp_min(0)[:, None]).squeeze(1)
+        code = torch.where(depth < verdict.length, code * size + x, code)
+    code = code * size + verdict.next
+    for length in range(1, len(masses)):
+        here = verdict.length + 1 == length
+        masses[length].index_add_(0, code[here], share[here])

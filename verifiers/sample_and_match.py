@@ -1,0 +1,44 @@
+"""Draw the target's token, and go on while some child carries it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.noise import Noise
+from mmspec.verifiers.walk import Family, check, descend, one_hot
+
+
+@dataclass(frozen=True)
+class SampleAndMatch:
+    """Sample from p at each node, follow the child that matches (SpecExec; REST, He et al. 2024).
+
+    Lossless for every kind, since the draw knows nothing of the draft; accepts the sum of p over
+    the distinct children, as the delta rule of EAGLE-2 does. `Recursive` accepts more of IID and
+    WOR proposals, `Coupled` is this with noise that belongs to positions. Of duplicate siblings the
+    first is followed.
+    """
+
+    lossless: ClassVar[bool] = True
+    trees: ClassVar[bool] = True
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET, Kind.WOR, Kind.IID, Kind.HUB, Kind.RACE)
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        check(self, draft, law=False)
+        return descend(draft, scores, noise, match)
+
+
+def match(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
+    """One level: the slot that carries the target's token, and that token as a point mass."""
+    token = noise.pick(family.p, lane)
+    return matching(family, token), one_hot(token, family.p)
+
+
+def matching(family: Family, token: Tensor) -> Tensor:  # (B,) -> (B,)
+    """The first child that carries `token`, or -1."""
+    same = family.real & (family.tokens == token[:, None])
+    return torch.where(same.any(-1), same.int().argmax(-1), -1)

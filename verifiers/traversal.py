@@ -1,0 +1,98 @@
+"""Traversal verification: from the leaves of a tree towards its root."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
+from mmspec.noise import Lane, Noise
+from mmspec.trees import Tree
+from mmspec.verifiers.block import scaled_residual, stopping
+from mmspec.verifiers.walk import at_token, check, one_hot, proposal, without
+
+
+@dataclass(frozen=True)
+class Traversal:
+    """Leaf-to-root verification of a tree (Weng et al. 2025), lossless.
+
+    A node carries the ratio rho of its path; each rejected child scales p to norm((rho p - q)+). On
+    a chain it is `Block`, on one level `Recursive`; it never accepts less than `Recursive`. The
+    steps are derived from the paper's text and proved by enumeration (no reference code is public).
+    Visits every node, so all rows of a batch must share one tree.
+    """
+
+    lossless: ClassVar[bool] = True
+    trees: ClassVar[bool] = True
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.WOR, Kind.IID, Kind.DET)
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        check(self, draft)
+        tree = draft.tree
+        if tree is None:
+            if draft.batch > 1:
+                raise ValueError(
+                    "Traversal walks one tree for all rows, but Draft.tree is not set; "
+                    "draft the same topology in every row, verify row by row, or use Recursive"
+                )
+            tree = Tree(tuple(draft.parents[0].tolist()))
+        return _Walk(draft, scores, noise, tree).run()
+
+
+class _Walk:
+    """One post-order walk; rows leave it as soon as a node of theirs is accepted."""
+
+    def __init__(self, draft: Draft, scores: Scores, noise: Noise, tree: Tree) -> None:
+        self.draft, self.noise, self.tree = draft, noise, tree
+        self.law = categorical(scores.law)
+        self.open = torch.ones(draft.batch, dtype=torch.bool, device=draft.tokens.device)
+        self.row = torch.zeros(draft.batch, dtype=torch.int64, device=draft.tokens.device)
+        self.weights = torch.zeros_like(self.law[:, 0].probs)
+
+    def run(self) -> Verdict:
+        self.visit(0, torch.ones_like(self.weights[:, 0]))
+        paths = _paths(self.tree, self.row.device)[self.row]
+        return Verdict(paths, (paths >= 0).sum(-1), self.noise.pick(self.weights, Lane.RESIDUAL))
+
+    def visit(self, row: int, rho: Tensor) -> None:
+        """Try everything below a row of `scores`, then the row; `rho` (B,) is its path ratio."""
+        p, kind, kids = self.law[:, row].probs, self.draft.kind, self.tree.kids[row]
+        q = self.drafted(kids[0], p) if kids else p
+        for kid in kids:
+            x, real = self.draft.tokens[:, kid], self.draft.mask[:, kid]
+            drawn = proposal(q, x, kind)
+            ratio = (rho * at_token(p, x) / at_token(drawn, x)).clamp_max(1)
+            self.visit(kid + 1, torch.where(real, ratio, 0))
+            left = (rho[:, None] * p - drawn).clamp_min(0).sum(-1)
+            p = torch.where(real[:, None], scaled_residual(p, drawn, rho), p)
+            rho = torch.where(real, stopping(left, rho), rho)
+            if kind is Kind.WOR:
+                q = torch.where(real[:, None], without(q, x), q)
+        self.settle(row, p, rho)
+
+    def drafted(self, kid: int, p: Tensor) -> Tensor:  # (B, V)
+        if self.draft.law is None:
+            return one_hot(self.draft.tokens[:, kid], p)
+        return categorical(self.draft.law)[:, kid].probs.to(p)
+
+    def settle(self, row: int, p: Tensor, rho: Tensor) -> None:
+        """Accept the row with probability rho; the context always accepts what is left."""
+        taken = self.open
+        if row > 0:
+            chance = torch.where(taken & self.draft.mask[:, row - 1], rho, 0)
+            taken = taken & self.noise.flip(chance, Lane.WALK + row)
+        self.row = torch.where(taken, row, self.row)
+        self.weights = torch.where(taken[:, None], p, self.weights)
+        self.open = self.open & ~taken
+
+
+def _paths(tree: Tree, device: torch.device) -> Tensor:  # (N + 1, D)
+    """The path that ends at the context (row 0) and at each node, -1 padded."""
+    paths: list[list[int]] = [[]]
+    for node, parent in enumerate(tree.parents):
+        paths.append([*paths[parent + 1], node])
+    padded = [path + [-1] * (tree.depth - len(path)) for path in paths]
+    return torch.tensor(padded, dtype=torch.int64, device=device)

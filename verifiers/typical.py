@@ -1,0 +1,46 @@
+"""Typical acceptance: take whatever the target does not find surprising."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mmspec.verifiers.walk import at_token
+
+
+@dataclass(frozen=True)
+class Typical:
+    """Accept x when p(x) > min(epsilon, delta exp(-H(p))) (Medusa, Cai et al. 2024).
+
+    Corrections come from p cut to its typical tokens. Lossy, and blind to q: pair it with
+    `Longest`, as Medusa does. Medusa runs epsilon=0.09, delta=0.3 (its helpers carry the pair
+    swapped: pass both). A point mass p is greedy matching.
+    """
+
+    epsilon: float
+    delta: float
+    lossless: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.epsilon <= 0 or not 0 < self.delta < 1:
+            raise ValueError(
+                f"epsilon is {self.epsilon} and delta is {self.delta}; "
+                "epsilon must be positive and delta in (0, 1), so that some token is typical"
+            )
+
+    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # (..., V) x2, (...) -> (...)
+        return (at_token(p, x) > self.threshold(p)).to(p)
+
+    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # -> (..., V), sums to 1
+        typical = torch.where(
+            p > self.threshold(p)[..., None], p, 0
+        )  # holds the mode: e^-H <= max p
+        return typical / typical.sum(-1, keepdim=True)
+
+    def threshold(self, p: Tensor) -> Tensor:  # (..., V) -> (...)
+        """The least probability that passes."""
+        negative_entropy = torch.special.xlogy(p, p).sum(-1)
+        return torch.exp(negative_entropy).mul(self.delta).clamp_max(self.epsilon)
