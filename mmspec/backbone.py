@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mmspec import _hf
 from mmspec.cache import SlotCache
-from mmspec.memory import Block, Memory
+from mmspec.memory import Block, Memory, Rows
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -68,7 +68,7 @@ class Backbone:
 
     def prefill(
         self, inputs: Mapping[str, Any], room: int
-    ) -> tuple[Memory, Tensor, Mapping[str, Any]]:
+    ) -> tuple[Memory | Rows, Tensor, Mapping[str, Any]]:
         """Read the prompt. Returns its memory, the next-token logits (B, V) and the model's output.
 
         `inputs` are the processor's tensors, left-padded; `room` is how many slots to reserve behind them.
@@ -78,26 +78,22 @@ class Backbone:
         carrier = prepared.get("input_ids")
         carrier = prepared["inputs_embeds"] if carrier is None else carrier
         batch, length = carrier.shape[:2]
-        if batch > 1 and not self.can_branch:
-            raise ValueError(
-                f"a batch of {batch} is not supported for {type(self.model).__name__}: its recurrent state "
-                "advances alike for all rows; pass one prompt at a time"
-            )
         cache.plan.capacity = length + room
         cache.plan_uniform(0, length)
         out = self.model(**prepared, return_dict=True)
-        memory = Memory(
-            cache,
-            length,
-            padding(inputs.get("attention_mask"), batch),
-            next_rope(prepared.get("position_ids"), batch, length),
-            torch.empty(0, dtype=self.model.dtype, device=self.device),
-            self.window,
-        )
-        return memory, out.logits[:, -1], out
+        pads = padding(inputs.get("attention_mask"), batch)
+        rope = next_rope(prepared.get("position_ids"), batch, length)
+        like = torch.empty(0, dtype=self.model.dtype, device=self.device)
+        if batch == 1 or self.can_branch:
+            return Memory(cache, length, pads, rope, like, self.window), out.logits[:, -1], out
+        rows = [
+            Memory(cache.row(self.cache_config, row), length, [pads[row]], [rope[row]], like, self.window)
+            for row in range(batch)
+        ]
+        return Rows(rows), out.logits[:, -1], out
 
     def read(
-        self, memory: Memory, block: Block, hidden: bool = False
+        self, memory: Memory | Rows, block: Block, hidden: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Read a block behind what `memory` keeps. One forward.
 
@@ -105,6 +101,10 @@ class Backbone:
         waits, and the last hidden states of the same places when asked for. Nothing is kept until
         `memory.commit`.
         """
+        if isinstance(memory, Rows):
+            pieces = [self.read(row, block.row(i), hidden) for i, row in enumerate(memory.rows)]
+            states = [state for _, state in pieces if state is not None]
+            return torch.cat([logits for logits, _ in pieces]), torch.cat(states) if hidden else None
         positions, mask, queries = memory.place(block)
         if self.family.rope_axes > 1:
             batch = block.tokens.shape[0]

@@ -164,6 +164,18 @@ class SlotCache(Cache):
                 for index, state in saved.items():
                     getattr(layer, name)[index].copy_(state)
 
+    def row(self, config: Any, index: int) -> SlotCache:
+        """One row's own cache, with what it holds so far."""
+        twin = SlotCache(config, self.plan.capacity)
+        for mine, layer in zip(self.layers, twin.layers, strict=True):
+            if isinstance(mine, SlotLayer) and mine.is_initialized:
+                layer.keys = mine.keys[index : index + 1].clone()
+                layer.values = mine.values[index : index + 1].clone()
+                layer.is_initialized = True
+            elif isinstance(mine, LinearAttentionLayer):
+                _copy_row(mine, layer, index)
+        return twin
+
     def bytes(self) -> int:
         """Memory held by the buffers."""
         tensors = [
@@ -173,6 +185,22 @@ class SlotCache(Cache):
             for tensor in (layer.keys, layer.values)
         ]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _copy_row(source: LinearAttentionLayer, target: LinearAttentionLayer, index: int) -> None:
+    """Give `target` the recurrent and convolution states of one row of `source`."""
+    target.device, target.dtype = source.device, source.dtype
+    for name in ("conv_states", "recurrent_states"):
+        for place, state in getattr(source, name).items():
+            if state is not None:
+                getattr(target, name)[place] = state[index : index + 1].clone()
+    for name in (
+        "is_conv_states_initialized",
+        "is_recurrent_states_initialized",
+        "has_previous_state",
+        "conv_kernel_size",
+    ):
+        getattr(target, name).update(getattr(source, name))
 
 
 def template(config: Any) -> list[Any]:

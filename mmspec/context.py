@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Scores
-from mmspec.memory import Memory
+from mmspec.memory import Memory, Rows
 from mmspec.noise import KeyedNoise
 from mmspec.sampling import Sampling
 
@@ -35,7 +35,7 @@ class Context:
     prompt: tuple[int, ...]  # prompt tokens per row, padding excluded
     padding: tuple[int, ...]  # left padding of the prompt per row
     vocabulary: int  # the target's
-    memory: Memory  # the target's
+    memory: Memory | Rows  # the target's
     noise: KeyedNoise  # this round's
     scores: Scores | None = None  # the law after the prompt, until its token is chosen
     shared: Mapping[str, Any] = field(default_factory=dict)  # what the target offers to drafters

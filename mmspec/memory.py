@@ -38,6 +38,20 @@ class Block:
     def length(self) -> int:
         return self.tokens.shape[1]
 
+    def row(self, index: int) -> Block:
+        """One row of a chain, without its padding."""
+        pad = self.pads[index] if self.pads is not None else 0
+        each = min(index, self.depths.shape[0] - 1)
+        corner = self.corner[:1] if self.corner.shape[0] == 1 else self.corner[index : index + 1]
+        return Block(
+            self.tokens[index : index + 1, pad:],
+            self.depths[each : each + 1, pad:],
+            corner[:, pad:, pad:],
+            max(self.waiting - pad, 0),
+            None,
+            self.behind,
+        )
+
 
 def block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -> Block:
     """Lay out waiting tokens and a draft below the last of them; `like` gives mask dtype and device."""
@@ -80,7 +94,12 @@ class Memory:
         self.rope = list(rope)  # rotary position of the next token per row
         self.window = window
         self.mask = Mask(padding, slots, like)
-        self.saved: list[dict[str, dict[int, Tensor]]] | None = None  # recurrent state at `kept`
+        self.saved = cache.snapshot() if cache.recurrent else None  # recurrent state at `kept`
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the mask's dtype and device."""
+        return self.mask.buffer
 
     @property
     def batch(self) -> int:
@@ -117,26 +136,43 @@ class Memory:
         return base + (columns - pads) % block.length  # padding wraps around to the end
 
     def advance(self, steps: Sequence[int]) -> None:
-        """Count `steps[b]` more slots of row b as kept."""
+        """Keep the last block's first `steps[b]` slots of row b; all of them, for a recurrent model."""
         for row, step in enumerate(steps):
             self.kept[row] += step
             self.rope[row] += step
+        if self.saved is not None:
+            self.saved = self.cache.snapshot()
 
-    def commit(self, waiting: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """Keep the waiting tokens and the accepted nodes of the last block, contiguously."""
+    def commit(
+        self, waiting: Sequence[int], paths: Sequence[Sequence[int]], nodes: int
+    ) -> list[int]:
+        """Keep the waiting tokens and the accepted ones of the last block's `nodes`, contiguously.
+
+        Returns how many slots each row kept. A recurrent model can keep all or nothing: its state goes back
+        where a node was rejected, and the tokens accepted before stay pending (lazy replay).
+        """
+        if self.saved is not None and len(paths[0]) < nodes:
+            self.cache.restore(self.saved)
+            return [0]
         if any(node != step for path in paths for step, node in enumerate(path)):
-            width = max(len(path) for path in paths)
-            source, target = [], []
-            for kept, wait, path in zip(self.kept, waiting, paths, strict=True):
-                base = kept + wait
-                spare = [base - 1] * (width - len(path))  # self-moves, of a slot nobody else writes
-                source.append([base + node for node in path] + spare)
-                target.append([base + step for step in range(len(path))] + spare)
-            device = self.mask.device
-            self.cache.move(
-                torch.tensor(source, device=device), torch.tensor(target, device=device)
-            )
-        self.advance([wait + len(path) for wait, path in zip(waiting, paths, strict=True)])
+            self.cache.move(*self._moves(waiting, paths))
+        kept = [wait + len(path) for wait, path in zip(waiting, paths, strict=True)]
+        self.advance(kept)
+        return kept
+
+    def _moves(
+        self, waiting: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, Tensor]:
+        """Source and target slots (B, n) that make accepted paths contiguous."""
+        width = max(len(path) for path in paths)
+        source, target = [], []
+        for kept, wait, path in zip(self.kept, waiting, paths, strict=True):
+            base = kept + wait
+            spare = [base - 1] * (width - len(path))  # self-moves, of a slot nobody else writes
+            source.append([base + node for node in path] + spare)
+            target.append([base + step for step in range(len(path))] + spare)
+        device = self.mask.device
+        return torch.tensor(source, device=device), torch.tensor(target, device=device)
 
     def windowed(self, mask: Tensor, queries: Tensor) -> Tensor:
         """The mask of sliding layers: keys more than `window` behind a query are hidden."""
@@ -144,6 +180,39 @@ class Memory:
         slots = torch.arange(mask.shape[-1], device=mask.device)
         hidden = slots <= (queries - self.window)[:, None, :, None]
         return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
+
+
+class Rows:
+    """One memory per row, for recurrent models: their state cannot advance by a different step per row."""
+
+    def __init__(self, rows: Sequence[Memory]) -> None:
+        self.rows = list(rows)
+
+    @property
+    def batch(self) -> int:
+        return len(self.rows)
+
+    @property
+    def kept(self) -> list[int]:
+        return [row.kept[0] for row in self.rows]
+
+    @property
+    def like(self) -> Tensor:
+        return self.rows[0].like
+
+    @property
+    def saved(self) -> Any:
+        return self.rows[0].saved
+
+    def advance(self, steps: Sequence[int]) -> None:
+        for row, step in zip(self.rows, steps, strict=True):
+            row.advance([step])
+
+    def commit(
+        self, waiting: Sequence[int], paths: Sequence[Sequence[int]], nodes: int
+    ) -> list[int]:
+        triples = zip(self.rows, waiting, paths, strict=True)
+        return [row.commit([wait], [path], nodes)[0] for row, wait, path in triples]
 
 
 class Mask:

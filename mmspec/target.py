@@ -33,8 +33,6 @@ class CausalTarget:
     def prefill(self, request: Request) -> Context:
         """Read the prompt; the first token is then chosen from `context.scores` without a forward."""
         memory, logits, out = self.backbone.prefill(request.inputs, room=request.room + 64)
-        if not self.backbone.can_branch:
-            memory.saved = memory.cache.snapshot()
         history, pads = _prompt(request.inputs, memory.kept[0], memory.batch)
         context = Context(
             request=request,
@@ -53,10 +51,10 @@ class CausalTarget:
     def score(self, context: Context, draft: Draft) -> Scores:
         """One forward over the pending tokens and the draft nodes."""
         memory, calls = context.memory, 1
-        if memory.saved is not None and context.pending[0] > self.longest_replay:
+        if memory.saved is not None and max(context.pending) > self.longest_replay:
             self._settle(context)
             calls = 2
-        layout = block(context.waiting(), draft, _like(context))
+        layout = block(context.waiting(), draft, memory.like)
         logits, hidden = self.backbone.read(memory, layout, hidden="hidden" in self.wants)
         position = context.position()
         if draft.nodes:
@@ -67,32 +65,18 @@ class CausalTarget:
 
     def keep(self, context: Context, draft: Draft, kept: Round) -> Context:
         """Commit what was kept: cache slots first, then the history that pending tokens are counted from."""
-        memory = context.memory
-        if kept.calls and memory.saved is None:
-            memory.commit(_alive(context), kept.path)
-        elif kept.calls:
-            self._replay(context, draft, kept)
+        if kept.calls:
+            context.memory.commit(_alive(context), kept.path, draft.nodes)
         for history, tokens in zip(context.history, kept.tokens, strict=True):
             history.extend(tokens)
         return replace(context, scores=None, finished=kept.finished)
 
-    def _replay(self, context: Context, draft: Draft, kept: Round) -> None:
-        """Recurrent state: move to the new point if all was accepted, else go back to the saved one."""
-        memory = context.memory
-        assert memory.saved is not None
-        if len(kept.path[0]) == draft.nodes:
-            memory.commit(_alive(context), kept.path)
-            memory.saved = memory.cache.snapshot()
-        else:
-            memory.cache.restore(memory.saved)
-
     def _settle(self, context: Context) -> None:
-        """Read all pending tokens but the last, and save the recurrent state there."""
+        """Read all pending tokens but the last, so that the recurrent state moves on."""
         memory = context.memory
-        settled = [row[:-1] for row in context.waiting()]
-        self.backbone.read(memory, block(settled, None, _like(context)))
-        memory.advance([len(row) for row in settled])
-        memory.saved = memory.cache.snapshot()
+        settled = [row[:-1] or row for row in context.waiting()]
+        self.backbone.read(memory, block(settled, None, memory.like))
+        memory.advance([len(row) - 1 for row in context.waiting()])
 
 
 def prefix(context: Context, draft: Draft | None) -> Prefix | None:
@@ -116,10 +100,6 @@ def _alive(context: Context) -> list[int]:
     """Pending tokens per row; a finished row keeps nothing more."""
     rows = zip(context.pending, context.finished, strict=True)
     return [0 if finished else count for count, finished in rows]
-
-
-def _like(context: Context) -> Tensor:
-    return context.memory.mask.buffer
 
 
 def _prompt(

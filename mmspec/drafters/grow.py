@@ -70,6 +70,7 @@ class News:
     scores: Scores
     kept: Round
     read: tuple[tuple[int, ...], ...]  # indices in reading order
+    nodes_read: int  # how many nodes it read this round
     laws: Sequence[Categorical]  # the laws it gave this round, in reading order
 
 

@@ -15,7 +15,7 @@ from mmspec.context import Context
 from mmspec.draft import Draft, Kind, Round, Scores
 from mmspec.drafters.grow import Chain, DraftModel, News, Nodes, Shape, Sprout, read_path
 from mmspec.laws import Categorical
-from mmspec.memory import Memory, block
+from mmspec.memory import Memory, Rows, block
 from mmspec.sampling import Prefix
 
 
@@ -57,7 +57,8 @@ class Autoregressive:
     ) -> _State:
         assert state.sprout is not None
         read = read_path(state.sprout.places, kept) if draft.nodes else ((),) * draft.batch
-        news = News(draft, scores, kept, read, state.sprout.laws)
+        nodes_read = max(max(row, default=-1) for row in state.sprout.places) + 1
+        news = News(draft, scores, kept, read, nodes_read, state.sprout.laws)
         return _State(
             self.model.keep(context, state.model, news), self.shape.observe(state.shape, kept)
         )
@@ -98,7 +99,7 @@ class SmallModel:
         waiting = [
             history[read:] for history, read in zip(context.history, state.read, strict=True)
         ]
-        layout = block(waiting, None, state.memory.mask.buffer)
+        layout = block(waiting, None, state.memory.like)
         logits, _ = self.backbone.read(state.memory, layout)
         steps = [len(row) for row in waiting]
         state.memory.advance(steps)
@@ -106,12 +107,12 @@ class SmallModel:
         return draft_law(context, logits, committed(context))
 
     def say(self, context: Context, state: _Reading, nodes: Nodes) -> Categorical:
-        logits, _ = self.backbone.read(state.memory, nodes.block(state.memory.mask.buffer))
+        logits, _ = self.backbone.read(state.memory, nodes.block(state.memory.like))
         return draft_law(context, logits, nodes.prefix(context))
 
     def keep(self, context: Context, state: _Reading, news: News) -> _Reading:
-        state.memory.commit([0] * context.batch, news.read)
-        state.read = [read + len(path) for read, path in zip(state.read, news.read, strict=True)]
+        kept = state.memory.commit([0] * context.batch, news.read, news.nodes_read)
+        state.read = [read + new for read, new in zip(state.read, kept, strict=True)]
         return state
 
 
@@ -119,7 +120,7 @@ class SmallModel:
 class _Reading:
     """A draft model's memory and how many committed tokens of each row are in it."""
 
-    memory: Memory
+    memory: Memory | Rows
     read: list[int]
 
 

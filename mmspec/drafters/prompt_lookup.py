@@ -18,8 +18,8 @@ class PromptLookup:
 
     The most recent earlier occurrence counts. A copy that reaches the end of the text goes on with
     its own first tokens, so a loop is continued. Token ids in `ignore` (image placeholders) are
-    never matched and end a copy. `length` is a number or a policy; policies that read the drafter's law
-    find none here and draft to their `most`.
+    never matched and end a copy. `length` is a number or a policy; policies that read the drafter's
+    law find none here and draft to their `most`.
     """
 
     kinds: tuple[Kind, ...] = (Kind.DET,)

@@ -44,6 +44,7 @@ class TokenRecycling:
     """
 
     kinds: tuple[Kind, ...] = (Kind.DET,)
+    trees: bool = True
 
     def __init__(self, tree: Tree = TREE) -> None:
         if tree.width > WIDTH:

@@ -95,8 +95,10 @@ def test_greedy_decoding_is_unchanged_and_shorter(padding: tuple[int, ...], leng
     model, prompt = tiny(), inputs(padding)
     text, rounds = drive(model, PromptLookup(length), prompt, room=40)
     assert text == greedy(model, prompt, 40)
+    if length == "auto":  # it may find drafting too slow on this machine
+        return
     assert accepted(rounds) > 0
-    assert len(rounds) < 40 or not isinstance(length, int)  # "auto" may well find it too slow
+    assert len(rounds) < 40
 
 
 def test_sampling_is_that_of_plain_decoding() -> None:

@@ -1,0 +1,180 @@
+"""The tree is what it says it is: the wheel, the shelves, and who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmspec
+
+ROOT = Path(__file__).resolve().parents[1]
+SHELVES = ("modalities", "compressors", "verifiers")
+ENTRIES = ("pyproject.toml", "mmspec", *SHELVES, "demos", "tests", "README.md")
+ENGINE = (
+    *("draft", "trees", "noise", "laws", "memory", "cache", "backbone", "target", "context"),
+    *("decode", "sampling", "stop", "stats", "clock", "length"),
+)
+LONGEST = 400  # lines of a file that is still one idea
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel of a copy of the tree, built by the build backend itself: no network, no pip."""
+    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in ("mmspec", *SHELVES):
+        shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(out)], cwd=tree, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (built,) = out.glob("*.whl")
+    return zipfile.ZipFile(built)
+
+
+def files(folder: Path, pattern: str = "*") -> Iterator[Path]:
+    """Files below a folder, relative to it. Links to folders (mmspec/verifiers) stay out."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink() and path.name != "__pycache__":
+            yield from (path.relative_to(folder) / below for below in files(path, pattern))
+        elif path.is_file() and path.match(pattern):
+            yield path.relative_to(folder)
+
+
+def sources() -> list[Path]:
+    """Every Python file that is not a test, relative to the root."""
+    folders = ("mmspec", *SHELVES, "demos")
+    return [Path(name) / path for name in folders for path in files(ROOT / name, "*.py")]
+
+
+def imports(source: Path) -> set[str]:
+    """Every module that a file names in an import, wherever in the file it stands."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse((ROOT / source).read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{source}:{node.lineno} is a relative import"
+            assert node.module is not None
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_the_wheel_holds_the_tree_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    shipped = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    tree = {(Path("mmspec") / path).as_posix() for path in files(ROOT / "mmspec")}
+    for shelf in SHELVES:
+        tree |= {(Path("mmspec") / shelf / path).as_posix() for path in files(ROOT / shelf)}
+    missing, extra = sorted(tree - shipped), sorted(shipped - tree)
+    assert not missing, "not in the wheel; add the folder to packages, or its kind to package-data"
+    assert not extra
+
+
+def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
+    (metadata,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    text = wheel.read(metadata).decode()
+    assert f"\nVersion: {mmspec.__version__}\n" in text
+    assert "\nLicense-Expression: Apache-2.0\n" in text
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel.namelist())
+
+
+def test_packages_are_the_folders_with_code(project: dict[str, Any]) -> None:
+    tree = {Path("mmspec") / path.parent for path in files(ROOT / "mmspec", "*.py")}
+    expected = {".".join(folder.parts) for folder in tree} | {f"mmspec.{s}" for s in SHELVES}
+    listed = set(project["tool"]["setuptools"]["packages"])
+    assert listed == expected, "folders of code and `packages` in pyproject.toml differ"
+    for name in expected - {f"mmspec.{s}" for s in SHELVES}:
+        assert (ROOT / Path(*name.split(".")) / "__init__.py").is_file(), name
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_root_entries_exist(entry: str) -> None:
+    assert (ROOT / entry).exists()
+    assert not (ROOT / entry).is_symlink()
+
+
+@pytest.mark.parametrize("shelf", SHELVES)
+def test_shelves_are_flat_packages_behind_a_link(shelf: str) -> None:
+    assert (ROOT / shelf / "__init__.py").is_file()
+    assert all(len(path.parts) == 1 for path in files(ROOT / shelf))
+    link = ROOT / "mmspec" / shelf
+    if (ROOT / ".git").exists():  # an unpacked source distribution has no links
+        assert link.is_symlink()
+        assert link.readlink() == Path("..") / shelf
+        assert link.resolve() == ROOT / shelf
+
+
+@pytest.mark.parametrize("name", ENGINE)
+def test_the_engine_does_not_import_shelves(name: str) -> None:
+    shelves = tuple(f"mmspec.{shelf}" for shelf in SHELVES)
+    used = imports(Path("mmspec") / f"{name}.py")
+    assert not [module for module in used if in_any(module, shelves)]
+
+
+@pytest.mark.parametrize(
+    ("shelf", "others"),
+    [
+        ("compressors", ("mmspec.verifiers", "mmspec.modalities")),
+        ("verifiers", ("mmspec.compressors", "mmspec.modalities")),
+    ],
+)
+def test_shelves_do_not_import_each_other(shelf: str, others: tuple[str, ...]) -> None:
+    for path in files(ROOT / shelf, "*.py"):
+        bad = [module for module in imports(Path(shelf) / path) if in_any(module, others)]
+        assert not bad, path
+
+
+def in_any(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def test_imports_are_absolute_and_inside_the_package() -> None:
+    for source in sources():
+        roots = {module.partition(".")[0] for module in imports(source)}
+        assert not roots & {*SHELVES, "tests", "demos"}, source
+
+
+def test_files_are_one_idea() -> None:
+    lengths = {str(path): len((ROOT / path).read_text().splitlines()) for path in sources()}
+    assert not {path: lines for path, lines in lengths.items() if lines > LONGEST}
+
+
+def test_importing_the_package_is_cheap() -> None:
+    code = "import sys, mmspec; assert not {'torch', 'transformers', 'numpy'} & {*sys.modules}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", mmspec.__all__)
+def test_public_names_exist(name: str) -> None:
+    assert getattr(mmspec, name) is not None
+    assert name in dir(mmspec)
+
+
+def test_the_guide_explains_every_statistic() -> None:
+    guide = (ROOT / "docs" / "index.md").read_text()
+    unexplained = [f.name for f in fields(mmspec.Stats) if f"`{f.name}`" not in guide]
+    assert not unexplained
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'acelerate'"):
+        _ = mmspec.acelerate  # type: ignore[attr-defined]
