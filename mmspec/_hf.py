@@ -24,7 +24,7 @@ from transformers import (
 
 def default_config() -> GenerationConfig:
     """The library's empty config: its fields are the known generation settings."""
-    return GenerationConfig()  # type: ignore[no-untyped-call]
+    return GenerationConfig()
 
 
 def merge_config(

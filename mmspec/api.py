@@ -1,8 +1,8 @@
 """The public surface: `accelerate` a model, then `generate` as before.
 
-    fast = mmspec.accelerate(model, recipe="coupled", drafter=small)
-    out = fast.generate(**inputs, max_new_tokens=64)
-    out.sequences, out.stats
+fast = mmspec.accelerate(model, recipe="coupled", drafter=small)
+out = fast.generate(**inputs, max_new_tokens=64)
+out.sequences, out.stats
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from mmspec.loading import load_model
 from mmspec.modalities import vlm
 from mmspec.noise import KeyedNoise
 from mmspec.recipe import Kit, Recipe, pair, shape_of
-from mmspec.sampling import Sampling, resolve
+from mmspec.sampling import Sampling
+from mmspec.settings import resolve
 from mmspec.stats import Ledger, Stats
 from mmspec.stop import Stop
 from mmspec.target import CausalTarget
@@ -58,9 +59,10 @@ def accelerate(
 ) -> Accelerated:
     """Make a Hugging Face model generate faster by speculation.
 
-    `recipe` is a name (see `mmspec.recipes.names()`), a `Recipe`, or None: "coupled" with a drafter, else
-    "prompt-lookup". `drafter` is a model, a folder, "zoo:NAME", or a `Drafter`. The other arguments replace
-    parts of the recipe; `options` are its own knobs. Nothing is written onto the model.
+    `recipe` is a name (see `mmspec.recipes.names()`), a `Recipe`, or None: "coupled" with a
+    drafter, else "prompt-lookup". `drafter` is a model, a folder, "zoo:NAME", or a `Drafter`. The
+    other arguments replace parts of the recipe; `options` are its own knobs. Nothing is written
+    onto the model.
 
     Raises ValueError, before anything runs, for parts that do not fit: unknown names, different
     vocabularies, a proposal kind the verifier is biased for, a cache that cannot roll back.
@@ -93,7 +95,9 @@ class Accelerated:
         self.given = dict(given or {})  # the parts the user replaced, for save_pretrained
         family = vlm.family(model)
         self.backbone = Backbone(model, family)
-        self.drafter = pair(_drafter(self.backbone, recipe, drafter), recipe.verifier, self.backbone)
+        self.drafter = pair(
+            _drafter(self.backbone, recipe, drafter), recipe.verifier, self.backbone
+        )
         self.target = CausalTarget(self.backbone, frozenset(getattr(self.drafter, "wants", ())))
         self.last_stats: Stats | None = None
 
@@ -101,8 +105,9 @@ class Accelerated:
     def generate(self, **arguments: Any) -> Output:
         """Generate as `model.generate` does, with the same arguments, plus `seed` and `row_ids`.
 
-        Sampling is on when `do_sample=True` or when a sampling setting (temperature, top_k, top_p, ...) is
-        given. With `seed`, every exact coupled recipe returns the tokens of `decode_plain(seed=...)`.
+        Sampling is on when `do_sample=True` or when a sampling setting (temperature, top_k, top_p,
+        ...) is given. With `seed`, every exact coupled recipe returns the tokens of
+        `decode_plain(seed=...)`.
         """
         call = self._call(arguments)
         streamer = arguments.get("streamer")
@@ -141,10 +146,13 @@ class Accelerated:
     ) -> Tensor:
         """The `custom_generate` hook: `model.generate(**inputs, custom_generate=fast)`.
 
-        transformers has merged the configuration and encoded the pictures; statistics are in `last_stats`.
+        transformers has merged the configuration and encoded the pictures; statistics are in
+        `last_stats`.
         """
         if model is not self.model:
-            raise ValueError("this was accelerated for another model; call accelerate() on this one")
+            raise ValueError(
+                "this was accelerated for another model; call accelerate() on this one"
+            )
         inputs = {"input_ids": input_ids} | {
             name: value for name, value in model_kwargs.items() if name not in _LOOP_ARGUMENTS
         }
@@ -198,11 +206,11 @@ class Accelerated:
             inputs=inputs.get("input_ids"),
             attention_mask=inputs.get("attention_mask"),
         )
-        stop = Stop.resolve(self.model, config, length, own["stopping_criteria"] or (), own["tokenizer"])
-        seed = torch.initial_seed() if own["seed"] is None else int(own["seed"])
-        call = self._bind(
-            inputs, sampling, stop, seed, own["row_ids"], own["drafter_inputs"] or {}
+        stop = Stop.resolve(
+            self.model, config, length, own["stopping_criteria"] or (), own["tokenizer"]
         )
+        seed = torch.initial_seed() if own["seed"] is None else int(own["seed"])
+        call = self._bind(inputs, sampling, stop, seed, own["row_ids"], own["drafter_inputs"] or {})
         return replace(call, pad=_first(config.pad_token_id, config.eos_token_id))
 
     def _bind(
@@ -217,7 +225,9 @@ class Accelerated:
         carrier = inputs.get("input_ids")
         batch = inputs["inputs_embeds"].shape[0] if carrier is None else carrier.shape[0]
         device = self.backbone.device
-        ids = torch.zeros(batch, 0, dtype=torch.int64, device=device) if carrier is None else carrier
+        ids = (
+            torch.zeros(batch, 0, dtype=torch.int64, device=device) if carrier is None else carrier
+        )
         noise = KeyedNoise.seeded(seed, batch, device, row_ids)
         request = Request(inputs, sampling, noise, stop.max_new_tokens, drafter_inputs)
         parts = Parts(self.target, self.drafter, self.recipe.verifier, stop, self.recipe.gate)
@@ -241,11 +251,24 @@ def load(folder: str | Path, model: Any = None) -> Accelerated:
     """Load what `save_pretrained` saved; `model` is the target, or its folder is read from the file."""
     from mmspec.loading import restore
 
-    return restore(Path(folder), model, accelerate)
+    restored: Accelerated = restore(Path(folder), model, accelerate)
+    return restored
 
 
-_MODEL_INPUTS = {"input_ids", "attention_mask", "inputs_embeds", "token_type_ids", "mm_token_type_ids"}
-_LOOP_ARGUMENTS = {"past_key_values", "use_cache", "logits_to_keep", "output_hidden_states", "output_attentions"}
+_MODEL_INPUTS = {
+    "input_ids",
+    "attention_mask",
+    "inputs_embeds",
+    "token_type_ids",
+    "mm_token_type_ids",
+}
+_LOOP_ARGUMENTS = {
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "output_hidden_states",
+    "output_attentions",
+}
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 

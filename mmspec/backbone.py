@@ -1,8 +1,8 @@
 """One Hugging Face model as the engine sees it: read a prompt, then read blocks behind it.
 
-Families differ in few things, and those are data (`Family`); the modelling code is never copied. Prefill
-goes through the model's own preparation, so positions, image features and masks are the family's own;
-blocks go through the text decoder with explicit positions and an explicit mask.
+Families differ in few things, and those are data (`Family`); the modelling code is never copied.
+Prefill goes through the model's own preparation, so positions, image features and masks are the
+family's own; blocks go through the text decoder with explicit positions and an explicit mask.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Family:
 class Backbone:
     """A causal model with its family; holds no state of any request.
 
-    Raises ValueError at construction for what cannot work: a cache that cannot roll back, an attention
-    kernel that takes no mask, layer kinds whose mask is unknown.
+    Raises ValueError at construction for what cannot work: a cache that cannot roll back, an
+    attention kernel that takes no mask, layer kinds whose mask is unknown.
     """
 
     def __init__(self, model: Any, family: Family) -> None:
@@ -71,7 +71,8 @@ class Backbone:
     ) -> tuple[Memory | Rows, Tensor, Mapping[str, Any]]:
         """Read the prompt. Returns its memory, the next-token logits (B, V) and the model's output.
 
-        `inputs` are the processor's tensors, left-padded; `room` is how many slots to reserve behind them.
+        `inputs` are the processor's tensors, left-padded; `room` is how many slots to reserve
+        behind them.
         """
         prepared = _hf.prefill_inputs(self.model, inputs, SlotCache(self.cache_config))
         cache: SlotCache = prepared["past_key_values"]
@@ -87,7 +88,14 @@ class Backbone:
         if batch == 1 or self.can_branch:
             return Memory(cache, length, pads, rope, like, self.window), out.logits[:, -1], out
         rows = [
-            Memory(cache.row(self.cache_config, row), length, [pads[row]], [rope[row]], like, self.window)
+            Memory(
+                cache.row(self.cache_config, row),
+                length,
+                [pads[row]],
+                [rope[row]],
+                like,
+                self.window,
+            )
             for row in range(batch)
         ]
         return Rows(rows), out.logits[:, -1], out
@@ -97,14 +105,16 @@ class Backbone:
     ) -> tuple[Tensor, Tensor | None]:
         """Read a block behind what `memory` keeps. One forward.
 
-        Returns logits (B, 1 + N, V) of the last waiting token and of every draft node, (B, N, V) where nothing
-        waits, and the last hidden states of the same places when asked for. Nothing is kept until
-        `memory.commit`.
+        Returns logits (B, 1 + N, V) of the last waiting token and of every draft node, (B, N, V)
+        where nothing waits, and the last hidden states of the same places when asked for. Nothing
+        is kept until `memory.commit`.
         """
         if isinstance(memory, Rows):
             pieces = [self.read(row, block.row(i), hidden) for i, row in enumerate(memory.rows)]
             states = [state for _, state in pieces if state is not None]
-            return torch.cat([logits for logits, _ in pieces]), torch.cat(states) if hidden else None
+            return torch.cat([logits for logits, _ in pieces]), torch.cat(
+                states
+            ) if hidden else None
         positions, mask, queries = memory.place(block)
         if self.family.rope_axes > 1:
             batch = block.tokens.shape[0]
@@ -141,8 +151,8 @@ class Backbone:
     def thinned(self, skip: Sequence[int], depth: int | None = None) -> Backbone:
         """The same weights with some decoder layers left out; they share the request's memory.
 
-        `skip` lists layers to leave out; `depth` keeps only the first layers (early exit). The user's model
-        is not touched: the thinner decoder is a shallow copy with its own layer list.
+        `skip` lists layers to leave out; `depth` keeps only the first layers (early exit). The
+        user's model is not touched: the thinner decoder is a shallow copy with its own layer list.
         """
         layers = list(self.decoder.layers)
         last = len(layers) if depth is None else depth

@@ -1,13 +1,15 @@
 """Key/value memory made for speculation: write anywhere, forget for free, keep a path of a tree.
 
-Every attention layer owns one buffer (B, heads, capacity, width). Rows write at their own slots; what was
-rejected is simply not counted any more, and is overwritten later. Nothing is ever concatenated.
+Every attention layer owns one buffer (B, heads, capacity, width). Rows write at their own slots;
+what was rejected is simply not counted any more, and is overwritten later. Nothing is ever
+concatenated.
 
     slot        0   1   2   3   4   5   6   7
     row 0       p   p   p   a  [x   y   z]  .      kept 4, block of 3 written at 4..6
     row 1       -   p   p   a   b  [x   y   z]     one padded slot, kept 5, block at 5..7
 
-After verification row 0 keeps x and z of a tree: z moves from slot 6 to slot 5, and `kept` becomes 6.
+After verification row 0 keeps x and z of a tree: z moves from slot 6 to slot 5, and `kept` becomes
+6.
 """
 
 from __future__ import annotations
@@ -32,13 +34,18 @@ _STATELESS = ("DummyLayer",)  # layers that borrow another layer's keys and valu
 class SlotLayer(CacheLayerMixin):
     """One attention layer's buffer; where to write and how far to read is the cache's plan."""
 
+    keys: Any
+    values: Any
+
     def __init__(self, plan: Plan) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.plan = plan
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         batch, heads, _, width = key_states.shape
-        capacity = self.plan.capacity  # zeros: a masked slot still meets 0 * value, so no NaN may lie there
+        capacity = (
+            self.plan.capacity
+        )  # zeros: a masked slot still meets 0 * value, so no NaN may lie there
         self.keys = key_states.new_zeros(batch, heads, capacity, width)
         self.values = value_states.new_zeros(batch, heads, capacity, value_states.shape[-1])
         self.is_initialized = True
@@ -97,13 +104,14 @@ class Plan:
 class SlotCache(Cache):
     """The cache object handed to a Hugging Face model; one `plan_*` call precedes every forward.
 
-    Hybrid models keep their recurrent layers as transformers makes them; `snapshot` and `restore` bring
-    those back to a committed point (attention layers need neither). `can_branch` is False for them: a tree
-    would need one recurrent state per branch.
+    Hybrid models keep their recurrent layers as transformers makes them; `snapshot` and `restore`
+    bring those back to a committed point (attention layers need neither). `can_branch` is False for
+    them: a tree would need one recurrent state per branch.
     """
 
     def __init__(self, config: Any, capacity: int = 64) -> None:
         self.plan = Plan(capacity)
+        self.layers: list[Any]
         super().__init__(layers=[self._layer(layer) for layer in template(config)])
         self.recurrent = [layer for layer in self.layers if isinstance(layer, LinearAttentionLayer)]
 
@@ -149,7 +157,9 @@ class SlotCache(Cache):
         """Copies of all recurrent and convolution states."""
         return [
             {
-                "conv_states": {i: s.clone() for i, s in layer.conv_states.items() if s is not None},
+                "conv_states": {
+                    i: s.clone() for i, s in layer.conv_states.items() if s is not None
+                },
                 "recurrent_states": {
                     i: s.clone() for i, s in layer.recurrent_states.items() if s is not None
                 },
@@ -206,8 +216,8 @@ def _copy_row(source: LinearAttentionLayer, target: LinearAttentionLayer, index:
 def template(config: Any) -> list[Any]:
     """The layers transformers itself would use; refuses those that cannot be rolled back.
 
-    Raises ValueError naming the layer class: compressed, quantised, indexed or rolling layers lose what a
-    rejected draft overwrote.
+    Raises ValueError naming the layer class: compressed, quantised, indexed or rolling layers lose
+    what a rejected draft overwrote.
     """
     text = config.get_text_config(decoder=True)
     layers = list(DynamicCache(config=config).layers)

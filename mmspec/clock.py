@@ -11,8 +11,8 @@ import torch
 class Clock:
     """Charges time to labels: `to("draft")` ends the running label and starts another.
 
-    On an accelerator, labels are bounded by events on the stream, read after the round's one transfer; the
-    rest of the wall time is "host". On a CPU the labels are wall time themselves.
+    On an accelerator, labels are bounded by events on the stream, read after the round's one
+    transfer; the rest of the wall time is "host". On a CPU the labels are wall time themselves.
     """
 
     def __init__(self, device: torch.device) -> None:

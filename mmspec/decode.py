@@ -52,8 +52,9 @@ class Parts:
 def decode(parts: Parts, request: Request) -> Iterator[Round]:
     """Decode one request, yielding a `Round` per turn until every row has finished.
 
-    Round 0 reads the first token off the prefill; every later round costs one target forward (none where the
-    gate skipped it). If the drafter fails, plain decoding finishes the request, after one warning.
+    Round 0 reads the first token off the prefill; every later round costs one target forward (none
+    where the gate skipped it). If the drafter fails, plain decoding finishes the request, after one
+    warning.
     """
     target, verifier, stop, gate = parts.target, parts.verifier, parts.stop, parts.gate
     clock = Clock(request.noise.rows.device)
@@ -213,8 +214,18 @@ class Desk:
             return None
         try:
             return step(self.drafter)
-        except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError, MemoryError) as error:
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            IndexError,
+            KeyError,
+            AssertionError,
+            MemoryError,
+        ) as error:
             self.failure = f"{type(self.drafter).__name__}: {type(error).__name__}: {error}"
-            log.warning("the drafter failed; plain decoding finishes this request (%s)", self.failure)
+            log.warning(
+                "the drafter failed; plain decoding finishes this request (%s)", self.failure
+            )
             self.drafter = self.state = None
             return None

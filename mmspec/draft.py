@@ -1,7 +1,8 @@
 """What travels between the parts of one decoding round, and the parts themselves.
 
-Letters: B batch rows, N draft nodes, D longest path, V vocabulary, E event shape of a continuous token.
-A draft is a forest per row: every node hangs from an earlier node or from the context. A chain is a tree.
+Letters: B batch rows, N draft nodes, D longest path, V vocabulary, E event shape of a continuous
+token. A draft is a forest per row: every node hangs from an earlier node or from the context. A
+chain is a tree.
 
     context  the cat           node      0    1    2    3
                 |  \\           token    sat  ran  on   off
@@ -42,12 +43,14 @@ class Kind(Enum):
 class Draft:
     """A forest of proposals, one tree per row.
 
-    `law` row i is the drafter's law at the parent of node i, before any sibling was removed: siblings
-    share a row's content. None means the verifier has no use for it (DET and RACE proposals).
-    `tree` is set when every row has the same topology; then `parents` repeats it.
+    `law` row i is the drafter's law at the parent of node i, before any sibling was removed:
+    siblings share a row's content. None means the verifier has no use for it (DET and RACE
+    proposals). `tree` is set when every row has the same topology; then `parents` repeats it.
     """
 
-    tokens: Tensor  # (B, N) int64, or (B, N, *E) float for continuous tokens; parents before children
+    tokens: (
+        Tensor  # (B, N) int64, or (B, N, *E) float for continuous tokens; parents before children
+    )
     parents: Tensor  # (B, N) int64 node index, -1 = hangs from the context
     mask: Tensor  # (B, N) bool, False = padding; a padded node has only padded descendants
     kind: Kind
@@ -130,7 +133,9 @@ class Scores:
 
     law: Law  # target law p, batch shape (B, N + 1): row 0 follows the context, row i + 1 node i
     position: Tensor  # (B, N + 1) absolute position of the token that each law row speaks of
-    features: Mapping[str, Tensor] = field(default_factory=dict)  # (B, N + 1, ...) what was asked for
+    features: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # (B, N + 1, ...) what was asked for
     calls: int = 1  # forwards it took
 
 
@@ -140,15 +145,17 @@ class Verdict:
 
     path: Tensor  # (B, D) node indices from the context downwards, -1 padded
     length: Tensor  # (B,) accepted draft tokens
-    next: Tensor | None  # (B,) or (B, *E): one more token of the target; None = not scored yet (gate)
+    next: (
+        Tensor | None
+    )  # (B,) or (B, *E): one more token of the target; None = not scored yet (gate)
 
 
 @dataclass(frozen=True)
 class Round:
     """One turn of the loop, on the host: what was kept of the verdict, and what it cost.
 
-    `path[b]` are the draft nodes kept in row b; `takes_next[b]` says whether the target's own token was
-    kept as well (it is not where a stop condition cut the row before it).
+    `path[b]` are the draft nodes kept in row b; `takes_next[b]` says whether the target's own token
+    was kept as well (it is not where a stop condition cut the row before it).
     """
 
     index: int  # 0 = the round that reads the first token off the prefill
@@ -176,11 +183,13 @@ class Target(Protocol):
 class Drafter(Protocol):
     """Proposes, and learns from what became of the proposals."""
 
-    kinds: tuple[Kind, ...]  # the kinds it can draw, preferred first
-
+    @property
+    def kinds(self) -> tuple[Kind, ...]: ...  # the kinds it can draw, preferred first
     def begin(self, context: Any) -> Any: ...
     def propose(self, context: Any, state: Any) -> Draft: ...
-    def observe(self, context: Any, state: Any, draft: Draft, scores: Scores, kept: Round) -> Any: ...
+    def observe(
+        self, context: Any, state: Any, draft: Draft, scores: Scores, kept: Round
+    ) -> Any: ...
 
 
 class Verifier(Protocol):
@@ -188,6 +197,7 @@ class Verifier(Protocol):
 
     @property
     def lossless(self) -> bool: ...  # a walk is as lossless as its rule
+
     kinds: ClassVar[tuple[Kind, ...]]  # accepted proposal kinds, preferred first
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict: ...

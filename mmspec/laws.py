@@ -1,7 +1,8 @@
 """Probability laws of one token: categorical over a vocabulary, or Gaussian over a continuous event.
 
-A law has a batch shape; indexing acts on it. `sample(keys)` is a deterministic function of the keys, so the
-same keys couple two laws: the target's token and the drafter's guess come from one piece of noise.
+A law has a batch shape; indexing acts on it. `sample(keys)` is a deterministic function of the
+keys, so the same keys couple two laws: the target's token and the drafter's guess come from one
+piece of noise.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class Law(Protocol):
 class Categorical:
     """Weights over a vocabulary, normalised only when asked for.
 
-    `scores` are log-probabilities up to a constant per entry; -inf is impossible. With `hard` the law is a
-    point mass on the highest score (greedy decoding): `scores` still rank the other tokens.
+    `scores` are log-probabilities up to a constant per entry; -inf is impossible. With `hard` the
+    law is a point mass on the highest score (greedy decoding): `scores` still rank the other
+    tokens.
     """
 
     scores: Tensor  # (..., V) float
@@ -158,7 +160,9 @@ class GaussianResidual:
                 return x
             where = open_.reshape(open_.shape + (1,) * self.p.events)
             x = torch.where(where, self.p.sample(keys.split(2 * trial + 2)), x)
-        raise ValueError("the residual of two (nearly) equal Gaussians does not exist; accept instead")
+        raise ValueError(
+            "the residual of two (nearly) equal Gaussians does not exist; accept instead"
+        )
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:  # (..., V), (..., V) -> (..., V)

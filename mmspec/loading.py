@@ -43,7 +43,9 @@ def load_model(source: str | Path, dtype: torch.dtype | str = "auto", **argument
 def _refuse_pickle(folder: Path) -> None:
     if list(folder.glob("*.safetensors")):
         return
-    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    pickled = sorted(
+        path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt")
+    )
     if pickled:
         raise ValueError(
             f"{folder} holds pickled weights ({', '.join(pickled)}), and unpickling runs code; convert them with "
@@ -57,7 +59,9 @@ def save(fast: Any, folder: Path) -> None:
     """Write the recipe's name and options and the draft model, not the target."""
     recipe = fast.recipe
     if not recipe.name:
-        raise ValueError("only a recipe from mmspec.recipes can be saved; this one was made by hand")
+        raise ValueError(
+            "only a recipe from mmspec.recipes can be saved; this one was made by hand"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     small = getattr(getattr(fast.drafter, "model", None), "backbone", None)
     if recipe.takes_drafter:

@@ -1,7 +1,8 @@
 """The state of one request inside one Hugging Face model: cache, mask and the two position counters.
 
-KV slots and rotary positions are different numbers (an image of 1 000 slots may span 32 rotary positions),
-so `kept` indexes slots, `rope` feeds `position_ids`, and neither is ever derived from the other.
+KV slots and rotary positions are different numbers (an image of 1 000 slots may span 32 rotary
+positions), so `kept` indexes slots, `rope` feeds `position_ids`, and neither is ever derived from
+the other.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from mmspec.trees import Tree
 class Block:
     """Tokens of one forward: P waiting (pending) tokens per row, then N draft nodes; q = P + N.
 
-    A drafter reads its tree level by level: `behind` tokens of earlier blocks, not kept yet, then precede
-    this one. Rows with fewer waiting tokens are padded on the left; padding writes behind the real slots.
+    A drafter reads its tree level by level: `behind` tokens of earlier blocks, not kept yet, then
+    precede this one. Rows with fewer waiting tokens are padded on the left; padding writes behind
+    the real slots.
     """
 
     tokens: Tensor  # (B, q) int64
@@ -108,8 +110,8 @@ class Memory:
     def place(self, block: Block) -> tuple[Tensor, Tensor, Tensor]:
         """Plan where the block goes, behind what is kept.
 
-        Returns position_ids (1 or B, q), the additive mask (1 or B, 1, q, view), and the order of the queries
-        (1 or B, q), in slots, for window masks.
+        Returns position_ids (1 or B, q), the additive mask (1 or B, 1, q, view), and the order of
+        the queries (1 or B, q), in slots, for window masks.
         """
         first = self.kept[0]
         if block.pads is None and all(slot == first for slot in self.kept):
@@ -129,7 +131,7 @@ class Memory:
 
     def _slots(self, block: Block) -> Tensor:  # (B, q)
         columns = torch.arange(block.length, device=block.tokens.device)
-        base = _column(self.kept, columns) + block.behind
+        base = torch.tensor(self.kept, device=columns.device)[:, None] + block.behind
         if block.pads is None:
             return base + columns
         pads = torch.tensor(block.pads, device=columns.device)[:, None]
@@ -148,8 +150,9 @@ class Memory:
     ) -> list[int]:
         """Keep the waiting tokens and the accepted ones of the last block's `nodes`, contiguously.
 
-        Returns how many slots each row kept. A recurrent model can keep all or nothing: its state goes back
-        where a node was rejected, and the tokens accepted before stay pending (lazy replay).
+        Returns how many slots each row kept. A recurrent model can keep all or nothing: its state
+        goes back where a node was rejected, and the tokens accepted before stay pending (lazy
+        replay).
         """
         if self.saved is not None and len(paths[0]) < nodes:
             self.cache.restore(self.saved)
@@ -218,8 +221,8 @@ class Rows:
 class Mask:
     """An additive attention mask kept between rounds; only the slots that changed are written.
 
-    Invariant: in row b, all query lines see exactly the unpadded slots below `open[b]`; from there up to
-    `dirty[b]` a line may hold anything; above, nothing is visible.
+    Invariant: in row b, all query lines see exactly the unpadded slots below `open[b]`; from there
+    up to `dirty[b]` a line may hold anything; above, nothing is visible.
     """
 
     def __init__(self, padding: Sequence[int], slots: int, like: Tensor) -> None:

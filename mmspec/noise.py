@@ -1,7 +1,8 @@
 """Randomness as a pure function of (seed, row, position): the same on every device, batch and draft.
 
-A counter-based generator (the SplitMix64 finaliser) hashes integer keys into uniforms, so nothing has a
-state, rows do not disturb each other, and the token at a position does not depend on how it was drafted.
+A counter-based generator (the SplitMix64 finaliser) hashes integer keys into uniforms, so nothing
+has a state, rows do not disturb each other, and the token at a position does not depend on how it
+was drafted.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Noise(Protocol):
     """Where a verifier and a drafter get their randomness from."""
 
     def shared(self, position: Tensor) -> Keys: ...  # (B, M) -> keys that every round agrees on
-    def fresh(self, lane: int, index: Tensor) -> Keys: ...  # (B, M) or (M,) -> keys of this round only
+    def fresh(
+        self, lane: int, index: Tensor
+    ) -> Keys: ...  # (B, M) or (M,) -> keys of this round only
     def flip(self, probability: Tensor, lane: int) -> Tensor: ...  # (B, ...) -> bool, True w.p. it
     def pick(self, weights: Tensor, lane: int) -> Tensor: ...  # (B, V), non-negative -> (B,)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from mmspec.backbone import Backbone
 from mmspec.draft import Drafter, Gate, Kind, Verifier
-from mmspec.drafters.grow import Chain, DynamicTree, Shape, StaticTree
+from mmspec.drafters.dynamic import DynamicTree
+from mmspec.drafters.grow import Chain, Shape, StaticTree
 from mmspec.length import parse
 from mmspec.trees import Tree
 
@@ -29,7 +30,8 @@ class Kit:
 class Recipe:
     """One method: draft architecture, execution, optimisation; verification execution, optimisation.
 
-    The verifier carries the last two: its walk (how the draft is traversed) and its rule (what is accepted).
+    The verifier carries the last two: its walk (how the draft is traversed) and its rule (what is
+    accepted).
     """
 
     architecture: Callable[[Kit], Drafter]  # draft architecture
@@ -98,8 +100,8 @@ def shape_of(default: Shape, tree: Any, length: Any) -> Shape:
 def pair(drafter: Drafter, verifier: Verifier, target: Backbone) -> Drafter:
     """The drafter, drawing the kind of proposals the verifier likes best.
 
-    Raises ValueError where the verifier would be biased (no kind suits both), where it takes chains only, or
-    where the target's memory cannot branch.
+    Raises ValueError where the verifier would be biased (no kind suits both), where it takes chains
+    only, or where the target's memory cannot branch.
     """
     branches = bool(getattr(drafter, "trees", False))
     if branches and not getattr(verifier, "trees", True):

@@ -7,9 +7,8 @@ all nodes together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +20,6 @@ from transformers import (
     ExponentialDecayLengthPenalty,
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,
-    GenerationConfig,
     InfNanRemoveLogitsProcessor,
     LogitNormalization,
     LogitsProcessor,
@@ -178,64 +176,6 @@ class Sampling:
         return flat.view(scores.shape)
 
 
-def resolve(
-    model: Any,
-    settings: Mapping[str, Any],
-    prompt_length: int,
-    device: torch.device,
-    *,
-    batch: int = 1,
-    config: GenerationConfig | None = None,
-    inputs: Tensor | None = None,
-    attention_mask: Tensor | None = None,
-    processors: Sequence[LogitsProcessor] = (),
-    prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
-) -> tuple[Sampling, GenerationConfig]:
-    """Merge generation settings as `generate()` does: settings > `config` > the model's own >
-    defaults.
-
-    `prompt_length` counts the padded decoder prompt. `inputs` (B, L) is what encoder penalties look
-    at and `attention_mask` (B, L) what tells padding from prompt; both may be missing. The config
-    that comes back is resolved: lengths are absolute, special tokens are tensors.
-    """
-    _refuse_unknown(model, settings)
-    own = model.generation_config
-    merged = _hf.merge_config(model, config, settings)
-    _refuse_modes(merged)
-    _hf.set_special_tokens(model, merged, device, batch, attention_mask is not None)
-    if attention_mask is not None and bool((attention_mask == 1).all()):
-        attention_mask = None  # as generate() does: no padding, nothing to skip
-
-    def is_default(name: str) -> bool:
-        return all(
-            value is None
-            for value in (settings.get(name), config and getattr(config, name), getattr(own, name))
-        )
-
-    merged = _hf.set_lengths(
-        model,
-        merged,
-        prompt_length,
-        default_max=is_default("max_length"),
-        default_min=is_default("min_length"),
-    )
-    do_sample = bool(merged.do_sample)
-    if do_sample and merged.temperature is not None:
-        Sampling(do_sample=True, temperature=merged.temperature)  # our message rather than theirs
-        merged.temperature = float(merged.temperature)
-    made = _hf.logits_processors(
-        model,
-        merged,
-        prompt_length,
-        device,
-        inputs=inputs,
-        attention_mask=attention_mask,
-        extra=processors,
-        prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
-    )
-    return Sampling.from_processors(made, do_sample), merged
-
-
 def guide(cond: Tensor, uncond: Tensor | None, scale: float) -> Tensor:  # (..., V) x2 -> (..., V)
     """Classifier-free guidance of two branches scored in one doubled batch (Sanchez et al. 2023).
 
@@ -256,24 +196,13 @@ def is_broken(law: Categorical | Tensor, mask: Tensor | None = None) -> Tensor:
     """Rows (B,) bool in which some place has NaN, no possible token, or an infinite best score.
 
     `law` is a law or logits (B, M, V); `mask` (B, M) leaves padded places out. One reduction and no
-    host synchronisation: read the answer back together with the verdict, then ask `check_finite`.
+    host synchronisation: read the answer back together with the verdict.
     """
     scores = law.scores if isinstance(law, Categorical) else law
     broken = ~scores.amax(-1).isfinite()  # amax passes NaN on, and is -inf where everything is
     if mask is not None:
         broken = broken & mask
     return broken.flatten(1).any(-1)
-
-
-def check_finite(broken: Sequence[bool], round_index: int) -> None:
-    """Raise where `is_broken`, once on the host, found a row without a usable law."""
-    if any(broken):
-        rows = [row for row, is_bad in enumerate(broken) if is_bad]
-        raise ValueError(
-            f"the logits of round {round_index} hold NaN, infinity or only -inf in rows {rows}; no "
-            "token can be drawn from them. Check the inputs and the dtype (float16 overflows: try "
-            "bfloat16), or pass remove_invalid_values=True"
-        )
 
 
 @dataclass(frozen=True)
@@ -373,32 +302,6 @@ def _refuse_stateful(processor: LogitsProcessor) -> None:
             )
 
 
-def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
-    own = {**_hf.default_config().to_dict(), **model.generation_config.to_dict()}
-    known = sorted(
-        name for name in own if not name.startswith("_") and name != "transformers_version"
-    )
-    for name in settings:
-        if name in _REFUSED_ARGUMENTS:
-            raise ValueError(f"{name} is not a generation setting here: {_REFUSED_ARGUMENTS[name]}")
-        if name not in known:
-            close = get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise ValueError(f"{name} is not a generation setting; {hint}known: {', '.join(known)}")
-
-
-def _refuse_modes(config: GenerationConfig) -> None:
-    for name, (neutral, why) in _REFUSED_SETTINGS.items():
-        value = getattr(config, name, None)
-        if value is not None and value not in neutral:
-            raise ValueError(f"{name}={value} (given, or the model's own) is not supported: {why}")
-    if config.get_generation_mode() == "contrastive_search":
-        raise ValueError(
-            f"penalty_alpha={config.penalty_alpha} asks for contrastive search, which scores "
-            "candidates against hidden states and cannot be speculated; pass penalty_alpha=None"
-        )
-
-
 # in the order of generate(): setting -> (warper, its attribute, the value that is off)
 _WARPERS: dict[str, tuple[type[Any], str, float]] = {
     "temperature": (TemperatureLogitsWarper, "temperature", 1.0),
@@ -437,39 +340,17 @@ _ROW_FREE: frozenset[type[Any]] = frozenset(
     ]
 )
 
-_DOUBLED = (
+DOUBLED = (
     "score both prompts as one doubled batch and combine them with mmspec.sampling.guide before "
     "the law"
 )
 _REFUSED_PROCESSORS = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "it keeps a key-value cache of its own that "
-    f"cannot be rolled back; {_DOUBLED}",
-    "ClassifierFreeGuidanceLogitsProcessor": f"it halves the batch; {_DOUBLED}",
-    "DiaClassifierFreeGuidanceLogitsProcessor": f"it halves the batch; {_DOUBLED}",
+    f"cannot be rolled back; {DOUBLED}",
+    "ClassifierFreeGuidanceLogitsProcessor": f"it halves the batch; {DOUBLED}",
+    "DiaClassifierFreeGuidanceLogitsProcessor": f"it halves the batch; {DOUBLED}",
     "SynthIDTextWatermarkLogitsProcessor": "it remembers the contexts that it has seen and cannot "
     "forget a rejected draft; use WatermarkingConfig (a hash of the prefix), or remove it",
     "DiaEOSDelayPatternLogitsProcessor": "it counts steps since the end of each row and cannot "
     "forget a rejected draft; remove it from the logits processors",
-}
-
-_REFUSED_ARGUMENTS = {
-    "assistant_model": "give the small model to accelerate(model, drafter=...)",
-    "assistant_tokenizer": "prepare it with the drafter: accelerate(model, drafter=...)",
-    "negative_prompt_ids": _DOUBLED,
-    "negative_prompt_attention_mask": _DOUBLED,
-    "custom_generate": "call model.generate(..., custom_generate=...) instead",
-}
-
-_REFUSED_SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "num_beams": ((1,), "a row follows one path, not beams; pass num_beams=1"),
-    "num_beam_groups": ((1,), "a row follows one path, not beams; pass num_beam_groups=1"),
-    "num_return_sequences": ((1,), "repeat the inputs instead and pass num_return_sequences=1"),
-    "constraints": ((), "constraints need beam search; use prefix_allowed_tokens_fn"),
-    "force_words_ids": ((), "constraints need beam search; use prefix_allowed_tokens_fn"),
-    "guidance_scale": ((1,), f"{_DOUBLED}; pass guidance_scale=None"),
-    "prompt_lookup_num_tokens": ((), "choose a lookup drafter: accelerate(model, drafter=...)"),
-    "use_mtp": ((False,), "choose a multi-token drafter: accelerate(model, drafter=...)"),
-    "assistant_early_exit": ((), "choose a self-drafting recipe: accelerate(model, drafter=...)"),
-    "dola_layers": ((), "DoLa contrasts layers of every step; pass dola_layers=None"),
-    "token_healing": ((False,), "it rewrites the prompt; heal the prompt beforehand"),
 }

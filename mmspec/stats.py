@@ -14,8 +14,9 @@ from mmspec.draft import Round
 class Stats:
     """Acceptance and cost of one request; counts are summed over batch rows.
 
-    Names and definitions follow the per-request metrics of vLLM: the mean acceptance length includes the
-    target's own token (plain decoding = 1). A *step* is one row of one target call that had a draft.
+    Names and definitions follow the per-request metrics of vLLM: the mean acceptance length
+    includes the target's own token (plain decoding = 1). A *step* is one row of one target call
+    that had a draft.
     """
 
     recipe: str

@@ -3,36 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmspec import _hf
 from mmspec.backbone import Backbone, padding
 from mmspec.context import Context, Request
 from mmspec.draft import Draft, Round, Scores
 from mmspec.memory import block
 from mmspec.sampling import Prefix
+from mmspec.tap import AttentionTap
 
 
 @dataclass(frozen=True)
 class CausalTarget:
     """Scores drafts with one forward over pending and draft tokens.
 
-    `wants` names features for the drafter: "hidden" (last hidden states, (B, N + 1, H), after the final norm).
-    Recurrent models replay lazily: their state stays at the last point where everything was accepted, and
-    the tokens kept since then stay pending and are read again with the next draft. No forward is spent on
-    that until `longest_replay` tokens wait.
+    `wants` names features for the drafter: "hidden" (last hidden states, (B, N + 1, H), after the
+    final norm). Recurrent models replay lazily: their state stays at the last point where
+    everything was accepted, and the tokens kept since then stay pending and are read again with the
+    next draft. No forward is spent on that until `longest_replay` tokens wait.
     """
 
     backbone: Backbone
     wants: frozenset[str] = frozenset()
     longest_replay: int = 16
 
+    def __post_init__(self) -> None:
+        self._tap()  # refuses what cannot be tapped
+
     def prefill(self, request: Request) -> Context:
         """Read the prompt; the first token is then chosen from `context.scores` without a forward."""
-        memory, logits, out = self.backbone.prefill(request.inputs, room=request.room + 64)
+        inputs, offer = request.inputs, {}
+        if "vision" in self.wants:
+            inputs = _encoded(self.backbone, inputs)
+            offer["vision"] = inputs["mm_encoder_outputs"]
+        with self._tap() as tap:
+            memory, logits, out = self.backbone.prefill(inputs, room=request.room + 64)
+        if tap is not None:
+            offer["attention"] = tap.attention
         history, pads = _prompt(request.inputs, memory.kept[0], memory.batch)
         context = Context(
             request=request,
@@ -43,7 +56,7 @@ class CausalTarget:
             memory=memory,
             noise=request.noise,
             finished=(False,) * memory.batch,
-            shared={"prefill": out},
+            shared={"prefill": out, **offer},
         )
         law = request.sampling.law(logits[:, None], prefix(context, None))
         return replace(context, scores=Scores(law, context.position()))
@@ -79,6 +92,13 @@ class CausalTarget:
         memory.advance([len(row) - 1 for row in context.waiting()])
 
 
+def _encoded(backbone: Backbone, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The request with its pictures encoded once; sizes and grids stay, positions are made of them."""
+    rest = {name: value for name, value in inputs.items() if name not in backbone.family.media}
+    rest.pop("pixel_attention_mask", None)
+    return {**rest, **_hf.encode_media(backbone.model, inputs)}
+
+
 def prefix(context: Context, draft: Draft | None) -> Prefix | None:
     """The tokens before each law row, for processors that look at them; None when nobody does."""
     if not context.sampling.needs_prefix:
@@ -107,9 +127,10 @@ def _prompt(
 ) -> tuple[tuple[list[int], ...], tuple[int, ...]]:
     """Prompt tokens per row without padding, and the padding."""
     ids = inputs.get("input_ids")
-    if ids is None:  # a prompt given as embeddings: its tokens are unknown, only their number counts
+    if (
+        ids is None
+    ):  # a prompt given as embeddings: its tokens are unknown, only their number counts
         return tuple([0] * length for _ in range(batch)), (0,) * batch
     pads = padding(inputs.get("attention_mask"), batch)
     rows = tuple(row[pad:] for row, pad in zip(ids.tolist(), pads, strict=True))
     return rows, tuple(pads)
-

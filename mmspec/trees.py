@@ -52,7 +52,9 @@ class Tree:
                     f"path {list(path)} has no parent {list(path[:-1])}; list every prefix"
                 )
             if path[-1] > 0 and (*path[:-1], path[-1] - 1) not in index:
-                raise ValueError(f"path {list(path)} skips a sibling; ranks start at 0 without gaps")
+                raise ValueError(
+                    f"path {list(path)} skips a sibling; ranks start at 0 without gaps"
+                )
         return Tree(tuple(index[path[:-1]] for path in ordered))
 
     @property

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import isqrt
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mmspec.backbone import Backbone, Family
+from mmspec.drafters.sight import Optics
+from mmspec.visual import Grid
 
-VOCABULARY_PADDING = 512  # most ids by which padded vocabularies of one tokenizer differ (Qwen: 128)
+VOCABULARY_PADDING = (
+    512  # most ids by which padded vocabularies of one tokenizer differ (Qwen: 128)
+)
 
 _PIXELS = ("pixel_values", "pixel_values_videos")
 _IMAGE = ("image_token_id",)
@@ -24,17 +32,13 @@ def _plain(name: str, *visual_ids: str, one_run: bool = True) -> Family:
 
 
 def _mrope(name: str) -> Family:
-    return Family(
-        name, _PIXELS, 3, direct=True, placeholders=_IMAGE_VIDEO, visual_ids=_QWEN_FRAME
-    )
+    return Family(name, _PIXELS, 3, direct=True, placeholders=_IMAGE_VIDEO, visual_ids=_QWEN_FRAME)
 
 
 FAMILIES: Mapping[str, Family] = {
     "llava": _plain("LLaVA"),
     "llava_next": _plain("LLaVA-NeXT"),
-    "llava_onevision": Family(
-        "LLaVA-OneVision", _PIXELS, direct=True, placeholders=_IMAGE_VIDEO
-    ),
+    "llava_onevision": Family("LLaVA-OneVision", _PIXELS, direct=True, placeholders=_IMAGE_VIDEO),
     "qwen2_vl": _mrope("Qwen2-VL"),
     "qwen2_5_vl": _mrope("Qwen2.5-VL"),
     "qwen3_vl": _mrope("Qwen3-VL"),
@@ -52,8 +56,8 @@ FAMILIES: Mapping[str, Family] = {
 def family(model: Any) -> Family:
     """The family of a model by its config's `model_type`; plain text decoding for language models.
 
-    Raises ValueError for a multimodal model that is not listed, because its positions and placeholders would
-    only be guessed.
+    Raises ValueError for a multimodal model that is not listed, because its positions and
+    placeholders would only be guessed.
     """
     config = model.config
     if config.model_type in FAMILIES:
@@ -87,13 +91,15 @@ def visual_ids(model: Any, family: Family) -> tuple[int, ...]:
 def check(model: Any, family: Family, inputs: Mapping[str, Any]) -> None:
     """Refuse a request whose pictures and prompt do not fit, before any forward.
 
-    Raises ValueError: picture for a text model, picture without placeholder, placeholder without picture,
-    rows with different numbers of pictures, an empty prompt.
+    Raises ValueError: picture for a text model, picture without placeholder, placeholder without
+    picture, rows with different numbers of pictures, an empty prompt.
     """
     ids: Tensor | None = inputs.get("input_ids")
     embeds = inputs.get("inputs_embeds")
     if ids is None and embeds is None:
-        raise ValueError("the request has no input_ids; pass the processor's output: generate(**inputs)")
+        raise ValueError(
+            "the request has no input_ids; pass the processor's output: generate(**inputs)"
+        )
     length = ids.shape[-1] if ids is not None else embeds.shape[1]  # type: ignore[union-attr]
     if length == 0:
         raise ValueError("the prompt is empty (input_ids has no tokens); give at least one token")
@@ -130,8 +136,8 @@ def check(model: Any, family: Family, inputs: Mapping[str, Any]) -> None:
 def check_pair(target: Backbone, drafter: Backbone, sees: str) -> None:
     """Refuse a draft model that cannot draft for this target.
 
-    Raises ValueError: vocabularies that differ by more than padding, a picture for a draft model without an
-    encoder, another image token.
+    Raises ValueError: vocabularies that differ by more than padding, a picture for a draft model
+    without an encoder, another image token.
     """
     ours, theirs = target.vocabulary, drafter.vocabulary
     if abs(ours - theirs) > VOCABULARY_PADDING:
@@ -152,6 +158,97 @@ def check_pair(target: Backbone, drafter: Backbone, sees: str) -> None:
                 f"the image token is {mine[:1]} for the target but {other[:1]} for the draft model; choose a "
                 "pair that shares its processor"
             )
+
+
+    if sees == "target-features":
+        check_features(target)
+        check_woven(drafter)
+        frame = max(visual_ids(target.model, target.family), default=0)
+        if not drafter.family.media and frame >= theirs:
+            raise ValueError(
+                f"the prompt frames pictures with token {frame}, but the draft model knows {theirs} tokens only; "
+                "give sees='nothing' or resize its embeddings"
+            )
+
+
+def check_features(target: Backbone) -> None:
+    """Refuse a target that cannot hand out its vision features. Raises ValueError."""
+    name = type(target.model).__name__
+    if not target.family.media:
+        raise ValueError(
+            f"sees='target-features' needs a target with a vision encoder, but {name} reads text only; give "
+            "sees='nothing'"
+        )
+    if "mm_encoder_outputs" not in inspect.signature(target.model.forward).parameters:
+        raise ValueError(
+            f"{name} does not take encoded pictures (mm_encoder_outputs), so its features cannot be shared; give "
+            "sees='pixels' or 'nothing'"
+        )
+
+
+def check_woven(drafter: Backbone) -> None:
+    """Refuse a draft model that features cannot be given to as embeddings. Raises ValueError."""
+    vision = getattr(drafter.model.config, "vision_config", None)
+    if getattr(vision, "deepstack_visual_indexes", None) and drafter.family.name == "Qwen3-VL":
+        raise ValueError(
+            f"{type(drafter.model).__name__} adds picture features inside its decoder (deepstack), which embeddings "
+            "cannot carry; give sees='pixels' without a compressor"
+        )
+
+
+def optics(backbone: Backbone, tower: bool = False) -> Optics:
+    """How the encoder outputs of a model map to its prompt.
+
+    With `tower` the features are those before the model's own projector, where there is one per placeholder
+    (`tower_width`), else the projected ones as well.
+    """
+    ids = placeholder_ids(backbone.model, backbone.family)
+    named = dict(zip(("image", "video"), ids, strict=False))
+    raw = tower and tower_width(backbone.model) is not None
+    parts = partial(_tower_parts, backbone.model.config) if raw else _pooled_parts
+    return Optics(named, partial(_grid, backbone.model.config, backbone.family), parts)
+
+
+def tower_width(model: Any) -> int | None:
+    """Width of the vision tower's features; None where the tower has not one feature per placeholder."""
+    config = model.config
+    if config.model_type == "paligemma":
+        return int(config.vision_config.hidden_size)
+    if config.model_type == "llava":
+        layers = config.vision_feature_layer
+        count = 1 if isinstance(layers, int) else len(layers)
+        return int(config.vision_config.hidden_size) * count
+    return None
+
+
+def _pooled_parts(output: Any) -> Sequence[Tensor]:
+    return list(output.pooler_output)
+
+
+def _tower_parts(config: Any, output: Any) -> Sequence[Tensor]:
+    if config.model_type == "paligemma":
+        return list(output.last_hidden_state)
+    layers = config.vision_feature_layer
+    layers = [layers] if isinstance(layers, int) else layers
+    first = 1 if config.vision_feature_select_strategy == "default" else 0  # the class token
+    return list(torch.cat([output.hidden_states[layer][:, first:] for layer in layers], -1))
+
+
+_SQUARE = ("LLaVA", "Gemma 3", "PaliGemma", "InternVL")
+
+
+def _grid(
+    config: Any, family: Family, inputs: Mapping[str, Any], picture: int, count: int
+) -> Grid | None:
+    """Rows and columns of a picture's features where they are laid out line by line; None = unknown."""
+    patches = inputs.get("image_grid_thw")
+    if patches is not None and inputs.get("pixel_values_videos") is None:
+        time, height, width = (int(size) for size in patches[picture])
+        merge = config.vision_config.spatial_merge_size
+        grid = (time * height // merge, width // merge)
+        return grid if time == 1 and grid[0] * grid[1] == count else None
+    side = isqrt(count)
+    return (side, side) if family.name in _SQUARE and side * side == count else None
 
 
 def _marks(model: Any, family: Family, ids: Tensor) -> Tensor:  # (B, L) bool

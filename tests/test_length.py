@@ -12,13 +12,12 @@ import torch
 
 from mmspec.draft import Round, Verdict
 from mmspec.laws import Categorical
+from mmspec.goodput import Auto, Goodput
 from mmspec.length import (
     AdaptiveEntropy,
-    Auto,
     Confidence,
     Entropy,
     Fixed,
-    Goodput,
     Heuristic,
     Length,
     parse,

@@ -41,7 +41,9 @@ def suffix_automaton(kit: Kit) -> Drafter:
 def token_recycling(kit: Kit) -> Drafter:
     """A tree of the target's own runner-up tokens."""
     if not isinstance(kit.shape, StaticTree):
-        raise ValueError("token recycling fills a static tree; give tree= branching widths or a Tree")
+        raise ValueError(
+            "token recycling fills a static tree; give tree= branching widths or a Tree"
+        )
     return TokenRecycling(tree=kit.shape.tree)
 
 

@@ -1,13 +1,14 @@
-"""Growing a draft out of an autoregressive draft model: chains, static trees, dynamic trees.
+"""Growing a draft out of an autoregressive draft model: chains and static trees; dynamic trees are in `dynamic.py`.
 
-A *draft model* answers with laws: `listen` reads the committed tokens it has not read yet, `say` reads draft
-nodes behind them. What it read of a kept path it may keep; `shape` decides which nodes it reads at all.
+A *draft model* answers with laws: `listen` reads the committed tokens it has not read yet, `say`
+reads draft nodes behind them. What it read of a kept path it may keep; `shape` decides which nodes
+it reads at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from mmspec.context import Context
 from mmspec.draft import Draft, Kind, Round, Scores
 from mmspec.drafters.draws import draw
 from mmspec.laws import Categorical
-from mmspec.length import Length
+from mmspec.length import Length, useful
 from mmspec.memory import Block
 from mmspec.sampling import Prefix
 from mmspec.trees import Tree
@@ -30,9 +31,31 @@ class DraftModel(Protocol):
     @property
     def sees(self) -> str: ...
     def begin(self, context: Context) -> Any: ...
-    def listen(self, context: Context, state: Any) -> Categorical: ...  # law (B, 1) behind the context
+    def listen(
+        self, context: Context, state: Any
+    ) -> Categorical: ...  # law (B, 1) behind the context
     def say(self, context: Context, state: Any, nodes: Nodes) -> Categorical: ...  # (B, n)
     def keep(self, context: Context, state: Any, news: News) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where n nodes stand behind the nodes read before them; fixed for chains and static trees."""
+
+    depths: Tensor  # (1 or B, n), 0 = hangs from the context
+    visible: Tensor  # (1 or B, n, behind + n) bool: which read nodes each one sees, itself included
+    corners: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def behind(self, waiting: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Depths and additive corner behind `waiting` tokens that are read but not kept; made once."""
+        key = (waiting, dtype)
+        if key not in self.corners:
+            before = self.visible.new_ones(*self.visible.shape[:2], waiting)
+            visible = torch.cat((before, self.visible), 2)
+            zero = torch.zeros((), dtype=dtype, device=visible.device)
+            corner = torch.where(visible, zero, torch.finfo(dtype).min)
+            self.corners[key] = (self.depths + waiting, corner)
+        return self.corners[key]
 
 
 @dataclass(frozen=True)
@@ -40,26 +63,22 @@ class Nodes:
     """Draft nodes to read in one forward, behind the nodes read earlier in this round."""
 
     tokens: Tensor  # (B, n) int64
-    depths: Tensor  # (1 or B, n), 0 = hangs from the context
-    visible: Tensor  # (1 or B, n, behind + n) bool: which read nodes each one sees, itself included
+    layout: Layout
     earlier: tuple[Tensor, ...] = ()  # (B, m) each: tokens of the nodes read before, in order
-
-    @property
-    def behind(self) -> int:
-        return sum(tokens.shape[1] for tokens in self.earlier)
 
     def prefix(self, context: Context) -> Prefix | None:
         """The tokens up to and including each node, for processors that look at them."""
         if not context.sampling.needs_prefix:
             return None
         spoken = torch.cat((*self.earlier, self.tokens), 1)
-        visible = self.visible.expand(context.batch, -1, -1)
+        visible = self.layout.visible.expand(context.batch, -1, -1)
         return lambda row, node: torch.cat((context.prefix(row), spoken[row, visible[row, node]]))
 
     def block(self, like: Tensor, waiting: int = 0) -> Block:
         """As a block behind what is kept, and behind `waiting` tokens read but not kept."""
-        corner = _corner(self.visible, waiting, like.dtype)
-        return Block(self.tokens, self.depths + waiting, corner, 0, None, self.behind + waiting)
+        depths, corner = self.layout.behind(waiting, like.dtype)
+        count = self.tokens.shape[1]
+        return Block(self.tokens, depths, corner, 0, None, corner.shape[2] - count)
 
 
 @dataclass(frozen=True)
@@ -86,10 +105,12 @@ class Sprout:
 class Shape(Protocol):
     """How far and how wide a draft is grown."""
 
-    kinds: tuple[Kind, ...]
-
+    @property
+    def kinds(self) -> tuple[Kind, ...]: ...
     def begin(self) -> Any: ...
-    def grow(self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind) -> Sprout: ...
+    def grow(
+        self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind
+    ) -> Sprout: ...
     def observe(self, own: Any, kept: Round) -> Any: ...
 
 
@@ -106,10 +127,8 @@ class Chain:
     def grow(self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind) -> Sprout:
         budget = self.length.budget(own, context)
         if budget == 0:
-            return _nothing(context)
-        device = context.device
+            return nothing(context)
         law = model.listen(context, state)
-        position = context.position()
         tokens: list[Tensor] = []
         laws: list[Categorical] = []
         alive: list[Tensor] = []
@@ -121,13 +140,12 @@ class Chain:
                     alive.pop()
                     break
             laws.append(law)
-            token = draw(law, 1, kind, context.noise, position + step, _steps(device)[step : step + 1])
-            tokens.append(token[:, :, 0])
+            tokens.append(_next(law, kind, context, step))
             if step + 1 < budget:
-                depths, visible = _chain_step(step, device)
-                law = model.say(context, state, Nodes(tokens[-1], depths, visible, tuple(tokens[:-1])))
+                layout = _link(step, tokens[-1].device)
+                law = model.say(context, state, Nodes(tokens[-1], layout, tuple(tokens[:-1])))
         if not tokens:
-            return _nothing(context, laws)
+            return nothing(context, laws)
         mask = torch.stack(alive, 1) if alive else None
         law_of_nodes = Categorical.cat(laws) if kind in _LAWFUL else None
         draft = Draft.chain(torch.cat(tokens, 1), kind, law_of_nodes, mask)
@@ -149,9 +167,9 @@ class StaticTree:
         return None
 
     def grow(self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind) -> Sprout:
-        tree = _trimmed(self.tree, _remaining(context) - 1)
+        tree = _trimmed(self.tree, useful(context))
         if not tree.nodes:
-            return _nothing(context)
+            return nothing(context)
         plan = _plan(tree)
         position = context.position()
         tokens = torch.zeros(context.batch, tree.nodes, dtype=torch.int64, device=context.device)
@@ -163,12 +181,7 @@ class StaticTree:
             drawn = draw(law, level.width, kind, context.noise, position + depth, index)
             tokens[:, level.nodes] = drawn.flatten(1)[:, level.slots]
             if level.inner:
-                nodes = Nodes(
-                    tokens[:, level.inner],
-                    torch.full((1, len(level.inner)), depth, device=context.device),
-                    level.visible.to(context.device),
-                    read,
-                )
+                nodes = Nodes(tokens[:, level.inner], level.layout(context.device), read)
                 law = model.say(context, state, nodes)
                 laws.append(law)
                 read += (nodes.tokens,)
@@ -180,110 +193,6 @@ class StaticTree:
 
     def observe(self, own: Any, kept: Round) -> Any:
         return own
-
-
-@dataclass(frozen=True)
-class DynamicTree:
-    """EAGLE-2's tree: grow the likeliest `beam` paths for `depth` levels, keep the best `nodes` of all.
-
-    Li et al. 2024, section 4. Nodes are chosen by looking at them, so proposals are DET (V3 verifiers) or,
-    with the target's own noise in the ranking, RACE (coupled verifier). Every row has its own topology.
-    """
-
-    depth: int = 5
-    beam: int = 8
-    nodes: int = 24
-    kinds: tuple[Kind, ...] = (Kind.RACE, Kind.DET)
-
-    def __post_init__(self) -> None:
-        if min(self.depth, self.beam, self.nodes) < 1:
-            raise ValueError(
-                f"depth={self.depth}, beam={self.beam}, nodes={self.nodes}: all must be at least 1"
-            )
-
-    def begin(self) -> Any:
-        return None
-
-    def grow(self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind) -> Sprout:
-        depth = min(self.depth, _remaining(context) - 1)
-        if depth < 1:
-            return _nothing(context)
-        batch, device = context.batch, context.device
-        law = model.listen(context, state)
-        laws = [law]
-        beam = min(self.beam, law.size)
-        pool = _Pool(batch, device)
-        ranking = _ranking(law, kind, context, 0)
-        pool.add(*ranking.topk(beam, -1), parents=torch.full((batch, 1), -1, device=device))
-        front = torch.arange(beam, device=device).expand(batch, -1)  # candidate index of the beam
-        seen = torch.zeros(batch, beam, 0, dtype=torch.bool, device=device)
-        read: tuple[Tensor, ...] = ()
-        for level in range(1, depth):
-            itself = torch.eye(beam, dtype=torch.bool, device=device).expand(batch, -1, -1)
-            visible = torch.cat((seen, itself), 2)
-            depths = torch.full((1, beam), level - 1, device=device)
-            pool.read(front)
-            nodes = Nodes(pool.tokens(front), depths, visible, read)
-            law = model.say(context, state, nodes)
-            laws.append(law)
-            read += (nodes.tokens,)
-            ranking = pool.scores(front)[..., None] + _ranking(law, kind, context, level)
-            start = pool.size
-            pool.add(*ranking.topk(beam, -1), parents=front)
-            best = pool.score[:, start:].topk(beam, -1).indices  # (B, beam) among beam * beam
-            seen = visible.gather(1, (best // beam)[..., None].expand(-1, -1, visible.shape[2]))
-            front = start + best
-        return pool.harvest(min(self.nodes, pool.size), kind, laws)
-
-    def observe(self, own: Any, kept: Round) -> Any:
-        return own
-
-
-class _Pool:
-    """Candidates of a dynamic tree, in the order they were scored."""
-
-    def __init__(self, batch: int, device: torch.device) -> None:
-        self.score = torch.empty(batch, 0, device=device)
-        self.token = torch.empty(batch, 0, dtype=torch.int64, device=device)
-        self.parent = torch.empty(batch, 0, dtype=torch.int64, device=device)
-        self.place = torch.empty(batch, 0, dtype=torch.int64, device=device)
-        self.reads = 0
-
-    @property
-    def size(self) -> int:
-        return self.score.shape[1]
-
-    def add(self, score: Tensor, token: Tensor, parents: Tensor) -> None:  # (B, n, k) x2, (B, n)
-        width = score.shape[-1]
-        self.score = torch.cat((self.score, score.flatten(1).float()), 1)
-        self.token = torch.cat((self.token, token.flatten(1)), 1)
-        self.parent = torch.cat((self.parent, parents.repeat_interleave(width, 1)), 1)
-        unread = torch.full_like(token.flatten(1), -1)
-        self.place = torch.cat((self.place, unread), 1)
-
-    def read(self, index: Tensor) -> None:
-        count = index.shape[1]
-        places = torch.arange(self.reads, self.reads + count, device=index.device)
-        self.place = self.place.scatter(1, index, places.expand_as(index))
-        self.reads += count
-
-    def tokens(self, index: Tensor) -> Tensor:
-        return self.token.gather(1, index)
-
-    def scores(self, index: Tensor) -> Tensor:
-        return self.score.gather(1, index)
-
-    def harvest(self, nodes: int, kind: Kind, laws: list[Categorical]) -> Sprout:
-        """The best candidates; a child never scores above its parent, and ties favour the earlier one."""
-        order = self.score.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
-        kept = order.sort(1).values
-        parents = self.parent.gather(1, kept)
-        found = torch.searchsorted(kept, parents.clamp_min(0))
-        parents = torch.where(parents < 0, -1, found)
-        draft = Draft(
-            self.token.gather(1, kept), parents, torch.ones_like(kept, dtype=torch.bool), kind
-        )
-        return Sprout(draft, self.place.gather(1, kept).tolist(), laws)
 
 
 _LAWFUL = (Kind.IID, Kind.WOR, Kind.HUB)
@@ -298,7 +207,15 @@ class _Level:
     nodes: list[int]  # draft nodes filled here
     slots: list[int]  # where they stand among the (laws x width) drawn tokens
     inner: list[int]  # those of them that are read, because they have children
+    depth: int
     visible: Tensor  # (1, inner, behind + inner) bool
+    layouts: dict[torch.device, Layout] = field(default_factory=dict)
+
+    def layout(self, device: torch.device) -> Layout:
+        if device not in self.layouts:
+            depths = torch.full((1, len(self.inner)), self.depth, device=device)
+            self.layouts[device] = Layout(depths, self.visible.to(device))
+        return self.layouts[device]
 
 
 @lru_cache(maxsize=64)
@@ -310,15 +227,16 @@ def _plan(tree: Tree) -> tuple[_Level, ...]:
     readers = [node for _, node in reading]
     levels = []
     parents, first, behind = [-1], 0, 0
-    for nodes in tree.levels:
+    for depth, nodes in enumerate(tree.levels):
         width = max(len(tree.kids[parent + 1]) for parent in parents)
         slots = [
-            parents.index(tree.parents[node]) * width + tree.kids[tree.parents[node] + 1].index(node)
+            parents.index(tree.parents[node]) * width
+            + tree.kids[tree.parents[node] + 1].index(node)
             for node in nodes
         ]
         inner = [node for node in nodes if tree.kids[node + 1]]
         visible = ancestors[inner][:, readers[: behind + len(inner)]][None]
-        levels.append(_Level(first, width, list(nodes), slots, inner, visible))
+        levels.append(_Level(first, width, list(nodes), slots, inner, depth, visible))
         first += len(parents)
         parents, behind = inner, behind + len(inner)
     return tuple(levels)
@@ -351,46 +269,28 @@ def _trimmed(tree: Tree, depth: int) -> Tree:
     return Tree(tuple(index[tree.parents[node]] for node in left))
 
 
-def _remaining(context: Context) -> int:
-    """Most tokens any unfinished row may still emit."""
-    return max(
-        context.request.room - context.generated(row)
-        for row in range(context.batch)
-        if not context.finished[row]
-    )
-
-
-def _nothing(context: Context, laws: Sequence[Categorical] = ()) -> Sprout:
+def nothing(context: Context, laws: Sequence[Categorical] = ()) -> Sprout:
     return Sprout(Draft.empty(context.batch, context.device), [()], list(laws))
 
 
-def _ranking(law: Categorical, kind: Kind, context: Context, level: int) -> Tensor:  # (B, n, V)
-    """Log-probabilities that rank candidates, with the target's noise for RACE proposals."""
-    if kind is Kind.RACE and not law.hard:
-        keys = context.noise.shared(context.position() + level)
-        return law.perturbed(keys).log_softmax(-1)
-    return law.scores.log_softmax(-1)
+def _next(law: Categorical, kind: Kind, context: Context, step: int) -> Tensor:  # (B, 1)
+    """The next token of a chain."""
+    if law.hard:
+        return law.scores.argmax(-1)
+    index = _steps(law.scores.device)[step : step + 1]
+    return draw(law, 1, kind, context.noise, context.position() + step, index)[:, :, 0]
 
 
 @lru_cache(maxsize=256)
-def _chain_step(step: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    return (
-        torch.full((1, 1), step, device=device),
-        torch.ones(1, 1, step + 1, dtype=torch.bool, device=device),
-    )
+def _link(step: int, device: torch.device) -> Layout:
+    """One node behind `step` others of a chain."""
+    depths = torch.full((1, 1), step, device=device)
+    return Layout(depths, torch.ones(1, 1, step + 1, dtype=torch.bool, device=device))
 
 
 @lru_cache(maxsize=8)
 def _steps(device: torch.device) -> Tensor:
     return torch.arange(1024, device=device)
-
-
-def _corner(visible: Tensor, waiting: int, dtype: torch.dtype) -> Tensor:
-    if waiting:
-        before = visible.new_ones(*visible.shape[:2], waiting)
-        visible = torch.cat((before, visible), 2)
-    zero = torch.zeros((), dtype=dtype, device=visible.device)
-    return torch.where(visible, zero, torch.finfo(dtype).min)
 
 
 def read_path(places: Sequence[Sequence[int]], kept: Round) -> tuple[tuple[int, ...], ...]:
@@ -401,5 +301,3 @@ def read_path(places: Sequence[Sequence[int]], kept: Round) -> tuple[tuple[int, 
         read = [own[node] for node in path]
         rows.append(tuple(place for place in read if place >= 0))
     return tuple(rows)
-
-

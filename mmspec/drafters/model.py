@@ -23,8 +23,8 @@ from mmspec.sampling import Prefix
 class Autoregressive:
     """Grows `shape` out of the laws of `model`, drawing siblings as `kind` says.
 
-    `kind` must be one the verifier accepts; `mmspec.recipe.pair` chooses it when it is None. Lossless with
-    every lossless verifier: the draft's law is recorded exactly as it was drawn from.
+    `kind` must be one the verifier accepts; `mmspec.recipe.pair` chooses it when it is None.
+    Lossless with every lossless verifier: the draft's law is recorded exactly as it was drawn from.
     """
 
     model: DraftModel
@@ -43,6 +43,11 @@ class Autoregressive:
     @property
     def sees(self) -> str:
         return self.model.sees
+
+    @property
+    def wants(self) -> frozenset[str]:
+        """What the target shall offer: "vision", "attention"."""
+        return frozenset(getattr(self.model, "wants", ()))
 
     def begin(self, context: Context) -> _State:
         return _State(self.model.begin(context), self.shape.begin())
@@ -74,8 +79,8 @@ class _State:
 class Sight(Protocol):
     """What a draft model sees of a request: the inputs of its own prefill."""
 
-    name: str
-
+    @property
+    def name(self) -> str: ...
     def inputs(self, context: Context, backbone: Backbone) -> Mapping[str, Any]: ...
 
 
@@ -89,6 +94,10 @@ class SmallModel:
     @property
     def sees(self) -> str:
         return self.sight.name
+
+    @property
+    def wants(self) -> frozenset[str]:
+        return frozenset(getattr(self.sight, "wants", ()))
 
     def begin(self, context: Context) -> _Reading:
         inputs = self.sight.inputs(context, self.backbone)
@@ -127,8 +136,8 @@ class _Reading:
 def draft_law(context: Context, logits: Tensor, prefix: Prefix | None) -> Categorical:
     """The drafter's logits (B, n, V') become its law by the very settings of the target.
 
-    Vocabularies that differ by padding only are brought to the target's size; what the drafter lacks is
-    impossible under q.
+    Vocabularies that differ by padding only are brought to the target's size; what the drafter
+    lacks is impossible under q.
     """
     missing = context.vocabulary - logits.shape[-1]
     if missing:

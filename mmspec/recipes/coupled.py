@@ -1,8 +1,9 @@
 """Coupled speculation: a small model and the target draw from one piece of Gumbel noise.
 
-Daliri et al. 2025 ("Coupling without communication"); Kobus and Gunduz 2025 (Gumbel races). The default.
-Exact, and reproducible: the output is a function of the target and the seed alone, whatever the drafter,
-draft length, tree or batch. Acceptance lies between (1 - TV) / (1 + TV) and 1 - TV.
+Daliri et al. 2025 ("Coupling without communication"); Kobus and Gunduz 2025 (Gumbel races). The
+default. Exact, and reproducible: the output is a function of the target and the seed alone,
+whatever the drafter, draft length, tree or batch. Acceptance lies between (1 - TV) / (1 + TV) and 1
+- TV.
 """
 
 from mmspec.drafters.build import small_model

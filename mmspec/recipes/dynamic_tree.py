@@ -1,11 +1,11 @@
 """Dynamic tree: grow the likeliest paths of a small model, verify the best nodes of all.
 
-The tree of EAGLE-2 (Li et al. 2024, section 4; OPT-Tree, Wang et al. 2024) over an independent draft model.
-Exact: nodes are chosen by looking at them, so each counts as a deterministic proposal.
+The tree of EAGLE-2 (Li et al. 2024, section 4; OPT-Tree, Wang et al. 2024) over an independent
+draft model. Exact: nodes are chosen by looking at them, so each counts as a deterministic proposal.
 """
 
 from mmspec.drafters.build import small_model
-from mmspec.drafters.grow import DynamicTree
+from mmspec.drafters.dynamic import DynamicTree
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

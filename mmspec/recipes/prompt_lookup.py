@@ -1,6 +1,7 @@
 """Prompt lookup: copy what followed the last tokens the last time they appeared.
 
-Saxena 2023 (PLD); the baseline that needs no draft model. Exact. Image placeholders are never matched.
+Saxena 2023 (PLD); the baseline that needs no draft model. Exact. Image placeholders are never
+matched.
 """
 
 from mmspec.drafters.build import prompt_lookup

@@ -1,7 +1,7 @@
 """Speculative sampling: draft with a small model, accept with min(1, p/q), correct from the residual.
 
-Leviathan et al. 2023, algorithm 1; Chen et al. 2023. Exact in law; accepts more than coupled speculation,
-but its draws are not those of plain decoding. Greedy output is the target's own.
+Leviathan et al. 2023, algorithm 1; Chen et al. 2023. Exact in law; accepts more than coupled
+speculation, but its draws are not those of plain decoding. Greedy output is the target's own.
 """
 
 from mmspec.drafters.build import small_model

@@ -1,7 +1,8 @@
 """SVIP: draft on while the drafter is sure of itself, by the entropy of its law.
 
-Zhang et al. 2024. Draft while sqrt(c H(q)) <= h, decided before each draw, so the output stays exact. AdaEDL
-(Agrawal et al. 2024) is the same predicate with its bound adapted to a wanted acceptance.
+Zhang et al. 2024. Draft while sqrt(c H(q)) <= h, decided before each draw, so the output stays
+exact. AdaEDL (Agrawal et al. 2024) is the same predicate with its bound adapted to a wanted
+acceptance.
 """
 
 from mmspec.drafters.build import small_model
