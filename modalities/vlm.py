@@ -53,29 +53,6 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def family(model: Any) -> Family:
-    """The family of a model by its config's `model_type`; plain text decoding for language models.
-
-    Raises ValueError for a multimodal model that is not listed, because its positions and
-    placeholders would only be guessed.
-    """
-    config = model.config
-    if config.model_type in FAMILIES:
-        return FAMILIES[config.model_type]
-    modalities = set(getattr(model, "input_modalities", ("text",)))
-    if modalities & {"image", "video", "audio"}:
-        raise ValueError(
-            f"{type(model).__name__} ({config.model_type}) takes {sorted(modalities)}, but its family is not "
-            f"described; known families: {', '.join(sorted(FAMILIES))}. Add a Family to mmspec.modalities.vlm"
-        )
-    return Family(direct=_plain_head(config))
-
-
-def _plain_head(config: Any) -> bool:
-    """Whether a language model's logits are head(decoder(...)) with nothing behind."""
-    return config.model_type in ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "smollm3")
-
-
 def placeholder_ids(model: Any, family: Family) -> tuple[int, ...]:
     """Ids that stand for visual features in a prompt."""
     found = (getattr(model.config, name, None) for name in family.placeholders)
@@ -111,7 +88,7 @@ def check(model: Any, family: Family, inputs: Mapping[str, Any]) -> None:
                 "a vision-language model"
             )
         return
-    if ids is None:
+    if ids is None or not family.placeholders:
         return
     marks = _marks(model, family, ids)
     pictures += [name for name in ("mm_encoder_outputs",) if inputs.get(name)]
@@ -158,7 +135,6 @@ def check_pair(target: Backbone, drafter: Backbone, sees: str) -> None:
                 f"the image token is {mine[:1]} for the target but {other[:1]} for the draft model; choose a "
                 "pair that shares its processor"
             )
-
 
     if sees == "target-features":
         check_features(target)

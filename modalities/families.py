@@ -1,0 +1,41 @@
+"""Which family a model belongs to, and the backbone that reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmspec.backbone import Backbone, Family
+from mmspec.modalities import speech, vlm
+from mmspec.seq2seq import EncoderDecoder
+
+_PLAIN_HEADS = frozenset(
+    ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "smollm3")
+)  # language models whose logits are head(decoder(...)) with nothing behind
+
+
+def family(model: Any) -> Family:
+    """The family of a model by its config's `model_type`; plain text for language models.
+
+    Raises ValueError for a multimodal model that is not listed: its positions and placeholders
+    would only be guessed.
+    """
+    kind = model.config.model_type
+    known = {**vlm.FAMILIES, **speech.FAMILIES}
+    if kind in known:
+        return known[kind]
+    takes = set(getattr(model, "input_modalities", ("text",)))
+    if takes & {"image", "video", "audio"}:
+        raise ValueError(
+            f"{type(model).__name__} ({kind}) takes {sorted(takes)}, but its family is not "
+            f"described; known: {', '.join(sorted(known))}. Add a Family on the modalities shelf"
+        )
+    return Family(direct=kind in _PLAIN_HEADS)
+
+
+def backbone(model: Any) -> Backbone:
+    """The backbone that reads a model. Raises ValueError for what cannot work, before any forward."""
+    described = family(model)
+    if getattr(model.config, "is_encoder_decoder", False):
+        reader: Any = EncoderDecoder(model, described)
+        return reader  # type: ignore[no-any-return]  # the same calls
+    return Backbone(model, described)
