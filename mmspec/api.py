@@ -19,22 +19,28 @@ from torch import Tensor
 
 from mmspec import recipes
 from mmspec.backbone import Backbone
+from mmspec.compressors.naming import named as compressor_named
 from mmspec.context import Request
 from mmspec.decode import Parts, decode
 from mmspec.draft import Drafter, Round, Verifier
 from mmspec.loading import load_model
 from mmspec.modalities import vlm
+from mmspec.modalities.families import backbone
 from mmspec.noise import KeyedNoise
 from mmspec.recipe import Kit, Recipe, pair, shape_of
 from mmspec.sampling import Sampling
-from mmspec.settings import resolve
+from mmspec.seq2seq import EncoderDecoder, source_inputs
+from mmspec.settings import refuse_modes, resolve
 from mmspec.stats import Ledger, Stats
 from mmspec.stop import Stop
 from mmspec.target import CausalTarget
 from mmspec.verifiers.naming import named
 
 PARTS = ("recipe", "drafter", "verifier", "compressor", "tree", "length", "sees", "options")
-_OWN = ("seed", "row_ids", "streamer", "drafter_inputs", "tokenizer", "stopping_criteria")
+_OWN = (
+    *("seed", "row_ids", "streamer", "drafter_inputs", "tokenizer"),
+    *("generation_config", "stopping_criteria", "logits_processor", "prefix_allowed_tokens_fn"),
+)
 
 
 @dataclass(frozen=True)
@@ -73,11 +79,19 @@ def accelerate(
     unknown = set(options) - set(plan.options)
     if unknown:
         raise ValueError(_unknown(sorted(unknown), [*PARTS[:-1], *plan.options], "accelerate()"))
-    given = {"verifier": verifier, "tree": tree, "length": length, "sees": sees, **options}
+    given = {
+        "verifier": verifier,
+        "compressor": compressor,
+        "tree": tree,
+        "length": length,
+        "sees": sees,
+        **options,
+    }
     plan = replace(
         plan,
         verifier=(named(verifier) if isinstance(verifier, str) else verifier) or plan.verifier,
-        compressor=compressor or plan.compressor,
+        compressor=(compressor_named(compressor) if isinstance(compressor, str) else compressor)
+        or plan.compressor,
         execution=shape_of(plan.execution, tree, length),
         sees=sees or plan.sees,
         options={**plan.options, **options},
@@ -93,8 +107,7 @@ class Accelerated:
     ) -> None:
         self.model, self.recipe = model, recipe
         self.given = dict(given or {})  # the parts the user replaced, for save_pretrained
-        family = vlm.family(model)
-        self.backbone = Backbone(model, family)
+        self.backbone = backbone(model)
         self.drafter = pair(
             _drafter(self.backbone, recipe, drafter), recipe.verifier, self.backbone
         )
@@ -140,25 +153,53 @@ class Accelerated:
         logits_processor: Any = (),
         stopping_criteria: Any = (),
         generation_config: Any = None,
-        seed: int = 0,
+        seed: int | None = None,
         drafter_inputs: Mapping[str, Any] | None = None,
+        pixel_values: Any = None,
+        pixel_values_videos: Any = None,
+        image_grid_thw: Any = None,
+        video_grid_thw: Any = None,
+        second_per_grid_ts: Any = None,
+        image_sizes: Any = None,
+        batch_num_images: Any = None,
+        pixel_attention_mask: Any = None,
+        spatial_shapes: Any = None,
         **model_kwargs: Any,
     ) -> Tensor:
         """The `custom_generate` hook: `model.generate(**inputs, custom_generate=fast)`.
 
-        transformers has merged the configuration and encoded the pictures; statistics are in
-        `last_stats`.
+        transformers has merged the configuration; statistics are in `last_stats`. The pictures are
+        named here because transformers leaves named arguments alone: otherwise it would hand on its
+        own encoding of them, and a draft model with an encoder of its own would see nothing.
         """
+        media = {
+            "pixel_values": pixel_values,
+            "pixel_values_videos": pixel_values_videos,
+            "image_grid_thw": image_grid_thw,
+            "video_grid_thw": video_grid_thw,
+            "second_per_grid_ts": second_per_grid_ts,
+            "image_sizes": image_sizes,
+            "batch_num_images": batch_num_images,
+            "pixel_attention_mask": pixel_attention_mask,
+            "spatial_shapes": spatial_shapes,
+        }
+        media = {name: value for name, value in media.items() if value is not None}
+        if media:  # what was prepared without the pictures is prepared again with them
+            model_kwargs = {k: v for k, v in model_kwargs.items() if k not in _PREPARED}
+        refuse_modes(generation_config)
         if model is not self.model:
             raise ValueError(
                 "this was accelerated for another model; call accelerate() on this one"
             )
-        inputs = {"input_ids": input_ids} | {
+        inputs = {"input_ids": input_ids, **media} | {
             name: value for name, value in model_kwargs.items() if name not in _LOOP_ARGUMENTS
         }
+        if isinstance(self.backbone, EncoderDecoder):
+            inputs = source_inputs(self.model, inputs)
         length = input_ids.shape[1]
         stop = Stop.from_config(generation_config, stopping_criteria, length)
         sampling = Sampling.from_processors(logits_processor, bool(generation_config.do_sample))
+        seed = _fresh_seed() if seed is None else seed
         call = self._bind(inputs, sampling, stop, seed, None, drafter_inputs or {})
         ledger = self._ledger()
         tokens: list[list[int]] = [[] for _ in range(input_ids.shape[0])]
@@ -193,6 +234,8 @@ class Accelerated:
         inputs = {name: value for name, value in arguments.items() if name in known}
         own = {name: arguments.get(name) for name in _OWN}
         rest = {k: v for k, v in arguments.items() if k not in known and k not in _OWN}
+        if isinstance(self.backbone, EncoderDecoder):
+            inputs = source_inputs(self.model, inputs)
         vlm.check(self.model, self.backbone.family, inputs)
         carrier = inputs.get("input_ids")
         carrier = inputs["inputs_embeds"] if carrier is None else carrier
@@ -203,13 +246,16 @@ class Accelerated:
             length,
             carrier.device,
             batch=batch,
+            config=own["generation_config"],
             inputs=inputs.get("input_ids"),
             attention_mask=inputs.get("attention_mask"),
+            processors=own["logits_processor"] or (),
+            prefix_allowed_tokens_fn=own["prefix_allowed_tokens_fn"],
         )
         stop = Stop.resolve(
             self.model, config, length, own["stopping_criteria"] or (), own["tokenizer"]
         )
-        seed = torch.initial_seed() if own["seed"] is None else int(own["seed"])
+        seed = _fresh_seed() if own["seed"] is None else int(own["seed"])
         call = self._bind(inputs, sampling, stop, seed, own["row_ids"], own["drafter_inputs"] or {})
         return replace(call, pad=_first(config.pad_token_id, config.eos_token_id))
 
@@ -248,7 +294,7 @@ def decode_plain(model: Any, **arguments: Any) -> Output:
 
 
 def load(folder: str | Path, model: Any = None) -> Accelerated:
-    """Load what `save_pretrained` saved; `model` is the target, or its folder is read from the file."""
+    """Load what `save_pretrained` saved; without `model`, the target that the file names."""
     from mmspec.loading import restore
 
     restored: Accelerated = restore(Path(folder), model, accelerate)
@@ -269,7 +315,13 @@ _LOOP_ARGUMENTS = {
     "output_hidden_states",
     "output_attentions",
 }
+_PREPARED = ("position_ids", "mm_encoder_outputs")
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+
+
+def _fresh_seed() -> int:
+    """A seed from torch's own generator: `torch.manual_seed` reproduces a call without one."""
+    return int(torch.randint(2**62, ()))
 
 
 def _sampled(settings: dict[str, Any]) -> dict[str, Any]:
@@ -289,14 +341,15 @@ def _drafter(target: Backbone, recipe: Recipe, drafter: Any) -> Drafter:
         return given
     if recipe.takes_drafter and drafter is None:
         raise ValueError(
-            f"recipe {recipe.name!r} needs a draft model; give drafter= a model, a folder or 'zoo:NAME'"
+            f"recipe {recipe.name!r} needs a draft model; give drafter= a model, a folder or "
+            "'zoo:NAME'"
         )
     if drafter is not None and not recipe.takes_drafter:
         raise ValueError(f"recipe {recipe.name!r} takes no draft model; drop drafter=")
     small, sees = None, recipe.sees
     if drafter is not None:
         small_model = load_model(drafter) if isinstance(drafter, str | Path) else drafter
-        small = Backbone(small_model, vlm.family(small_model))
+        small = backbone(small_model)
         if sees == "auto":
             sees = "pixels" if small.family.media and target.family.media else "nothing"
         vlm.check_pair(target, small, sees)

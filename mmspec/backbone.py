@@ -163,7 +163,8 @@ class Backbone:
         twin.decoder._modules["layers"] = nn.ModuleList(left)
         if not self.family.direct:
             raise ValueError(
-                f"layers of {type(self.model).__name__} cannot be left out: its logits are not head(decoder)"
+                f"layers of {type(self.model).__name__} cannot be left out: its logits are not "
+                "head(decoder)"
             )
         return twin
 

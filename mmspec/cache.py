@@ -37,9 +37,10 @@ class SlotLayer(CacheLayerMixin):
     keys: Any
     values: Any
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, slides: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.plan = plan
+        self.slides = slides  # reads the window only; it keeps everything, so it can roll back
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         batch, heads, _, width = key_states.shape
@@ -65,7 +66,8 @@ class SlotLayer(CacheLayerMixin):
         else:
             self.keys[plan.rows, :, plan.slots] = key_states.transpose(1, 2)
             self.values[plan.rows, :, plan.slots] = value_states.transpose(1, 2)
-        return self.keys[:, :, : plan.view], self.values[:, :, : plan.view]
+        low = plan.low if self.slides else 0
+        return self.keys[:, :, low : plan.view], self.values[:, :, low : plan.view]
 
     def grow(self) -> None:
         """Move to a buffer of the plan's (geometrically grown) capacity."""
@@ -97,6 +99,7 @@ class Plan:
         self.capacity = capacity
         self.start = 0  # first slot written, when all rows write the same slots
         self.view = 0  # slots read: [0, view)
+        self.low = 0  # sliding layers read [low, view)
         self.slots: Tensor | None = None  # (B, q) per-row slots
         self.rows: Tensor | None = None  # (B, 1)
 
@@ -116,9 +119,8 @@ class SlotCache(Cache):
         self.recurrent = [layer for layer in self.layers if isinstance(layer, LinearAttentionLayer)]
 
     def _layer(self, layer: Any) -> Any:
-        # the window of a sliding layer is applied by the mask: the buffer keeps everything, so it can roll back
         if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
-            return SlotLayer(self.plan)
+            return SlotLayer(self.plan, slides=type(layer) is DynamicSlidingWindowLayer)
         return layer
 
     @property
@@ -134,11 +136,12 @@ class SlotCache(Cache):
     def plan_uniform(self, start: int, length: int) -> None:
         """All rows write slots [start, start + length)."""
         self.plan.start, self.plan.view, self.plan.slots = start, start + length, None
+        self.plan.low = 0
         self._reserve(start + length)
 
     def plan_rows(self, slots: Tensor, view: int) -> None:
         """Row b writes `slots[b]` (B, q); every row reads [0, view)."""
-        self.plan.slots, self.plan.view = slots, view
+        self.plan.slots, self.plan.view, self.plan.low = slots, view, 0
         self.plan.rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
         self._reserve(view)
 
@@ -225,7 +228,8 @@ def template(config: Any) -> list[Any]:
         known = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer)
         if not known and type(layer).__name__ not in _STATELESS:
             raise ValueError(
-                f"layer {index} of {type(text).__name__} keeps its state in a {type(layer).__name__}, which "
-                "cannot be rolled back after a rejected draft; use plain decoding for this model"
+                f"layer {index} of {type(text).__name__} keeps its state in a "
+                f"{type(layer).__name__}, which cannot be rolled back after a rejected draft; use "
+                "plain decoding for this model"
             )
     return layers

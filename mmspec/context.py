@@ -69,7 +69,10 @@ class Context:
         return tuple(len(history) + pad - kept for history, pad, kept in rows)
 
     def waiting(self) -> list[list[int]]:
-        """The pending tokens per row; a finished row repeats its last one, so that all rows have some."""
+        """The pending tokens per row.
+
+        A finished row repeats its last one, so that all rows have some.
+        """
         counts = [max(count, 1) for count in self.pending]
         return [row[len(row) - count :] for row, count in zip(self.history, counts, strict=True)]
 

@@ -1,4 +1,7 @@
-"""The loop: propose, score, verify, keep, observe. Everything else reads its rounds from outside."""
+"""The loop: propose, score, verify, keep, observe.
+
+Everything else reads its rounds from outside.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from mmspec.clock import Clock
 from mmspec.context import Context, Request
 from mmspec.draft import Draft, Drafter, Gate, Round, Scores, Verdict, Verifier
 from mmspec.laws import Categorical
-from mmspec.sampling import is_broken
 from mmspec.stop import Stop
 
 log = logging.getLogger("mmspec")
@@ -30,7 +32,10 @@ class Scorer(Protocol):
 
 
 class BrokenLogits(ValueError):
-    """The target gave NaN or all -inf logits. Nothing verified is lost: `tokens` has it, per row."""
+    """The target gave NaN or all -inf logits.
+
+    Nothing verified is lost: `tokens` has it, per row.
+    """
 
     def __init__(self, message: str, round_index: int, tokens: list[list[int]]) -> None:
         super().__init__(message)
@@ -145,40 +150,45 @@ def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_L
     """The round's only transfer."""
     depth = verdict.path.shape[1]
     columns = [verdict.length[:, None]]
-    if depth:
-        columns += [verdict.path, draft.tokens.gather(1, verdict.path.clamp_min(0))]
+    if draft.is_chain:  # its path is a count
+        columns.append(draft.tokens)
+    elif depth:
+        columns += [draft.tokens.gather(1, verdict.path.clamp_min(0)), verdict.path]
     if verdict.next is not None:
         columns.append(verdict.next[:, None])
     if draft.padded:
         columns.append(draft.mask.sum(-1, keepdim=True))
-    if scores is not None and isinstance(scores.law, Categorical):
-        columns.append(_broken(draft, scores.law)[:, None])
-    else:
-        columns.append(torch.zeros_like(columns[0]))
-    lines = []
-    for values in torch.cat(columns, 1).tolist():
-        length = values[0]
-        tokens = values[1 + depth : 1 + depth + length]
-        if verdict.next is not None:
-            tokens.append(values[1 + 2 * depth])
-        drafted = values[-2] if draft.padded else draft.nodes
-        lines.append(_Line(drafted, tuple(values[1 : 1 + length]), tuple(tokens), bool(values[-1])))
-    return lines
+    columns.append(_sound(draft, scores)[:, None])
+    return [_line(values, draft, verdict, depth) for values in torch.cat(columns, 1).tolist()]
 
 
-def _broken(draft: Draft, law: Categorical) -> Tensor:  # (B,) int64
-    """1 where a place of a row has no usable score; padded nodes do not count."""
-    if not draft.padded:
-        return is_broken(law).long()
-    root = draft.mask.new_ones(draft.batch, 1)
-    return is_broken(law, torch.cat((root, draft.mask), 1)).long()
+def _line(values: list[int], draft: Draft, verdict: Verdict, depth: int) -> _Line:
+    """One row of the transfer: length, tokens, path (trees), next, size (padded), soundness."""
+    length, sound = values[0], values.pop()
+    drafted = values.pop() if draft.padded else draft.nodes
+    tokens = values[1 : 1 + length]
+    if verdict.next is not None:
+        tokens.append(values.pop())
+    nodes = range(length) if draft.is_chain else values[1 + depth : 1 + depth + length]
+    return _Line(drafted, tuple(nodes), tuple(tokens), not sound)
+
+
+def _sound(draft: Draft, scores: Scores | None) -> Tensor:  # (B,) bool
+    """Whether every place of a row has a usable score; padded nodes do not count."""
+    if scores is None or not isinstance(scores.law, Categorical):
+        return torch.ones(draft.batch, dtype=torch.bool, device=draft.tokens.device)
+    usable = scores.law.scores.amax(-1).isfinite()  # amax passes NaN on
+    if draft.padded:
+        usable[:, 1:] |= ~draft.mask
+    return usable.all(-1)
 
 
 def _refuse(index: int, row: int, context: Context) -> None:
     tokens = [line[start:] for line, start in zip(context.history, context.prompt, strict=True)]
     raise BrokenLogits(
-        f"the target's logits are NaN or all -inf in round {index} (row {row}, after {len(tokens[row])} new "
-        "tokens, which are on this exception as .tokens); run the model in a wider dtype or check its inputs",
+        f"the target's logits are NaN or all -inf in round {index} (row {row}, after "
+        f"{len(tokens[row])} new tokens, which are on this exception as .tokens); run the model "
+        "in a wider dtype or check its inputs",
         index,
         tokens,
     )

@@ -1,4 +1,6 @@
-"""Probability laws of one token: categorical over a vocabulary, or Gaussian over a continuous event.
+"""Probability laws of one token.
+
+Categorical over a vocabulary, or Gaussian over a continuous event.
 
 A law has a batch shape; indexing acts on it. `sample(keys)` is a deterministic function of the
 keys, so the same keys couple two laws: the target's token and the drafter's guess come from one
@@ -77,7 +79,10 @@ class Categorical:
         return self.perturbed(keys).argmax(-1)
 
     def perturbed(self, keys: Keys) -> Tensor:  # (..., V)
-        """Scores plus Gumbel noise: its argmax is a sample, its top-k a sample without replacement."""
+        """Scores plus Gumbel noise.
+
+        Its argmax is a sample, its top-k a sample without replacement.
+        """
         if self.hard:
             return self.scores
         return self.scores + keys.gumbel(self.size)

@@ -45,7 +45,7 @@ def parse(spec: int | str | Length) -> Length:
         return spec
     raise ValueError(
         f"length={spec!r} is no draft length; give a number of tokens (0 or more), one of "
-        f"{', '.join(repr(name) for name in ('auto', *_NAMED))}, or an object that is a mmspec.length.Length"
+        f"{', '.join(repr(name) for name in ('auto', *_NAMED))}, or a mmspec.length.Length"
     )
 
 

@@ -1,4 +1,7 @@
-"""Models from folders, and accelerated models to and from disk. Weights load from safetensors only."""
+"""Models from folders, and accelerated models to and from disk.
+
+Weights load from safetensors only.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +51,8 @@ def _refuse_pickle(folder: Path) -> None:
     )
     if pickled:
         raise ValueError(
-            f"{folder} holds pickled weights ({', '.join(pickled)}), and unpickling runs code; convert them with "
-            "model.save_pretrained(folder), which writes safetensors"
+            f"{folder} holds pickled weights ({', '.join(pickled)}), and unpickling runs code; "
+            "convert them with model.save_pretrained(folder), which writes safetensors"
         )
     if not (folder / "config.json").exists():
         raise ValueError(f"{folder} is not a model folder: it has no config.json")
@@ -78,7 +81,10 @@ def save(fast: Any, folder: Path) -> None:
 
 
 def restore(folder: Path, model: Any, accelerate: Callable[..., Any]) -> Any:
-    """Read what `save` wrote. Raises ValueError where the folder holds none, or the target is unknown."""
+    """Read what `save` wrote.
+
+    Raises ValueError where the folder holds none, or the target is unknown.
+    """
     if not (folder / FILE).exists():
         raise ValueError(f"{folder} has no {FILE}; it was not written by save_pretrained")
     content = json.loads((folder / FILE).read_text())

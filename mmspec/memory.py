@@ -1,4 +1,6 @@
-"""The state of one request inside one Hugging Face model: cache, mask and the two position counters.
+"""The state of one request inside one Hugging Face model.
+
+Cache, mask and the two position counters.
 
 KV slots and rotary positions are different numbers (an image of 1 000 slots may span 32 rotary
 positions), so `kept` indexes slots, `rope` feeds `position_ids`, and neither is ever derived from
@@ -56,7 +58,10 @@ class Block:
 
 
 def block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -> Block:
-    """Lay out waiting tokens and a draft below the last of them; `like` gives mask dtype and device."""
+    """Lay out waiting tokens and a draft below the last of them.
+
+    `like` gives mask dtype and device.
+    """
     device = like.device
     waiting = max(len(row) for row in pending)
     short = any(len(row) < waiting for row in pending)
@@ -97,6 +102,8 @@ class Memory:
         self.window = window
         self.mask = Mask(padding, slots, like)
         self.saved = cache.snapshot() if cache.recurrent else None  # recurrent state at `kept`
+        self.beside: Any = cache  # what the model is handed: an encoder-decoder wraps the slots
+        self.source: Any = None  # encoder outputs of an encoder-decoder
 
     @property
     def like(self) -> Tensor:
@@ -127,6 +134,7 @@ class Memory:
         queries = block.depths
         if self.window is not None:
             queries = queries + _column(self.kept, block.depths)
+            self.cache.plan.low = max(min(self.kept) - self.window + 1, 0)
         return positions, mask, queries
 
     def _slots(self, block: Block) -> Tensor:  # (B, q)
@@ -138,7 +146,10 @@ class Memory:
         return base + (columns - pads) % block.length  # padding wraps around to the end
 
     def advance(self, steps: Sequence[int]) -> None:
-        """Keep the last block's first `steps[b]` slots of row b; all of them, for a recurrent model."""
+        """Keep the last block's first `steps[b]` slots of row b.
+
+        All of them, for a recurrent model.
+        """
         for row, step in enumerate(steps):
             self.kept[row] += step
             self.rope[row] += step
@@ -178,15 +189,22 @@ class Memory:
         return torch.tensor(source, device=device), torch.tensor(target, device=device)
 
     def windowed(self, mask: Tensor, queries: Tensor) -> Tensor:
-        """The mask of sliding layers: keys more than `window` behind a query are hidden."""
+        """The mask of sliding layers, over the slots they read.
+
+        Nothing far behind a query is seen.
+        """
         assert self.window is not None
-        slots = torch.arange(mask.shape[-1], device=mask.device)
+        low = self.cache.plan.low
+        slots = torch.arange(low, mask.shape[-1], device=mask.device)
         hidden = slots <= (queries - self.window)[:, None, :, None]
-        return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
+        return mask[..., low:].masked_fill(hidden, torch.finfo(mask.dtype).min)
 
 
 class Rows:
-    """One memory per row, for recurrent models: their state cannot advance by a different step per row."""
+    """One memory per row, for recurrent models.
+
+    Their state cannot advance by a different step per row.
+    """
 
     def __init__(self, rows: Sequence[Memory]) -> None:
         self.rows = list(rows)
@@ -270,7 +288,10 @@ class Mask:
         return self.buffer[:, :, :lines, :view]
 
     def _shifted(self, block: Block, offset: Tensor) -> Tensor:
-        """The block's corner in slot offsets: padding on the left of the block has no slot there."""
+        """The block's corner in slot offsets.
+
+        Padding on the left of the block has no slot there.
+        """
         lines, span = block.length, block.corner.shape[2]
         if block.pads is not None:
             offset = offset + torch.tensor(block.pads, device=self.device)[:, None]

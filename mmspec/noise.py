@@ -1,4 +1,6 @@
-"""Randomness as a pure function of (seed, row, position): the same on every device, batch and draft.
+"""Randomness as a pure function of (seed, row, position).
+
+The same on every device, batch and draft.
 
 A counter-based generator (the SplitMix64 finaliser) hashes integer keys into uniforms, so nothing
 has a state, rows do not disturb each other, and the token at a position does not depend on how it
@@ -56,7 +58,10 @@ class Keys:
         return _unit(_hash(self.key[..., None] + index * _GOLDEN)).reshape(*self.key.shape, *event)
 
     def gumbel(self, size: int) -> Tensor:  # (..., size) float32
-        """Standard Gumbel noise; both tails keep full precision because the race is run in float64."""
+        """Standard Gumbel noise.
+
+        Both tails keep full precision because the race is run in float64.
+        """
         return torch.log1p(self.uniform(size).neg_()).neg_().log_().neg_().float()
 
     def normal(self, *event: int) -> Tensor:  # (..., *event) float32

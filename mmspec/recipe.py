@@ -28,7 +28,10 @@ class Kit:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One method: draft architecture, execution, optimisation; verification execution, optimisation.
+    """One method in five parts.
+
+    Draft architecture, draft execution, draft optimisation, verification execution, verification
+    optimisation.
 
     The verifier carries the last two: its walk (how the draft is traversed) and its rule (what is
     accepted).
@@ -92,8 +95,8 @@ def shape_of(default: Shape, tree: Any, length: Any) -> Shape:
     if isinstance(tree, list | tuple) and all(isinstance(width, int) for width in tree):
         return StaticTree(Tree.branching(tree))
     raise ValueError(
-        f"tree={tree!r} is not a topology; give branching widths such as [3, 2, 1], a Tree, a DynamicTree, "
-        "or 'dynamic'"
+        f"tree={tree!r} is not a topology; give branching widths such as [3, 2, 1], a Tree, a "
+        "DynamicTree, or 'dynamic'"
     )
 
 
@@ -106,13 +109,13 @@ def pair(drafter: Drafter, verifier: Verifier, target: Backbone) -> Drafter:
     branches = bool(getattr(drafter, "trees", False))
     if branches and not getattr(verifier, "trees", True):
         raise ValueError(
-            f"{type(verifier).__name__} verifies chains, but the drafter proposes trees; give length= instead of "
-            "tree=, or another verifier"
+            f"{type(verifier).__name__} verifies chains, but the drafter proposes trees; give "
+            "length= instead of tree=, or another verifier"
         )
     if branches and not target.can_branch:
         raise ValueError(
-            f"{type(target.model).__name__} keeps a recurrent state, one per branch of a tree would be needed; "
-            "give length= instead of tree="
+            f"{type(target.model).__name__} keeps a recurrent state, one per branch of a tree "
+            "would be needed; give length= instead of tree="
         )
     for kind in verifier.kinds:
         if kind in drafter.kinds:

@@ -34,8 +34,8 @@ class EncoderDecoder:
         self.names = set(inspect.signature(model.forward).parameters)
         if "decoder_position_ids" not in self.names:
             raise ValueError(
-                f"{type(model).__name__} takes no decoder_position_ids, so a draft cannot be placed; "
-                "use plain decoding for this model"
+                f"{type(model).__name__} takes no decoder_position_ids, so a draft cannot be "
+                "placed; use plain decoding for this model"
             )
         self.cache_config = copy.deepcopy(model.config)
         self.cache_config.num_hidden_layers = model.config.decoder_layers
@@ -86,7 +86,12 @@ class EncoderDecoder:
         raise ValueError(f"layers of {type(self.model).__name__} cannot be left out")
 
     def _forward(
-        self, memory: Memory, ids: Tensor, positions: Tensor, mask: Tensor | None, hidden: bool = False
+        self,
+        memory: Memory,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        hidden: bool = False,
     ) -> Any:
         return self.model(
             encoder_outputs=memory.source,
@@ -101,14 +106,17 @@ class EncoderDecoder:
 
 
 def source_inputs(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """A request in the form this module reads: encoder inputs, and the decoder's tokens as `input_ids`.
+    """A request in the form this module reads.
+
+    Encoder inputs, and the decoder's tokens as `input_ids`.
 
     Without decoder tokens the decoder starts as the configuration says.
     """
     encoder = {
         name: value
         for name, value in inputs.items()
-        if name not in ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+        if name
+        not in ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
     }
     ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))
     if ids is None:

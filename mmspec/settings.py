@@ -37,7 +37,7 @@ def resolve(
     _refuse_unknown(model, settings)
     own = model.generation_config
     merged = _hf.merge_config(model, config, settings)
-    _refuse_modes(merged)
+    refuse_modes(merged)
     _hf.set_special_tokens(model, merged, device, batch, attention_mask is not None)
     if attention_mask is not None and bool((attention_mask == 1).all()):
         attention_mask = None  # as generate() does: no padding, nothing to skip
@@ -86,7 +86,8 @@ def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is not a generation setting; {hint}known: {', '.join(known)}")
 
 
-def _refuse_modes(config: GenerationConfig) -> None:
+def refuse_modes(config: GenerationConfig) -> None:
+    """Refuse what cannot be speculated: beams, several sequences per row, contrastive search."""
     for name, (neutral, why) in _REFUSED_SETTINGS.items():
         value = getattr(config, name, None)
         if value is not None and value not in neutral:

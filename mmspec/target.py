@@ -24,9 +24,11 @@ class CausalTarget:
     """Scores drafts with one forward over pending and draft tokens.
 
     `wants` names features for the drafter: "hidden" (last hidden states, (B, N + 1, H), after the
-    final norm). Recurrent models replay lazily: their state stays at the last point where
-    everything was accepted, and the tokens kept since then stay pending and are read again with the
-    next draft. No forward is spent on that until `longest_replay` tokens wait.
+    final norm); and, in `context.shared` after the prefill, "vision" (the picture encoders'
+    outputs by modality) and "attention" (of the last prompt token, (B, L), see `mmspec.tap`).
+    Recurrent models replay lazily: their state stays at the last point where everything was
+    accepted, and the tokens kept since then stay pending and are read again with the next draft.
+    No forward is spent on that until `longest_replay` tokens wait.
     """
 
     backbone: Backbone
@@ -37,8 +39,8 @@ class CausalTarget:
         self._tap()  # refuses what cannot be tapped
 
     def prefill(self, request: Request) -> Context:
-        """Read the prompt; the first token is then chosen from `context.scores` without a forward."""
-        inputs, offer = request.inputs, {}
+        """Read the prompt; `context.scores` then gives the first token without a forward."""
+        inputs, offer = request.inputs, dict[str, Any]()
         if "vision" in self.wants:
             inputs = _encoded(self.backbone, inputs)
             offer["vision"] = inputs["mm_encoder_outputs"]
@@ -77,12 +79,15 @@ class CausalTarget:
         return Scores(law, position, features, calls)
 
     def keep(self, context: Context, draft: Draft, kept: Round) -> Context:
-        """Commit what was kept: cache slots first, then the history that pending tokens are counted from."""
+        """Commit what was kept: cache slots first, then the history, which pending counts from."""
         if kept.calls:
             context.memory.commit(_alive(context), kept.path, draft.nodes)
         for history, tokens in zip(context.history, kept.tokens, strict=True):
             history.extend(tokens)
         return replace(context, scores=None, finished=kept.finished)
+
+    def _tap(self) -> AbstractContextManager[AttentionTap | None]:
+        return AttentionTap(self.backbone) if "attention" in self.wants else nullcontext()
 
     def _settle(self, context: Context) -> None:
         """Read all pending tokens but the last, so that the recurrent state moves on."""
@@ -93,7 +98,7 @@ class CausalTarget:
 
 
 def _encoded(backbone: Backbone, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The request with its pictures encoded once; sizes and grids stay, positions are made of them."""
+    """The request with its pictures encoded; sizes and grids stay, positions are made of them."""
     rest = {name: value for name, value in inputs.items() if name not in backbone.family.media}
     rest.pop("pixel_attention_mask", None)
     return {**rest, **_hf.encode_media(backbone.model, inputs)}

@@ -1,4 +1,4 @@
-"""Tree topologies shared by all rows of a batch, with everything derived from them computed once."""
+"""Tree topologies shared by all rows of a batch; what is derived from them is computed once."""
 
 from __future__ import annotations
 

@@ -23,17 +23,21 @@ def family(model: Any) -> Family:
     known = {**vlm.FAMILIES, **speech.FAMILIES}
     if kind in known:
         return known[kind]
-    takes = set(getattr(model, "input_modalities", ("text",)))
-    if takes & {"image", "video", "audio"}:
+    takes = sorted(set(getattr(model, "input_modalities", ("text",))))
+    composite = model.config.get_text_config(decoder=True) is not model.config
+    if (composite and takes != ["text"]) or "audio" in takes:  # a text tower may list them all
         raise ValueError(
-            f"{type(model).__name__} ({kind}) takes {sorted(takes)}, but its family is not "
+            f"{type(model).__name__} ({kind}) takes {takes}, but its family is not "
             f"described; known: {', '.join(sorted(known))}. Add a Family on the modalities shelf"
         )
     return Family(direct=kind in _PLAIN_HEADS)
 
 
 def backbone(model: Any) -> Backbone:
-    """The backbone that reads a model. Raises ValueError for what cannot work, before any forward."""
+    """The backbone that reads a model.
+
+    Raises ValueError for what cannot work, before any forward.
+    """
     described = family(model)
     if getattr(model.config, "is_encoder_decoder", False):
         reader: Any = EncoderDecoder(model, described)

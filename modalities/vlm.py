@@ -84,8 +84,8 @@ def check(model: Any, family: Family, inputs: Mapping[str, Any]) -> None:
     if not family.media:
         if pictures:
             raise ValueError(
-                f"{', '.join(pictures)} was given, but {type(model).__name__} is a text model; drop it or load "
-                "a vision-language model"
+                f"{', '.join(pictures)} was given, but {type(model).__name__} is a text model; "
+                "drop it or load a vision-language model"
             )
         return
     if ids is None or not family.placeholders:
@@ -94,19 +94,19 @@ def check(model: Any, family: Family, inputs: Mapping[str, Any]) -> None:
     pictures += [name for name in ("mm_encoder_outputs",) if inputs.get(name)]
     if pictures and not bool(marks.any()):
         raise ValueError(
-            "a picture was given, but the prompt has no image token; build the prompt with the processor's chat "
-            "template or put its image token into the text"
+            "a picture was given, but the prompt has no image token; build the prompt with the "
+            "processor's chat template or put its image token into the text"
         )
     if not pictures and embeds is None and bool(marks.any()):
         raise ValueError(
-            "the prompt has image tokens, but no picture was given; pass images= to the processor, or remove the "
-            "image token from the text"
+            "the prompt has image tokens, but no picture was given; pass images= to the processor, "
+            "or remove the image token from the text"
         )
     runs = (marks[:, :1].long() + (marks[:, 1:] & ~marks[:, :-1]).sum(-1, keepdim=True))[:, 0]
     if family.one_run and len(set(runs.tolist())) > 1:
         raise ValueError(
-            f"the rows of this batch have different numbers of pictures ({runs.tolist()}); group prompts with "
-            "equally many"
+            f"the rows of this batch have different numbers of pictures ({runs.tolist()}); group "
+            "prompts with equally many"
         )
 
 
@@ -119,21 +119,22 @@ def check_pair(target: Backbone, drafter: Backbone, sees: str) -> None:
     ours, theirs = target.vocabulary, drafter.vocabulary
     if abs(ours - theirs) > VOCABULARY_PADDING:
         raise ValueError(
-            f"the draft model has a vocabulary of {theirs} tokens, the target one of {ours}: their token ids do "
-            "not mean the same; choose a draft model with the target's tokenizer"
+            f"the draft model has a vocabulary of {theirs} tokens, the target one of {ours}: their "
+            "token ids do not mean the same; choose a draft model with the target's tokenizer"
         )
     if sees == "pixels" and not drafter.family.media:
         raise ValueError(
-            f"sees='pixels' needs a draft model with a vision encoder, but {type(drafter.model).__name__} reads "
-            "text only; give sees='nothing' or a vision-language draft model"
+            "sees='pixels' needs a draft model with a vision encoder, but "
+            f"{type(drafter.model).__name__} reads text only; give sees='nothing' or a "
+            "vision-language draft model"
         )
     if sees == "pixels":
         mine = placeholder_ids(target.model, target.family)
         other = placeholder_ids(drafter.model, drafter.family)
         if mine[:1] != other[:1]:
             raise ValueError(
-                f"the image token is {mine[:1]} for the target but {other[:1]} for the draft model; choose a "
-                "pair that shares its processor"
+                f"the image token is {mine[:1]} for the target but {other[:1]} for the draft "
+                "model; choose a pair that shares its processor"
             )
 
     if sees == "target-features":
@@ -142,8 +143,8 @@ def check_pair(target: Backbone, drafter: Backbone, sees: str) -> None:
         frame = max(visual_ids(target.model, target.family), default=0)
         if not drafter.family.media and frame >= theirs:
             raise ValueError(
-                f"the prompt frames pictures with token {frame}, but the draft model knows {theirs} tokens only; "
-                "give sees='nothing' or resize its embeddings"
+                f"the prompt frames pictures with token {frame}, but the draft model knows "
+                f"{theirs} tokens only; give sees='nothing' or resize its embeddings"
             )
 
 
@@ -152,13 +153,13 @@ def check_features(target: Backbone) -> None:
     name = type(target.model).__name__
     if not target.family.media:
         raise ValueError(
-            f"sees='target-features' needs a target with a vision encoder, but {name} reads text only; give "
-            "sees='nothing'"
+            f"sees='target-features' needs a target with a vision encoder, but {name} reads text "
+            "only; give sees='nothing'"
         )
     if "mm_encoder_outputs" not in inspect.signature(target.model.forward).parameters:
         raise ValueError(
-            f"{name} does not take encoded pictures (mm_encoder_outputs), so its features cannot be shared; give "
-            "sees='pixels' or 'nothing'"
+            f"{name} does not take encoded pictures (mm_encoder_outputs), so its features cannot "
+            "be shared; give sees='pixels' or 'nothing'"
         )
 
 
@@ -167,16 +168,16 @@ def check_woven(drafter: Backbone) -> None:
     vision = getattr(drafter.model.config, "vision_config", None)
     if getattr(vision, "deepstack_visual_indexes", None) and drafter.family.name == "Qwen3-VL":
         raise ValueError(
-            f"{type(drafter.model).__name__} adds picture features inside its decoder (deepstack), which embeddings "
-            "cannot carry; give sees='pixels' without a compressor"
+            f"{type(drafter.model).__name__} adds picture features inside its decoder (deepstack), "
+            "which embeddings cannot carry; give sees='pixels' without a compressor"
         )
 
 
 def optics(backbone: Backbone, tower: bool = False) -> Optics:
     """How the encoder outputs of a model map to its prompt.
 
-    With `tower` the features are those before the model's own projector, where there is one per placeholder
-    (`tower_width`), else the projected ones as well.
+    With `tower` the features are those before the model's own projector, where there is one per
+    placeholder (`tower_width`), else the projected ones as well.
     """
     ids = placeholder_ids(backbone.model, backbone.family)
     named = dict(zip(("image", "video"), ids, strict=False))
@@ -186,7 +187,7 @@ def optics(backbone: Backbone, tower: bool = False) -> Optics:
 
 
 def tower_width(model: Any) -> int | None:
-    """Width of the vision tower's features; None where the tower has not one feature per placeholder."""
+    """Width of the vision tower's features; None where it has not one per placeholder."""
     config = model.config
     if config.model_type == "paligemma":
         return int(config.vision_config.hidden_size)
@@ -216,7 +217,7 @@ _SQUARE = ("LLaVA", "Gemma 3", "PaliGemma", "InternVL")
 def _grid(
     config: Any, family: Family, inputs: Mapping[str, Any], picture: int, count: int
 ) -> Grid | None:
-    """Rows and columns of a picture's features where they are laid out line by line; None = unknown."""
+    """Rows and columns of a picture's features laid out line by line; None = unknown."""
     patches = inputs.get("image_grid_thw")
     if patches is not None and inputs.get("pixel_values_videos") is None:
         time, height, width = (int(size) for size in patches[picture])

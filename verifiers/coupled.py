@@ -35,14 +35,16 @@ class Coupled:
         check(self, draft, law=False)
         own = target_tokens(draft, scores, noise)
         if draft.is_chain or not draft.nodes:
-            hits = _equal(own[:, :-1], draft.tokens) & draft.mask
-            kept = hits.cumprod(-1)
+            hits = _equal(own[:, :-1], draft.tokens)
+            kept = (hits & draft.mask if draft.padded else hits).cumprod(-1)
             length = row = kept.sum(-1)
             path = kept * _counting(draft.nodes, kept.device) - 1
         else:
             parent = draft.parents + 1
             rows = torch.arange(draft.batch, device=parent.device)[:, None]
             path, length, row = longest(draft, _equal(own[rows, parent], draft.tokens))
+        if own.dim() == 2:
+            return Verdict(path, length, own.gather(1, row[:, None])[:, 0])
         return Verdict(path, length, own[torch.arange(draft.batch, device=row.device), row])
 
 

@@ -27,7 +27,10 @@ VERIFIERS: Mapping[str, Callable[[], Verifier]] = {
 
 
 def named(name: str) -> Verifier:
-    """The verifier of that name, with its default settings. Raises ValueError listing the known ones."""
+    """The verifier of that name, with its default settings.
+
+    Raises ValueError listing the known ones.
+    """
     if name not in VERIFIERS:
         known = ", ".join(sorted(VERIFIERS))
         raise ValueError(f"there is no verifier {name!r}; known: {known}, or pass an object")

@@ -1,4 +1,7 @@
-"""Dynamic trees: every round and row grows its own topology, out of what the drafter finds likely."""
+"""Dynamic trees.
+
+Every round and row grows its own topology, out of what the drafter finds likely.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ from mmspec.length import useful
 
 @dataclass(frozen=True)
 class DynamicTree:
-    """EAGLE-2's tree: grow the likeliest `beam` paths for `depth` levels, keep the best `nodes` of all.
+    """EAGLE-2's tree.
+
+    Grow the likeliest `beam` paths for `depth` levels, keep the best `nodes` of all.
 
     Li et al. 2024, section 4. Nodes are chosen by looking at them, so proposals are DET (V3
     verifiers) or, with the target's own noise in the ranking, RACE (coupled verifier). Every row
@@ -108,7 +113,10 @@ class _Pool:
         return self.score.gather(1, index)
 
     def harvest(self, nodes: int, kind: Kind, laws: list[Categorical]) -> Sprout:
-        """The best candidates; a child never scores above its parent, and ties favour the earlier one."""
+        """The best candidates.
+
+        A child never scores above its parent, and ties favour the earlier one.
+        """
         order = self.score.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
         kept = order.sort(1).values
         parents = self.parent.gather(1, kept)

@@ -1,4 +1,4 @@
-"""Growing a draft out of an autoregressive draft model: chains and static trees; dynamic trees are in `dynamic.py`.
+"""Growing a draft out of an autoregressive draft model: chains and static trees.
 
 A *draft model* answers with laws: `listen` reads the committed tokens it has not read yet, `say`
 reads draft nodes behind them. What it read of a kept path it may keep; `shape` decides which nodes
@@ -47,7 +47,7 @@ class Layout:
     corners: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def behind(self, waiting: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Depths and additive corner behind `waiting` tokens that are read but not kept; made once."""
+        """Depths and additive corner behind `waiting` tokens that are not kept; made once."""
         key = (waiting, dtype)
         if key not in self.corners:
             before = self.visible.new_ones(*self.visible.shape[:2], waiting)

@@ -18,7 +18,7 @@ from mmspec.visual import Compressed, Compressor, Grid, compressed, pictures
 
 @dataclass(frozen=True)
 class Nothing:
-    """Text only: every placeholder and frame token is taken out of the prompt (SPD-MLLM, Gagrani 2024)."""
+    """Text only: placeholder and frame tokens are taken out of the prompt (SPD-MLLM, 2024)."""
 
     hidden: tuple[int, ...] = ()  # ids to take out
     name: str = "nothing"
@@ -60,7 +60,7 @@ class Optics:
 
 @dataclass(frozen=True)
 class CompressedPixels:
-    """The request through the draft model's own encoder and then a compressor, at the original slots."""
+    """The request through the draft model's encoder and a compressor, at the original slots."""
 
     optics: Optics  # the draft model's
     compressor: Compressor
@@ -81,8 +81,8 @@ class CompressedPixels:
 class TargetFeatures:
     """The target's own vision features, encoded once, at the original slots.
 
-    They go through the compressor, then through the projector; both may be None. Features that a target
-    adds inside its decoder (deepstack) are not among them.
+    They go through the compressor, then through the projector; both may be None. Features that a
+    target adds inside its decoder (deepstack) are not among them.
     """
 
     optics: Optics  # the target's

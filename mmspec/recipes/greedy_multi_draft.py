@@ -1,4 +1,6 @@
-"""Greedy multi-draft: the top tokens of q, then one draw from the rest; near-optimal acceptance at O(V).
+"""Greedy multi-draft: the top tokens of q, then one draw from the rest.
+
+Near-optimal acceptance at O(V).
 
 Hu et al. 2025, "Towards optimal multi-draft speculative decoding". Exact in law.
 """

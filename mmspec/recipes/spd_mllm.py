@@ -1,4 +1,6 @@
-"""SPD-MLLM: a text-only language model drafts for a vision-language model; it never sees the picture.
+"""SPD-MLLM: a text-only language model drafts for a vision-language model.
+
+It never sees the picture.
 
 Gagrani et al. 2024, "On speculative decoding for multimodal large language models". The drafter's
 prompt is the chat text without placeholder and frame tokens, its positions start at 0. Exact;

@@ -1,4 +1,4 @@
-"""SpecHub: two drafts per node around the drafter's favourite token, with a closed-form transport plan.
+"""SpecHub: two drafts per node around the drafter's favourite, and a closed-form transport plan.
 
 Sun et al. 2024 (EMNLP). Exact in law; the same acceptance as greedy multi-draft with two children.
 """

@@ -13,7 +13,7 @@ from mmspec.backbone import Backbone
 from mmspec.context import Context, Request
 from mmspec.decode import Parts, decode
 from mmspec.draft import Drafter, Round
-from mmspec.modalities import vlm
+from mmspec.modalities import families
 from mmspec.noise import KeyedNoise
 from mmspec.sampling import Sampling
 from mmspec.stop import Stop
@@ -69,7 +69,7 @@ def drive(
     """Decode with a drafter; a drafter that fails, fails the test."""
     batch = prompt["input_ids"].shape[0]
     request = Request(prompt, Sampling(**sampling), KeyedNoise.seeded(0, batch, CPU), room)
-    target = CausalTarget(Backbone(model, vlm.family(model)))
+    target = CausalTarget(Backbone(model, families.family(model)))
     rounds = list(decode(Parts(target, drafter, Coupled(), Stop(room)), request))
     assert not [turn.fallback for turn in rounds if turn.fallback]
     text = [[token for turn in rounds for token in turn.tokens[row]] for row in range(batch)]

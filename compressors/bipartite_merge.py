@@ -1,0 +1,64 @@
+"""Merge the visual tokens that are most alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mmspec.compressors.base import Compressed, Features
+
+
+@dataclass(frozen=True)
+class BipartiteMerge:
+    """Bipartite soft matching down to the share `keep` (ToMe, Bolya et al. 2023).
+
+    Per round the even tokens choose the most similar odd one, and the r best links are merged,
+    weighted by size; r is at most half of the tokens, so keep=0.25 takes two rounds. Similarity
+    is the cosine of the features themselves: keys are an affair of the encoder. Tokens are put
+    back in order of their mean index, and take its (rounded) slot. sum(sizes) and sum(sizes *
+    features) are preserved; keep=1 is the identity.
+    """
+
+    keep: float = 0.5
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"keep={self.keep} is no share of the tokens; give one in (0, 1]")
+
+    def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
+        count = len(features.values)
+        wanted = ceil(self.keep * count)
+        values = features.values.float()
+        sizes = torch.ones(count, device=values.device)
+        index = torch.arange(count, device=values.device).float()
+        while len(values) > wanted:
+            joined = _merge(values, sizes, index, min(len(values) - wanted, len(values) // 2))
+            values, sizes, index = joined
+        positions = features.positions[index.round().long()]
+        return Compressed(values.to(features.values.dtype), positions, sizes.long())
+
+
+def _merge(
+    values: Tensor, sizes: Tensor, index: Tensor, links: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One round on (N, H), (N,), (N,): `links` even tokens go into odd ones, in order again."""
+    direction = functional.normalize(values, dim=-1)
+    best, partner = (direction[0::2] @ direction[1::2].T).max(-1)
+    order = best.sort(descending=True, stable=True).indices
+    target = torch.arange(len(values), device=values.device)
+    gone = order[:links]
+    target[2 * gone] = 2 * partner[gone] + 1
+    total = torch.zeros_like(sizes).index_add(0, target, sizes)
+    mean = torch.zeros_like(values).index_add(0, target, values * sizes[:, None])
+    where = torch.zeros_like(index).index_add(0, target, index * sizes)
+    left = total > 0
+    total, mean, where = total[left], mean[left] / total[left, None], where[left] / total[left]
+    order = where.sort(stable=True).indices
+    return mean[order], total[order], where[order]

@@ -1,0 +1,26 @@
+"""Drop every visual token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from mmspec.compressors.base import Compressed, Features
+
+
+@dataclass(frozen=True)
+class HideAll:
+    """No picture at all; the text keeps the slots it has behind the picture.
+
+    That is the difference to `sees="nothing"` (SPD-MLLM), which numbers the text anew and takes
+    out the frame tokens as well.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
+        none = features.positions[:0]
+        return Compressed(features.values[:0], none, none)

@@ -1,0 +1,93 @@
+"""MASSV: a small language model that sees through the target's vision encoder and a projector of "
+"its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+WEIGHTS, CONFIG = "projector.safetensors", "projector.json"
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Sizes of a projector."""
+
+    source: int  # width of the target's vision features
+    drafter: int  # width of the draft model
+    hidden: int
+
+
+class Projector(nn.Module):
+    """Vision features of the target to embeddings of the draft model: linear, GELU, linear.
+
+    It reads the features of the target's vision *tower* where there is one per image token (LLaVA,
+    PaliGemma), else those behind the target's own projector; `source_width` says how wide they are.
+    """
+
+    def __init__(self, source: int, drafter: int, hidden: int | None = None) -> None:
+        super().__init__()
+        self.widths = Widths(source, drafter, drafter if hidden is None else hidden)
+        self.up = nn.Linear(source, self.widths.hidden)
+        self.act = nn.GELU()
+        self.down = nn.Linear(self.widths.hidden, drafter)
+
+    def forward(self, features: Tensor) -> Tensor:  # (..., source) -> (..., drafter)
+        projected: Tensor = self.down(self.act(self.up(features)))
+        return projected
+
+
+def save(folder: str | Path, model: Any, projector: Projector) -> None:
+    """Write a draft model: an ordinary language model's folder with the projector beside it."""
+    model.save_pretrained(folder)
+    save_projector(folder, projector)
+
+
+def save_projector(folder: str | Path, projector: Projector) -> None:
+    """Write the projector into an existing folder."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: weight.contiguous() for name, weight in projector.state_dict().items()}
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(asdict(projector.widths), indent=2) + "\n")
+
+
+def load_projector(folder: str | Path) -> Projector:
+    """Read a projector. Raises ValueError where the folder has none."""
+    folder = Path(folder)
+    if not (folder / WEIGHTS).exists() or not (folder / CONFIG).exists():
+        raise ValueError(
+            f"{folder} has no {WEIGHTS} and {CONFIG}; write them with "
+            "mmspec.drafters.massv.save(folder, model, projector), or give projector="
+        )
+    projector = Projector(**json.loads((folder / CONFIG).read_text()))
+    projector.load_state_dict(load_file(folder / WEIGHTS))
+    return projector.eval().requires_grad_(False)
+
+
+def projector_of(model: Any, given: Any) -> Projector:
+    """The projector given: an object, a folder, or None for the folder `model` came from."""
+    if isinstance(given, Projector):
+        return given
+    if given is None and not model.config._name_or_path:
+        raise ValueError(
+            "a MASSV draft model needs its projector; load it from a folder written by "
+            "mmspec.drafters.massv.save, or give projector="
+        )
+    projector = load_projector(model.config._name_or_path if given is None else given)
+    return projector.to(model.device, model.dtype)
+
+
+def check_widths(projector: Projector, source: int, drafter: int) -> None:
+    """Refuse a projector made for other models. Raises ValueError naming the widths."""
+    widths = projector.widths
+    if (widths.source, widths.drafter) != (source, drafter):
+        raise ValueError(
+            f"the projector maps {widths.source} to {widths.drafter}, but the target's vision "
+            f"features are {source} wide and the draft model {drafter}; train one for this pair"
+        )

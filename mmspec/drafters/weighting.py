@@ -1,0 +1,136 @@
+"""How much each member of an ensemble counts: fixed weights, or weights chosen while decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, pairwise
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Weighting(Protocol):
+    """Gives every row of a batch its own weights."""
+
+    learns: ClassVar[bool]  # whether it wants evidence
+
+    def begin(self, batch: int, members: int, device: torch.device) -> Any: ...
+    def weights(self, state: Any) -> Tensor: ...  # (B, M), rows sum to 1
+    def observe(self, state: Any, evidence: Sequence[Evidence]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one row learned in a round, at T places that the target has judged."""
+
+    members: Tensor  # (T, M, V) law of each member
+    target: Tensor  # (T, V) law of the target
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same weights all the time; uniform ones where none are given (IbED)."""
+
+    values: tuple[float, ...] | None = None
+    learns: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.values is not None and (min(self.values) < 0 or sum(self.values) <= 0):
+            raise ValueError(
+                f"weights {self.values} are no weights; give numbers from 0 up, not all 0"
+            )
+
+    def begin(self, batch: int, members: int, device: torch.device) -> Tensor:
+        values = (1.0,) * members if self.values is None else self.values
+        if len(values) != members:
+            raise ValueError(f"{len(values)} weights were given for {members} members")
+        weights = torch.tensor(values, device=device)
+        return (weights / weights.sum()).expand(batch, -1)
+
+    def weights(self, state: Tensor) -> Tensor:
+        return state
+
+    def observe(self, state: Tensor, evidence: Sequence[Evidence]) -> Tensor:
+        return state
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """TABED's weights: the grid point that would have named the target's choice most often.
+
+    Counts argmax(sum w_m q_m) == argmax p over the places judged so far, or over the last
+    `window` of them; ties go to the smallest sum of KL(p || q_w), then to the earlier point.
+    Every row decides by its own history, so that its draft does not depend on its batch. Uniform
+    until something was judged.
+    """
+
+    steps: int = 10  # 1 / step of the grid
+    window: int = 0  # 0 = all the past
+    learns: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.window < 0:
+            raise ValueError(
+                f"steps={self.steps}, window={self.window}: give at least 1 step and a window from "
+                "0 up"
+            )
+
+    def begin(self, batch: int, members: int, device: torch.device) -> _Judged:
+        grid = simplex(members, self.steps).to(device)
+        return _Judged(grid, [torch.zeros(0, 2, len(grid), device=device)] * batch)
+
+    def weights(self, state: _Judged) -> Tensor:
+        return torch.stack([_best(state.grid, past) for past in state.past])
+
+    def observe(self, state: _Judged, evidence: Sequence[Evidence]) -> _Judged:
+        past = []
+        for old, new in zip(state.past, evidence, strict=True):
+            rows = torch.cat((old, _judge(state.grid, new)))
+            if self.window == 0:  # only the sum matters
+                rows = rows.sum(0, keepdim=True)[: len(rows)]
+            past.append(rows[-self.window :] if self.window else rows)
+        return _Judged(state.grid, past)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    grid: Tensor  # (G, M)
+    past: list[Tensor]  # per row (T, 2, G): agreements and divergences of every grid point
+
+
+def simplex(members: int, steps: int) -> Tensor:  # (G, M), G = C(steps + M - 1, M - 1)
+    """All multiples of 1 / steps: 11, 66, 286 points for 2, 3, 4 members and 10 steps."""
+    return torch.tensor(_simplex(members, steps), dtype=torch.float32) / steps
+
+
+@lru_cache(maxsize=16)
+def _simplex(members: int, steps: int) -> list[list[int]]:
+    points = []
+    for bars in combinations(range(steps + members - 1), members - 1):
+        edges = [-1, *bars, steps + members - 1]
+        points.append([right - left - 1 for left, right in pairwise(edges)])
+    return points
+
+
+def _judge(grid: Tensor, evidence: Evidence) -> Tensor:  # (T, 2, G)
+    rows = []
+    for members, target in zip(
+        evidence.members, evidence.target, strict=True
+    ):  # V is large: one by one
+        mixed = grid @ members.float()  # (G, V)
+        agrees = (mixed.argmax(-1) == target.argmax()).float()
+        log_mixed = mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log()
+        entropy = torch.special.entr(target.float()).sum()
+        rows.append(torch.stack((agrees, -log_mixed @ target.float() - entropy)))
+    return torch.stack(rows) if rows else grid.new_zeros(0, 2, len(grid))
+
+
+def _best(grid: Tensor, past: Tensor) -> Tensor:  # (M,)
+    if not len(past):
+        return grid.new_full(grid.shape[1:], 1 / grid.shape[1])
+    agrees, divergence = past.sum(0)
+    divergence = divergence.masked_fill(agrees < agrees.max(), torch.inf)
+    return grid[divergence.argmin()]

@@ -1,0 +1,24 @@
+"""IbED: one draft model speaks for several views of the picture at once, and their laws are mixed.
+
+Lee et al. 2024, "In-batch ensemble drafting: toward fast and robust speculative decoding for
+multimodal language models". Views: "pixels" (M), "nothing" (T), "pooled" (P, 2 x 2 image tokens
+averaged). The recorded law is the mixture, so it is exact at every temperature. Here the views
+run one after the other, and there is no caption view.
+"""
+
+from mmspec.drafters.build import uniform_ensemble
+from mmspec.drafters.grow import Chain
+from mmspec.length import Fixed
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+
+RECIPE = Recipe(
+    architecture=uniform_ensemble,
+    execution=Chain(Fixed(5)),
+    verifier=Coupled(),
+    sees="pixels",
+    takes_drafter=True,
+    options={"views": ("pixels", "nothing", "pooled"), "weights": None},
+    paper="Lee et al. 2024",
+    reconstructed="views run in sequence; no caption view",
+)

@@ -1,0 +1,24 @@
+"""LayerSkip: the first layers of the target draft, through its own head.
+
+Elhoushi et al. 2024, "LayerSkip: enabling early exit inference and self-speculative decoding" (8
+of 32 layers, 6 tokens). It pays for targets trained with early exits. Exact. Reconstructed:
+verification here reads the draft through all layers, where the paper reuses what the early ones
+computed.
+"""
+
+from mmspec.drafters.build import early_exit
+from mmspec.drafters.grow import Chain
+from mmspec.length import Fixed
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+
+RECIPE = Recipe(
+    architecture=early_exit,
+    execution=Chain(Fixed(6)),
+    verifier=Coupled(),
+    optimisation="the target is trained with early exits",
+    sees="target-memory",
+    options={"depth": None},
+    paper="Elhoushi et al. 2024",
+    reconstructed="early layers are computed again in verification",
+)

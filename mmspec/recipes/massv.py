@@ -1,0 +1,27 @@
+"""MASSV: a small language model drafts through the target's vision encoder and a projector.
+
+Ganesan et al. 2025, "MASSV: multimodal adaptation and self-data distillation for speculative
+decoding of VLMs". The picture is encoded once, by the target; image tokens keep their slots, so
+an M-RoPE target's drafter counts plain positions. `drafter` is a folder written by
+`mmspec.drafters.massv.save`, or a model with `projector=`; one with eyes of its own and the
+target's width takes the target's projected features. Exact; verified with coupled noise here,
+where the paper uses speculative sampling.
+"""
+
+from mmspec.drafters.build import massv_model
+from mmspec.drafters.grow import Chain
+from mmspec.length import Fixed
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+
+RECIPE = Recipe(
+    architecture=massv_model,
+    execution=Chain(Fixed(5)),
+    verifier=Coupled(),
+    optimisation="projector pre-training, then self-data distillation",
+    sees="target-features",
+    takes_drafter=True,
+    options={"projector": None},
+    paper="Ganesan et al. 2025",
+    reconstructed="projected features where the encoder has several per image token",
+)

@@ -1,0 +1,23 @@
+"""SWIFT: the target drafts for itself without 45 % of its inner layers.
+
+Xia et al. 2024, "SWIFT: on-the-fly self-speculative decoding for LLM inference acceleration". The
+first and the last layer are kept, and drafting goes on while the draft is sure. Exact.
+Reconstructed: SWIFT searches its set of sub-layers during decoding; here it is fixed, evenly
+spread whole layers unless `skip` names them.
+"""
+
+from mmspec.drafters.build import skipping
+from mmspec.drafters.grow import Chain
+from mmspec.length import Confidence
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+
+RECIPE = Recipe(
+    architecture=skipping,
+    execution=Chain(Confidence(threshold=0.8, most=10)),
+    verifier=Coupled(),
+    sees="target-memory",
+    options={"skip": None, "share": 0.45},
+    paper="Xia et al. 2024",
+    reconstructed="a fixed set of whole layers instead of searched sub-layers",
+)

@@ -1,0 +1,94 @@
+"""Drafting on the target's own memory must not change what the target says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import mmspec
+from mmspec.backbone import Backbone
+from mmspec.drafters import SharedBackbone
+from mmspec.drafters.shared import spread
+from mmspec.modalities import families
+from tests import toys
+
+torch.set_num_threads(1)
+
+ROOM = 24
+SHAPES: list[dict[str, Any]] = [{"length": 4}, {"tree": [2, 2, 1]}, {"tree": "dynamic"}]
+FAMILIES = ("llama", "mistral-sliding", "gemma3-text", "llava", "qwen2_5_vl", "qwen3_vl")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_output_is_the_targets_own(family: str, ragged: bool, shape: dict[str, Any]) -> None:
+    model = toys.model(family)
+    request = toys.inputs(family, batch=3 if ragged else 1, ragged=ragged)
+    expected = model.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    fast = mmspec.accelerate(model, "swift", skip=(0,), **shape)
+    out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    assert torch.equal(out.sequences, expected)
+    assert out.stats.fallback is None
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_skipping_nothing_accepts_everything(family: str, ragged: bool) -> None:
+    model = toys.model(family)
+    request = toys.inputs(family, batch=3 if ragged else 1, ragged=ragged)
+    fast = mmspec.accelerate(model, "layer-skip", depth=3, length=4)
+    out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    assert out.stats.target_calls == 5
+    assert out.stats.drafter_saw == "target-memory"
+
+
+@pytest.mark.parametrize("recipe", ["draft-verify", "swift", "layer-skip"])
+def test_seeded_output_is_that_of_plain_decoding(recipe: str) -> None:
+    model, request = toys.model("qwen2_5_vl"), toys.inputs("qwen2_5_vl", batch=3, ragged=True)
+    settings = {"max_new_tokens": ROOM, "temperature": 1.0, "seed": 5}
+    out = mmspec.accelerate(model, recipe).generate(**request, **settings)
+    assert torch.equal(out.sequences, mmspec.decode_plain(model, **request, **settings).sequences)
+
+
+def test_the_model_is_not_touched() -> None:
+    model = toys.model("gemma3-text", layers=4)
+    before = [id(part) for part in model.modules()]
+    thin = SharedBackbone(Backbone(model, families.family(model)), skip=(1,)).thin
+    assert [id(part) for part in model.modules()] == before
+    assert len(thin.decoder.layers) == 3
+    assert len(model.get_decoder().layers) == 4
+    kinds = model.config.layer_types
+    assert thin.decoder.config.layer_types[:3] == [kinds[0], kinds[2], kinds[3]]
+    assert len(model.config.layer_types) == 4
+
+
+def test_layers_are_spread_over_the_inside() -> None:
+    assert spread(32, 0.45) != spread(32, 0.5)
+    assert len(spread(32, 0.45)) == 14  # 45 % of 30
+    assert set(spread(12, 0.5)) <= set(range(1, 11))
+    assert spread(3, 0.1) == (1,)
+    assert spread(2, 0.5) == ()
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("lfm2", {}, "recurrent layers"),
+        ("qwen3_5", {}, "recurrent layers"),
+        ("llama", {"depth": 4}, "depth=4 is no number of layers; LlamaForCausalLM has 3"),
+        ("llama", {"skip": (7,)}, r"skip names layers \[7\]"),
+        ("llama", {"skip": (0, 1, 2)}, "leaves no layer"),
+    ],
+)
+def test_what_cannot_work_is_refused(family: str, options: dict[str, Any], message: str) -> None:
+    model = toys.model(family)
+    with pytest.raises(ValueError, match=message):
+        SharedBackbone(Backbone(model, families.family(model)), **options)
+
+
+def test_sees_and_compressor_are_not_ignored() -> None:
+    with pytest.raises(ValueError, match="drop sees="):
+        mmspec.accelerate(toys.model("llava"), "swift", sees="pixels")

@@ -1,0 +1,259 @@
+"""What a draft model sees: the matrix of sights, compressors on either side, original positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmspec
+from mmspec.backbone import Backbone
+from mmspec.compressors import AttentionTopK, AveragePool, BipartiteMerge, HideAll, Identity
+from mmspec.compressors.base import Compressed, Compressor, Features
+from mmspec.context import Context, Request
+from mmspec.drafters.weave import weave
+from mmspec.modalities import families, vlm
+from mmspec.noise import KeyedNoise
+from mmspec.recipe import Kit
+from mmspec.sampling import Sampling
+from mmspec.target import CausalTarget
+from mmspec.visual import keep_all, pictures
+from tests import toys
+
+torch.set_num_threads(1)
+
+ROOM, LENGTH = 24, 4
+FAMILIES = ("llava", "qwen2_5_vl")
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """Random features at some of the slots."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
+        positions = features.positions[1::2]
+        values = torch.randn(len(positions), features.values.shape[1])
+        return Compressed(values, positions, torch.ones_like(positions))
+
+
+COMPRESSORS: list[Compressor] = [
+    Noisy(),
+    Identity(),
+    HideAll(),
+    AveragePool(),
+    AttentionTopK(0.4),
+    BipartiteMerge(0.3),
+]
+
+
+def backbone(model: Any) -> Backbone:
+    return Backbone(model, families.family(model))
+
+
+@pytest.mark.parametrize("sees", ["pixels", "target-features"])
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_compressor_is_lossless(family: str, compressor: Compressor, sees: str) -> None:
+    model, request = toys.model(family), toys.inputs(family, batch=3, ragged=True)
+    parts: dict[str, Any] = {"compressor": compressor, "sees": sees, "length": LENGTH}
+    fast = mmspec.accelerate(model, "coupled", drafter=toys.model(family), **parts)
+    out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    expected = model.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    assert torch.equal(out.sequences, expected)
+    assert out.stats.fallback is None
+    assert out.stats.drafter_saw == sees
+
+
+@pytest.mark.parametrize("sees", ["pixels", "target-features"])
+def test_any_compressor_keeps_sampled_tokens(sees: str) -> None:
+    model, request = toys.model("llava"), toys.inputs("llava")
+    parts: dict[str, Any] = {"compressor": Noisy(), "sees": sees, "tree": [2, 2]}
+    fast = mmspec.accelerate(model, "coupled", drafter=toys.model("llava", seed=1), **parts)
+    settings = {"max_new_tokens": ROOM, "temperature": 1.0, "seed": 3}
+    plain = mmspec.decode_plain(model, **request, **settings)
+    assert torch.equal(fast.generate(**request, **settings).sequences, plain.sequences)
+
+
+@pytest.mark.parametrize(
+    ("family", "ragged", "compressor"),
+    [
+        *((name, False, None) for name in toys.VLMS if name != "qwen3_vl"),
+        *product(FAMILIES, (False, True), (None, "identity")),
+    ],
+)
+def test_a_copy_with_the_targets_features_needs_five_calls(
+    family: str, ragged: bool, compressor: str | None
+) -> None:
+    model = toys.model(family)
+    request = toys.inputs(family, batch=3 if ragged else 1, ragged=ragged)
+    parts: dict[str, Any] = {"sees": "target-features", "compressor": compressor}
+    fast = mmspec.accelerate(model, "coupled", drafter=toys.model(family), length=LENGTH, **parts)
+    out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    assert out.stats.target_calls == 5
+    assert torch.equal(
+        out.sequences, model.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    )
+
+
+def drafted(model: Any, drafter: Any, sees: str, request: Mapping[str, Tensor]) -> Tensor:
+    """The draft law behind a prompt and one fixed token."""
+    target, small = backbone(model), backbone(drafter)
+    kit = Kit(target, small, mmspec.recipes.get("coupled").execution, sees)
+    built: Any = mmspec.recipes.get("coupled").architecture(kit)
+    noise = KeyedNoise.seeded(0, 1, torch.device("cpu"), None)
+    asked = Request(dict(request), Sampling(), noise, ROOM)
+    context: Context = CausalTarget(target, built.wants).prefill(asked)
+    state = built.model.begin(context)
+    context.history[0].append(7)
+    law: Tensor = built.model.listen(context, state).scores
+    return law
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("sees", "sighted"),
+    [("nothing", False), ("placeholders", False), ("pixels", True), ("target-features", True)],
+)
+@torch.no_grad()
+def test_another_picture_changes_the_draft_of_those_who_see(
+    family: str, sees: str, sighted: bool
+) -> None:
+    model, drafter = toys.model(family), toys.model(family, seed=1)
+    request = toys.inputs(family)
+    other = toys.blind(request)
+    one, two = (drafted(model, drafter, sees, seen) for seen in (request, other))
+    assert torch.equal(one, two) is not sighted
+
+
+@pytest.mark.parametrize("sees", ["pixels", "target-features"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_without_a_picture_is_fine(family: str, sees: str) -> None:
+    model, drafter = toys.model(family), toys.model(family)
+    request = toys.inputs("llama")
+    parts: dict[str, Any] = {"sees": sees, "compressor": AttentionTopK(), "length": LENGTH}
+    fast = mmspec.accelerate(model, "coupled", drafter=drafter, **parts)
+    out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    assert out.stats.target_calls == 5
+    assert out.stats.fallback is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_targets_features_are_there_inside_transformers_generate(family: str) -> None:
+    model, request = toys.model(family), toys.inputs(family, batch=3, ragged=True)
+    parts: dict[str, Any] = {"sees": "target-features", "length": LENGTH}
+    fast = mmspec.accelerate(model, "coupled", drafter=toys.model(family), **parts)
+    settings = {"max_new_tokens": ROOM, "do_sample": False}
+    out = model.generate(**request, **settings, custom_generate=fast)
+    assert torch.equal(out, model.generate(**request, **settings))
+    assert fast.last_stats is not None
+    assert fast.last_stats.target_calls == 5
+
+
+@torch.no_grad()
+def test_a_text_model_reads_the_targets_features_at_their_slots() -> None:
+    """Against its own decoder, fed the same embeddings by hand under a 4-D mask."""
+    model = toys.model("llava")
+    request = toys.inputs("llava")
+    text = backbone(toys.model("llama"))
+    encoded = model.get_image_features(pixel_values=request["pixel_values"]).pooler_output
+    rows = request["input_ids"].tolist()
+    found = pictures(encoded, rows, toys.IMAGE, lambda *_: (4, 4))
+    kept = [[AveragePool(2).compress(picture, {}) for picture in row] for row in found]
+    given = weave(text, request, kept, (toys.IMAGE,))
+    assert given["inputs_embeds"].shape[1] == len(rows[0]) - 12
+    slots = [at for at, token in enumerate(rows[0]) if token != toys.IMAGE]
+    slots = sorted(slots + kept[0][0].positions.tolist())
+    assert given["position_ids"].tolist() == [slots]
+    _, logits, _ = text.prefill(given, room=8)
+    length = len(slots)
+    hide = torch.finfo(torch.float32).min
+    causal = torch.full((length, length), hide).triu(1)[None, None]
+    decoder: Any = text.decoder
+    states = decoder(
+        inputs_embeds=given["inputs_embeds"],
+        attention_mask=causal,
+        position_ids=given["position_ids"],
+    ).last_hidden_state
+    torch.testing.assert_close(logits, text.head(states)[:, -1], atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_rows_with_different_numbers_of_features_are_padded_on_the_left() -> None:
+    """Each row of a ragged batch reads as it does alone."""
+    drafter = backbone(toys.model("qwen2_5_vl"))
+    request = toys.inputs("qwen2_5_vl", batch=3, ragged=True)
+    optics = vlm.optics(drafter)
+
+    def woven(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        out = drafter.model.get_image_features(
+            given["pixel_values"], image_grid_thw=given["image_grid_thw"]
+        )
+        rows = [
+            [token for token, seen in zip(ids, mask, strict=True) if seen]
+            for ids, mask in zip(
+                given["input_ids"].tolist(), given["attention_mask"].tolist(), strict=True
+            )
+        ]
+        found = pictures(
+            optics.parts(out), rows, toys.IMAGE, lambda at, n: optics.grid(given, at, n)
+        )
+        assert all(picture.grid is not None for row in found for picture in row)
+        thin = [[BipartiteMerge(0.6).compress(picture, {}) for picture in row] for row in found]
+        return weave(drafter, given, thin, (toys.IMAGE,))
+
+    together = woven(request)
+    assert len(set(together["attention_mask"].sum(-1).tolist())) > 1
+    memory, logits, _ = drafter.prefill(together, room=8)
+    for row in range(3):
+        alone, expected, _ = drafter.prefill(woven(toys.alone(request, row)), room=8)
+        torch.testing.assert_close(logits[row], expected[0], atol=1e-4, rtol=1e-4)
+        assert memory.rope[row] == alone.rope[0]  # type: ignore[union-attr]
+
+
+def test_pictures_are_laid_over_their_placeholders() -> None:
+    rows = [[1, 9, 9, 2, 9], [9, 9, 3]]
+    parts = [torch.randn(3, 4), torch.randn(1, 4), torch.randn(1, 4)]
+    found = pictures(parts, rows, 9, lambda at, n: (1, n))
+    assert [[p.positions.tolist() for p in row] for row in found] == [[[1, 2, 4]], [[0], [1]]]
+    assert found[0][0].grid == (1, 3)
+    joined = pictures([torch.cat(parts)], rows, 9, lambda at, n: (1, n))
+    assert [[len(p.values) for p in row] for row in joined] == [[3], [2]]
+    assert joined[0][0].grid is None
+    with pytest.raises(ValueError, match="5 image tokens, but the encoder gave 3"):
+        pictures(parts[:1], rows, 9, lambda at, n: None)
+    assert keep_all(found[0][0]).sizes.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "parts", "message"),
+    [
+        ("llava", ("llama", {"hidden_size": 32}), {"sees": "target-features"}, "64 wide.*reads 32"),
+        ("llama", ("llama", {}), {"sees": "target-features"}, "target with a vision encoder"),
+        ("qwen3_vl", ("qwen3_vl", {}), {"sees": "target-features"}, "deepstack"),
+        ("llava", ("llava", {}), {"sees": "nothing", "compressor": "hide-all"}, "shows no picture"),
+        ("llava", ("llava", {}), {"sees": "pixels", "compressor": "pool"}, "no compressor 'pool'"),
+        ("llava", ("llava", {}), {"sees": "everything"}, "not known; choose one of nothing"),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_construction(
+    target: str, drafter: tuple[str, dict[str, Any]], parts: dict[str, Any], message: str
+) -> None:
+    small = toys.model(drafter[0], **drafter[1])
+    with pytest.raises(ValueError, match=message):
+        mmspec.accelerate(toys.model(target), "coupled", drafter=small, **parts)
+
+
+def test_a_compressor_that_needs_the_unknown_is_refused() -> None:
+    class Psychic(Noisy):
+        needs: ClassVar[frozenset[str]] = frozenset({"future"})
+
+    parts: dict[str, Any] = {"sees": "pixels", "compressor": Psychic()}
+    with pytest.raises(ValueError, match="needs future; known signals: attention"):
+        mmspec.accelerate(toys.model("llava"), "coupled", drafter=toys.model("llava"), **parts)
