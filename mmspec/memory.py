@@ -153,8 +153,10 @@ class Memory:
         for row, step in enumerate(steps):
             self.kept[row] += step
             self.rope[row] += step
-        if self.saved is not None:
+        if self.saved is not None and any(steps):
             self.saved = self.cache.snapshot()
+        elif self.saved is not None:  # nothing of what was read is kept
+            self.cache.restore(self.saved)
 
     def commit(
         self, waiting: Sequence[int], paths: Sequence[Sequence[int]], nodes: int

@@ -45,7 +45,7 @@ class CausalTarget:
             inputs = _encoded(self.backbone, inputs)
             offer["vision"] = inputs["mm_encoder_outputs"]
         with self._tap() as tap:
-            memory, logits, out = self.backbone.prefill(inputs, room=request.room + 64)
+            memory, logits, _ = self.backbone.prefill(inputs, room=request.room + 64)
         if tap is not None:
             offer["attention"] = tap.attention
         history, pads = _prompt(request.inputs, memory.kept[0], memory.batch)
@@ -58,7 +58,7 @@ class CausalTarget:
             memory=memory,
             noise=request.noise,
             finished=(False,) * memory.batch,
-            shared={"prefill": out, **offer},
+            shared=offer,
         )
         law = request.sampling.law(logits[:, None], prefix(context, None))
         return replace(context, scores=Scores(law, context.position()))

@@ -105,14 +105,15 @@ class SmallModel:
         return _Reading(memory, [context.prompt[row] for row in range(context.batch)])
 
     def listen(self, context: Context, state: _Reading) -> Categorical:
-        waiting = [
-            history[read:] for history, read in zip(context.history, state.read, strict=True)
+        counts = [len(row) - read for row, read in zip(context.history, state.read, strict=True)]
+        waiting = [  # a finished row repeats its last token
+            row[len(row) - max(count, 1) :]
+            for row, count in zip(context.history, counts, strict=True)
         ]
         layout = block(waiting, None, state.memory.like)
         logits, _ = self.backbone.read(state.memory, layout)
-        steps = [len(row) for row in waiting]
-        state.memory.advance(steps)
-        state.read = [read + step for read, step in zip(state.read, steps, strict=True)]
+        state.memory.advance(counts)
+        state.read = [len(row) for row in context.history]
         return draft_law(context, logits, committed(context))
 
     def say(self, context: Context, state: _Reading, nodes: Nodes) -> Categorical:
