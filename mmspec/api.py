@@ -108,9 +108,12 @@ class Accelerated:
         self.model, self.recipe = model, recipe
         self.given = dict(given or {})  # the parts the user replaced, for save_pretrained
         self.backbone = backbone(model)
-        self.drafter = pair(
-            _drafter(self.backbone, recipe, drafter), recipe.verifier, self.backbone
-        )
+        self.small = None if _is_drafter(drafter) else _small(recipe, drafter)
+        if not _is_drafter(drafter):
+            sees = _sight(self.backbone, self.small, recipe.sees)
+            options = (recipe.execution, sees, recipe.compressor, recipe.options)
+            drafter = recipe.architecture(Kit(self.backbone, self.small, *options))
+        self.drafter: Drafter = pair(drafter, recipe.verifier, self.backbone)
         self.target = CausalTarget(self.backbone, frozenset(getattr(self.drafter, "wants", ())))
         self.last_stats: Stats | None = None
 
@@ -334,27 +337,32 @@ def _sampled(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _drafter(target: Backbone, recipe: Recipe, drafter: Any) -> Drafter:
-    """Build the recipe's drafter around the model that was given."""
-    if drafter is not None and all(hasattr(drafter, name) for name in ("propose", "observe")):
-        given: Drafter = drafter
-        return given
-    if recipe.takes_drafter and drafter is None:
+def _is_drafter(drafter: Any) -> bool:
+    return all(hasattr(drafter, name) for name in ("propose", "observe"))
+
+
+def _small(recipe: Recipe, drafter: Any) -> Backbone | None:
+    """The draft model that the recipe takes, loaded where it is named."""
+    if drafter is None and recipe.takes_drafter:
         raise ValueError(
             f"recipe {recipe.name!r} needs a draft model; give drafter= a model, a folder or "
             "'zoo:NAME'"
         )
-    if drafter is not None and not recipe.takes_drafter:
+    if drafter is None:
+        return None
+    if not recipe.takes_drafter:
         raise ValueError(f"recipe {recipe.name!r} takes no draft model; drop drafter=")
-    small, sees = None, recipe.sees
-    if drafter is not None:
-        small_model = load_model(drafter) if isinstance(drafter, str | Path) else drafter
-        small = backbone(small_model)
-        if sees == "auto":
-            sees = "pixels" if small.family.media and target.family.media else "nothing"
-        vlm.check_pair(target, small, sees)
-    kit = Kit(target, small, recipe.execution, sees, recipe.compressor, recipe.options)
-    return recipe.architecture(kit)
+    return backbone(load_model(drafter) if isinstance(drafter, str | Path) else drafter)
+
+
+def _sight(target: Backbone, small: Backbone | None, sees: str) -> str:
+    """What the draft model sees: its own pixels where it can, if the recipe leaves it open."""
+    if small is None:
+        return sees
+    if sees == "auto":
+        sees = "pixels" if small.family.media and target.family.media else "nothing"
+    vlm.check_pair(target, small, sees)
+    return sees
 
 
 def _sequences(ids: Tensor, tokens: Sequence[Sequence[int]], pad: int) -> Tensor:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from mmspec.drafters import massv
+
 FILE = "mmspec.json"
 
 
@@ -65,19 +67,33 @@ def save(fast: Any, folder: Path) -> None:
         raise ValueError(
             "only a recipe from mmspec.recipes can be saved; this one was made by hand"
         )
+    if recipe.takes_drafter and fast.small is None:
+        raise ValueError(f"{type(fast.drafter).__name__} was made by hand and cannot be saved")
+    parts = {name: value for name, value in fast.given.items() if name != "projector"}
+    made = [name for name, value in parts.items() if not _is_plain(value)]
+    if made:
+        raise ValueError(
+            f"{', '.join(made)} was given as an object and cannot be saved; give a name or a number"
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    small = getattr(getattr(fast.drafter, "model", None), "backbone", None)
-    if recipe.takes_drafter:
-        if small is None:
-            raise ValueError(f"{type(fast.drafter).__name__} was made by hand and cannot be saved")
-        small.model.save_pretrained(folder / "drafter")
+    if fast.small is not None:
+        fast.small.model.save_pretrained(folder / "drafter")
+    if "projector" in recipe.options and fast.drafter.model.sight.projector is not None:
+        massv.save_projector(folder / "drafter", fast.drafter.model.sight.projector)
     content = {
         "recipe": recipe.name,
         "target": fast.model.config._name_or_path or None,
-        "parts": fast.given,
+        "parts": parts,
         "drafter": "drafter" if recipe.takes_drafter else None,
     }
     (folder / FILE).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can hold it."""
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, str | int | float | bool) or value is None
 
 
 def restore(folder: Path, model: Any, accelerate: Callable[..., Any]) -> Any:

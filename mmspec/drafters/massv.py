@@ -1,5 +1,4 @@
-"""MASSV: a small language model that sees through the target's vision encoder and a projector of "
-"its own."""
+"""MASSV: a small language model that sees through the vision encoder of the target."""
 
 from __future__ import annotations
 
