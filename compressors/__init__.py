@@ -1,5 +1,4 @@
-"""Fewer visual tokens for the draft model, one idea per file. The target always keeps all of its "
-"own."""
+"""Fewer visual tokens for the draft model, one idea per file; the target keeps all of its own."""
 
 from mmspec.compressors.attn_topk import AttentionTopK
 from mmspec.compressors.average_pool import AveragePool

@@ -1,5 +1,4 @@
-"""Several draft models speak as one: their laws are mixed, and the mixture is what is drawn "
-"from."""
+"""Several draft models speak as one: laws are mixed, and the mixture is what is drawn from."""
 
 from __future__ import annotations
 
