@@ -305,6 +305,8 @@ def load(folder: str | Path, model: Any = None) -> Accelerated:
 
 
 _MODEL_INPUTS = {
+    "pixel_values",
+    "pixel_values_videos",
     "input_ids",
     "attention_mask",
     "inputs_embeds",

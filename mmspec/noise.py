@@ -21,6 +21,7 @@ from torch import Tensor
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
+_ROUNDS = 0x5BD1E9955BD1E995  # keeps rounds apart from seeds, which are small numbers too
 
 
 class Lane(IntEnum):
@@ -99,7 +100,7 @@ class KeyedNoise:
         return Keys(_hash(self.rows[:, None] ^ (position * _GOLDEN)))
 
     def fresh(self, lane: int, index: Tensor) -> Keys:  # (B, M) or (M,)
-        salt = _fold(_fold(self.round) + lane)
+        salt = _fold(_fold(self.round ^ _ROUNDS) + lane)
         return Keys(_hash((self.rows ^ salt)[:, None] + index * _GOLDEN))
 
     def flip(self, probability: Tensor, lane: int) -> Tensor:

@@ -35,6 +35,7 @@ def resolve(
     that comes back is resolved: lengths are absolute, special tokens are tensors.
     """
     _refuse_unknown(model, settings)
+    _check_values(settings)
     own = model.generation_config
     merged = _hf.merge_config(model, config, settings)
     refuse_modes(merged)
@@ -70,6 +71,15 @@ def resolve(
         prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
     )
     return Sampling.from_processors(made, do_sample), merged
+
+
+def _check_values(settings: Mapping[str, Any]) -> None:
+    """Our message for values out of range; transformers ignores some of them in silence."""
+    new = settings.get("max_new_tokens")
+    if new is not None and new < 1:
+        raise ValueError(f"max_new_tokens={new} leaves nothing to generate; give at least 1")
+    names = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+    Sampling(do_sample=True, **{n: settings[n] for n in names if settings.get(n) is not None})
 
 
 def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:

@@ -65,6 +65,11 @@ class CausalTarget:
 
     def score(self, context: Context, draft: Draft) -> Scores:
         """One forward over the pending tokens and the draft nodes."""
+        if not (draft.is_chain or self.backbone.can_branch):
+            raise ValueError(
+                f"{type(self.backbone.model).__name__} keeps a recurrent state and scores chains "
+                "only, but the drafter proposed a tree; give length= instead of tree="
+            )
         memory, calls = context.memory, 1
         if memory.saved is not None and max(context.pending) > self.longest_replay:
             self._settle(context)
@@ -79,7 +84,7 @@ class CausalTarget:
         return Scores(law, position, features, calls)
 
     def keep(self, context: Context, draft: Draft, kept: Round) -> Context:
-        """Commit what was kept: cache slots first, then the history, which pending counts from."""
+        """Commit what was kept: cache slots first, then the history."""
         if kept.calls:
             context.memory.commit(_alive(context), kept.path, draft.nodes)
         for history, tokens in zip(context.history, kept.tokens, strict=True):

@@ -169,7 +169,8 @@ def check_woven(drafter: Backbone) -> None:
     if getattr(vision, "deepstack_visual_indexes", None) and drafter.family.name == "Qwen3-VL":
         raise ValueError(
             f"{type(drafter.model).__name__} adds picture features inside its decoder (deepstack), "
-            "which embeddings cannot carry; give sees='pixels' without a compressor"
+            "which embeddings cannot carry; give sees='pixels' without a compressor, or views "
+            "without 'pooled'"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,28 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # HF_HUB_OFFLINE=0 pytest -m hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from tests import toys
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """Random weights and inputs of a test do not depend on the tests before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Toys are too small to share out; more threads only wait for each other."""
+    torch.set_num_threads(1)
+
+
+def noisy(family: str, scale: float = 0.04, seed: int = 5) -> Any:
+    """A copy of the family's toy with noise on its weights: a drafter that is right in part."""
+    copy = toys.model(family)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in copy.parameters():
+            if weight.dim() > 1:
+                noise = torch.randn(weight.shape, generator=generator)
+                weight.add_(noise * weight.std() * scale)
+    return copy

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from mmspec.draft import Round, Verdict
-from mmspec.laws import Categorical
 from mmspec.goodput import Auto, Goodput
+from mmspec.laws import Categorical
 from mmspec.length import (
     AdaptiveEntropy,
     Confidence,

@@ -10,7 +10,7 @@ from mmspec.compressors.average_pool import AveragePool
 from mmspec.draft import Drafter
 from mmspec.drafters import massv
 from mmspec.drafters.ensemble import Ensemble
-from mmspec.drafters.grow import Chain, StaticTree
+from mmspec.drafters.grow import Chain, DraftModel, StaticTree
 from mmspec.drafters.model import Autoregressive, Sight, SmallModel
 from mmspec.drafters.plain import Silent
 from mmspec.drafters.prompt_lookup import PromptLookup
@@ -35,7 +35,17 @@ def no_drafter(kit: Kit) -> Drafter:
 def small_model(kit: Kit) -> Drafter:
     """An independent draft model that sees what the recipe says."""
     assert kit.drafter is not None
-    return Autoregressive(SmallModel(kit.drafter, sight(kit)), kit.shape)
+    return _grown(kit, SmallModel(kit.drafter, sight(kit)))
+
+
+def _grown(kit: Kit, model: DraftModel) -> Drafter:
+    assert kit.drafter is not None
+    if not (kit.drafter.can_branch or isinstance(kit.shape, Chain)):
+        raise ValueError(
+            f"{type(kit.drafter.model).__name__} keeps a recurrent state, so as a draft model it "
+            "cannot grow a tree; give length= instead of tree="
+        )
+    return Autoregressive(model, kit.shape)
 
 
 def massv_model(kit: Kit) -> Drafter:
@@ -48,14 +58,14 @@ def massv_model(kit: Kit) -> Drafter:
     if kit.sees != "target-features":
         raise ValueError(f"MASSV sees the target's features, not {kit.sees!r}; drop sees=")
     if kit.options["projector"] is None and kit.drafter.family.media:
-        return Autoregressive(SmallModel(kit.drafter, _target_features(kit)), kit.shape)
+        return _grown(kit, SmallModel(kit.drafter, _target_features(kit)))
     projector = massv.projector_of(kit.drafter.model, kit.options["projector"])
     width = vlm.tower_width(kit.target.model)
     source = kit.target.config.hidden_size if width is None else width
     massv.check_widths(projector, source, kit.drafter.config.hidden_size)
     optics = vlm.optics(kit.target, tower=True)
     view = TargetFeatures(optics, _checked(kit.compressor), projector)
-    return Autoregressive(SmallModel(kit.drafter, view), kit.shape)
+    return _grown(kit, SmallModel(kit.drafter, view))
 
 
 def skipping(kit: Kit) -> Drafter:
@@ -107,8 +117,7 @@ def _ensemble(kit: Kit, weighting: Weighting) -> Drafter:
     if isinstance(views, str) or not views or set(views) - set(VIEWS):
         raise ValueError(f"views={views!r} must be a list out of {', '.join(VIEWS)}")
     members = tuple(_view(kit, name) for name in views)
-    ensemble = Ensemble(members, weighting)
-    return Autoregressive(ensemble, kit.shape)
+    return _grown(kit, Ensemble(members, weighting))
 
 
 def _view(kit: Kit, name: str) -> SmallModel:

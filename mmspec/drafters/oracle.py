@@ -40,6 +40,7 @@ class Oracle:
         self.answers = [list(row) for row in answers]
         self.corruption = corruption
         self.tree = Tree.chain(tree) if isinstance(tree, int) else tree
+        self.trees = not self.tree.is_chain
         self.seed = seed
         self.spread = spread
 
@@ -106,6 +107,7 @@ class Random:
 
     def __init__(self, vocabulary: int | None = None, tree: Tree | int = 5, seed: int = 0) -> None:
         self.tree = Tree.chain(tree) if isinstance(tree, int) else tree
+        self.trees = not self.tree.is_chain
         self.vocabulary = vocabulary
         self.seed = seed
 

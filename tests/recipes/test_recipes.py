@@ -1,0 +1,105 @@
+"""Every file in the folder is a recipe: described, consistent, and running."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import mmspec
+from mmspec import recipes
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+from tests import toys
+from tests.conftest import noisy
+
+NAMES = recipes.names()
+ROOM = 10
+
+
+def module(name: str) -> ModuleType:
+    return importlib.import_module(f"mmspec.recipes.{name.replace('-', '_')}")
+
+
+def bound(name: str, family: str = "llava") -> mmspec.Accelerated:
+    drafter = noisy(family) if recipes.get(name).takes_drafter else None
+    return mmspec.accelerate(toys.model(family), name, drafter=drafter)
+
+
+def test_the_folder_is_the_registry() -> None:
+    files = {info.name.replace("_", "-") for info in pkgutil.iter_modules(recipes.__path__)}
+    assert set(NAMES) == files
+    assert list(NAMES) == sorted(NAMES)
+    assert {"plain", "coupled", "prompt-lookup", "spd-mllm"} <= files
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_says_what_it_is(name: str) -> None:
+    text = module(name).__doc__ or ""
+    summary, blank, *rest = text.splitlines()
+    assert summary == recipes.summary(name)
+    assert ": " in summary
+    assert summary.endswith(".")
+    assert len(summary) <= 110
+    assert not blank
+    body = " ".join(rest)
+    recipe = recipes.get(name)
+    says_exact = bool(re.search(r"\b[Ee]xact\b|\b[Ll]ossless\b", body))
+    says_lossy = bool(re.search(r"\b[Ll]ossy\b", body))
+    assert says_exact or says_lossy
+    assert says_exact if recipe.exact else says_lossy
+    if name != "plain":
+        assert recipe.paper
+        assert re.search(r"\d{4}", recipe.paper)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_has_its_five_parts(name: str) -> None:
+    recipe = recipes.get(name)
+    assert isinstance(recipe, Recipe)
+    assert recipe.name == name
+    assert module(name).RECIPE.name == ""  # the file name is the key
+    axes = recipe.axes()
+    assert len(axes) == 5
+    for axis, part in axes.items():
+        assert part.strip(), axis
+        assert "0x" not in part  # no address where a name belongs
+        assert "lambda" not in part
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 1.0, "seed": 1}], ids=["greedy", "sampled"]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_runs(name: str, settings: dict[str, Any]) -> None:
+    fast, request = bound(name), toys.inputs("llava", batch=2, ragged=True)
+    out = fast.generate(**request, max_new_tokens=ROOM, **settings)
+    assert out.stats.fallback is None
+    assert out.stats.recipe == name
+    assert out.stats.exact == recipes.get(name).exact
+    assert out.stats.num_new_tokens == 2 * ROOM
+    if not settings and out.stats.exact:
+        expected = fast.model.generate(**request, max_new_tokens=ROOM, do_sample=False)
+        assert torch.equal(out.sequences, expected)
+    if settings and isinstance(fast.recipe.verifier, Coupled):
+        plain = mmspec.decode_plain(fast.model, **request, max_new_tokens=ROOM, **settings)
+        assert torch.equal(out.sequences, plain.sequences)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_prints_itself(name: str) -> None:
+    fast = bound(name)
+    assert name in repr(fast)
+    assert fast.sees in repr(fast)
+
+
+def test_a_name_that_is_nearly_right() -> None:
+    with pytest.raises(ValueError, match="no recipe 'spec-infr'; did you mean 'spec-infer'"):
+        recipes.get("spec-infr")
+    with pytest.raises(ValueError, match=r"no recipe 'zzz'; known recipes: .*coupled"):
+        recipes.get("zzz")

@@ -1,0 +1,326 @@
+"""One clear error per mistake: what was given, which rule it breaks, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+
+import mmspec
+from mmspec.cache import SlotCache, template
+from mmspec.drafters.oracle import Oracle, Random
+from mmspec.trees import Tree
+from tests import toys
+
+Call = Callable[[], Any]
+Request = dict[str, Tensor]
+
+
+def fast(family: str = "llama", **parts: Any) -> mmspec.Accelerated:
+    return mmspec.accelerate(toys.model(family), **parts)
+
+
+def generate(
+    family: str = "llama", request: Request | None = None, **settings: Any
+) -> mmspec.Output:
+    request = toys.inputs(family) if request is None else request
+    return fast(family).generate(**request, **{"max_new_tokens": 4, **settings})
+
+
+def small() -> Any:
+    return toys.model("llama")
+
+
+def unmarked() -> Request:
+    """A picture, but no image token in the prompt."""
+    request = toys.inputs("llava")
+    words = request["input_ids"].clone()
+    words[words == toys.IMAGE] = 7
+    return {**request, "input_ids": words}
+
+
+def without_picture() -> Request:
+    request = toys.inputs("llava")
+    return {name: value for name, value in request.items() if name != "pixel_values"}
+
+
+def unequal() -> Request:
+    """Two pictures in the first row, one in the second."""
+    request = toys.inputs("llava", batch=2)
+    pictures = torch.cat((request["pixel_values"], request["pixel_values"][:1]))
+    one = [toys.IMAGE] * 16
+    first = [toys.BOS, *one, 5, *one, 9]
+    second = [toys.PAD] * 17 + [toys.BOS, *one, 9]
+    ids = torch.tensor([first, second])
+    return {"input_ids": ids, "attention_mask": (ids != toys.PAD).long(), "pixel_values": pictures}
+
+
+def padded_right() -> Request:
+    request = toys.inputs("llama", batch=2)
+    mask = request["attention_mask"].clone()
+    mask[0, -3:] = 0
+    return {**request, "attention_mask": mask}
+
+
+def picture_for_text() -> Request:
+    return {**toys.inputs("llama"), "pixel_values": torch.randn(1, 3, 16, 16)}
+
+
+def empty() -> Request:
+    nothing = torch.zeros(1, 0, dtype=torch.int64)
+    return {"input_ids": nothing, "attention_mask": nothing}
+
+
+AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
+    "another vocabulary": (
+        lambda: fast(drafter=toys.model("llama", vocab_size=1024)),
+        ["1024", "160", "tokenizer"],
+    ),
+    "unknown recipe": (
+        lambda: fast(recipe="prompt-lokup"),
+        ["'prompt-lokup'", "did you mean 'prompt-lookup'", "coupled"],
+    ),
+    "unknown keyword": (
+        lambda: fast(recipe="prompt-lookup", longst=4),
+        ["longst", "did you mean 'longest'", "accelerate()"],
+    ),
+    "keyword of another recipe": (
+        lambda: fast(recipe="coupled", drafter=small(), longest=4),
+        ["longest", "accelerate()", "known:"],
+    ),
+    "unknown verifier": (
+        lambda: fast(recipe="prompt-lookup", verifier="exact"),
+        ["'exact'", "rejection", "coupled"],
+    ),
+    "verifier biased for the proposals": (
+        lambda: fast(recipe="prompt-lookup", verifier="greedy-multi-draft"),
+        ["GreedyMultiDraft", "PromptLookup", "DET", "another verifier"],
+    ),
+    "tree for a verifier of chains": (
+        lambda: fast(recipe="block", drafter=small(), tree=[2, 2]),
+        ["Block", "verifies chains", "length="],
+    ),
+    "tree on a recurrent model": (
+        lambda: fast("qwen3_5", drafter=small(), sees="nothing", tree=[2, 2]),
+        ["Qwen3_5ForConditionalGeneration", "recurrent state", "length="],
+    ),
+    "tree of a model-free recipe on a recurrent model": (
+        lambda: fast("lfm2", recipe="token-recycling"),
+        ["Lfm2ForCausalLM", "recurrent state"],
+    ),
+    "tree grown by a recurrent draft model": (
+        lambda: fast("llama", drafter=toys.model("lfm2"), tree=[2, 2]),
+        ["Lfm2ForCausalLM", "recurrent", "length="],
+    ),
+    "missing drafter": (
+        lambda: fast(recipe="coupled"),
+        ["'coupled'", "needs a draft model", "drafter="],
+    ),
+    "drafter nobody asked for": (
+        lambda: fast(recipe="prompt-lookup", drafter=small()),
+        ["'prompt-lookup'", "takes no draft model", "drop drafter="],
+    ),
+    "pixels for a text drafter": (
+        lambda: fast("llava", drafter=small(), sees="pixels"),
+        ["sees='pixels'", "LlamaForCausalLM", "sees='nothing'"],
+    ),
+    "unknown sight": (
+        lambda: fast("llava", drafter=small(), sees="sounds"),
+        ["'sounds'", "pixels", "nothing"],
+    ),
+    "tree and length": (
+        lambda: fast(drafter=small(), tree=[2], length=3),
+        ["tree=", "length=", "give one of them"],
+    ),
+    "no topology": (lambda: fast(drafter=small(), tree="wide"), ["'wide'", "[3, 2, 1]", "dynamic"]),
+    "no draft length": (
+        lambda: fast(drafter=small(), length="long"),
+        ["'long'", "'auto'"],
+    ),
+    "negative draft length": (lambda: fast(drafter=small(), length=-1), ["-1", "0 or more"]),
+    "tree for copies": (
+        lambda: fast(recipe="prompt-lookup", tree=[2, 2]),
+        ["chains", "length= instead of tree="],
+    ),
+    "chain for token recycling": (
+        lambda: fast(recipe="token-recycling", length=4),
+        ["static tree", "tree="],
+    ),
+    "attention without a tree mask": (
+        lambda: _with_kernel("flash_attention_2"),
+        ["'sdpa'", "flash"],
+    ),
+    "attention with block masks": (lambda: _with_kernel("flex_attention"), ["'sdpa'", "flex"]),
+}
+
+
+def _with_kernel(kernel: str) -> Any:
+    """As if loaded with that kernel, which may not be installed here."""
+    model = toys.model("llama")
+    model.config._attn_implementation_internal = kernel
+    return mmspec.accelerate(model, "prompt-lookup")
+
+
+AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
+    "picture for a text model": (
+        lambda: generate(request=picture_for_text()),
+        ["pixel_values", "LlamaForCausalLM", "text model"],
+    ),
+    "picture without image token": (
+        lambda: generate("llava", unmarked()),
+        ["picture was given", "no image token", "processor"],
+    ),
+    "image token without picture": (
+        lambda: generate("llava", without_picture()),
+        ["image tokens", "no picture", "images="],
+    ),
+    "unequal numbers of pictures": (
+        lambda: generate("llava", unequal()),
+        ["[2, 1]", "different numbers of pictures", "group"],
+    ),
+    "unknown keyword": (
+        lambda: generate(temprature=0.5),
+        ["temprature", "did you mean temperature"],
+    ),
+    "beams": (lambda: generate(num_beams=2), ["num_beams=2", "num_beams=1"]),
+    "several answers": (
+        lambda: generate(num_return_sequences=2, do_sample=True),
+        ["num_return_sequences=2", "repeat the inputs"],
+    ),
+    "empty prompt": (lambda: generate(request=empty()), ["prompt is empty", "at least one token"]),
+    "no prompt": (lambda: fast().generate(max_new_tokens=4), ["input_ids", "processor"]),
+    "no room": (lambda: generate(max_new_tokens=0), ["max_new_tokens=0", "at least 1"]),
+    "negative temperature": (lambda: generate(temperature=-1.0), ["temperature=-1.0", "positive"]),
+    "padding on the right": (
+        lambda: generate(request=padded_right()),
+        ["attention_mask", "left", "padding_side"],
+    ),
+    "an assistant": (
+        lambda: generate(assistant_model=small()),
+        ["assistant_model", "accelerate(model, drafter=...)"],
+    ),
+    "guidance": (lambda: generate(guidance_scale=2.0), ["guidance_scale=2.0", "doubled batch"]),
+    "row ids": (lambda: generate(row_ids=[1, 2]), ["row_ids", "2 entries for 1 rows"]),
+    "stop strings without a tokenizer": (lambda: generate(stop_strings=["."]), ["tokenizer"]),
+}
+
+
+@pytest.mark.parametrize("mistake", AT_CONSTRUCTION)
+def test_a_mistake_is_said_at_construction(mistake: str) -> None:
+    call, words = AT_CONSTRUCTION[mistake]
+    with pytest.raises((ValueError, TypeError)) as caught:
+        call()
+    assert_says(caught.value, words)
+
+
+@pytest.mark.parametrize("mistake", AT_THE_CALL)
+def test_a_mistake_is_said_before_anything_runs(mistake: str) -> None:
+    call, words = AT_THE_CALL[mistake]
+    with pytest.raises((ValueError, TypeError)) as caught:
+        call()
+    assert_says(caught.value, words)
+
+
+def assert_says(error: BaseException, words: list[str]) -> None:
+    message = str(error)
+    missing = [word for word in words if word not in message]
+    assert not missing, f"{missing} not in: {message}"
+    assert "\n" not in message.strip()
+
+
+@pytest.mark.parametrize(
+    "setting", [{"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}]
+)
+def test_the_hook_refuses_what_generate_refuses(setting: dict[str, Any]) -> None:
+    """`custom_generate` must not answer a beam search with something else in silence."""
+    model = small()
+    fast = mmspec.accelerate(model, "prompt-lookup")
+    request = toys.inputs("llama")
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        model.generate(**request, max_new_tokens=4, custom_generate=fast, **setting)
+
+
+def test_a_group_of_pictures_with_tiles_is_one_request() -> None:
+    """Families that break a picture into runs are not refused for it."""
+    request = toys.inputs("mistral3", batch=3, ragged=True)
+    assert fast("mistral3").generate(**request, max_new_tokens=2).sequences.shape[0] == 3
+
+
+def trees() -> list[Any]:
+    return [
+        Random(tree=Tree.branching([2, 2])),
+        Oracle([[5, 6, 7, 8]], tree=Tree.branching([2, 2])),
+    ]
+
+
+@pytest.mark.parametrize("drafter", trees(), ids=lambda drafter: type(drafter).__name__)
+def test_a_tree_of_a_ready_made_drafter_is_refused_where_nothing_branches(drafter: Any) -> None:
+    with pytest.raises(ValueError, match="recurrent state"):
+        mmspec.accelerate(toys.model("lfm2"), "coupled", drafter=drafter)
+    with pytest.raises(ValueError, match="verifies chains"):
+        mmspec.accelerate(small(), "block", drafter=drafter)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".pt"])
+def test_a_pickled_checkpoint_is_not_opened(tmp_path: Path, suffix: str) -> None:
+    model = small()
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / f"pytorch_model{suffix}")
+    with pytest.raises(ValueError, match=r"pickled weights.*unpickling runs code.*safetensors"):
+        mmspec.accelerate(model, "coupled", drafter=tmp_path)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"not a model folder: it has no config.json"):
+        mmspec.accelerate(small(), "coupled", drafter=str(tmp_path))
+
+
+def irreversible() -> hf.PreTrainedConfig:
+    """DeepSeek-V4 compresses what lies behind its window."""
+    config: Any = hf.DeepseekV4ForCausalLM.config_class  # its modelling file registers cache layers
+    made: hf.PreTrainedConfig = config(num_hidden_layers=3)
+    return made
+
+
+def test_a_cache_that_cannot_roll_back_is_named() -> None:
+    config = irreversible()
+    names = {type(layer).__name__ for layer in hf.DynamicCache(config=config).layers}
+    with pytest.raises(ValueError, match=r"cannot be rolled back.*plain decoding") as caught:
+        template(config)
+    assert any(name in str(caught.value) for name in names)
+    assert "layer 0 of DeepseekV4Config" in str(caught.value)
+    with pytest.raises(ValueError, match="cannot be rolled back"):
+        SlotCache(config)
+
+
+def test_such_a_model_is_refused_at_construction() -> None:
+    model = small()
+    model.config = irreversible()
+    model.config._attn_implementation = "sdpa"
+    with pytest.raises(ValueError, match="cannot be rolled back"):
+        mmspec.accelerate(model, "prompt-lookup")
+
+
+def test_a_family_that_is_not_described_is_refused() -> None:
+    model = toys.model("llava")
+    model.config.model_type = "llava_of_tomorrow"
+    with pytest.raises(ValueError, match=r"llava_of_tomorrow.*known.*llava_next"):
+        mmspec.accelerate(model, "prompt-lookup")
+
+
+def test_only_named_recipes_are_saved(tmp_path: Path) -> None:
+    recipe = mmspec.Recipe(
+        mmspec.recipes.get("plain").architecture,
+        mmspec.recipes.get("plain").execution,
+        mmspec.recipes.get("plain").verifier,
+    )
+    with pytest.raises(ValueError, match="made by hand"):
+        mmspec.accelerate(small(), recipe).save_pretrained(tmp_path)
+    made = mmspec.accelerate(small(), "coupled", drafter=Random())
+    with pytest.raises(ValueError, match="Random was made by hand"):
+        made.save_pretrained(tmp_path)
