@@ -1,0 +1,158 @@
+"""Engine efficiency at published sizes, for a drafter that is right as often as we say."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any, ClassVar
+
+import torch
+
+from mmspec import recipes
+from mmspec.api import accelerate
+from mmspec.bench import pool
+from mmspec.bench.efficiency import run_and_replay
+from mmspec.bench.environment import environment
+from mmspec.bench.players import Generate, Inputs, Speculative
+from mmspec.bench.progress import Progress, silent
+from mmspec.bench.shapes import build
+from mmspec.bench.timing import timed
+from mmspec.bench.workload import random_prompt
+from mmspec.drafters.oracle import Oracle
+
+GREEDY = {"do_sample": False}
+NOTE = (
+    "text decoder of that shape, random weights; the drafter knows the answer and costs nothing, "
+    "each of its tokens is right with the given chance"
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One context length at one acceptance rate; plain decoding has none."""
+
+    context: int
+    acceptance: float | None
+    engine_efficiency: float
+    tokens_per_target_call: float
+    speedup_end_to_end: float  # over generate()
+    speedup_decode: float  # over plain decoding by our loop, prefill aside
+    ideal_speedup: float  # forwards of plain decoding over forwards of this, prefill aside
+    milliseconds_per_token: float
+    host_milliseconds_per_round: float
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What `mmspec bench scale` reports."""
+
+    shape: str
+    parameters: int
+    length: int
+    points: list[Point]
+    note: str = NOTE
+    environment: dict[str, Any] = field(default_factory=dict)
+    columns: ClassVar[tuple[str, ...]] = tuple(Point.__dataclass_fields__)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
+
+
+def scale(
+    shape: str,
+    *,
+    contexts: tuple[int, ...] = (512, 2048),
+    rates: tuple[float, ...] = (0.6, 0.8, 0.9),
+    length: int = 5,
+    room: int = 128,
+    batch: int = 1,
+    repeats: int = 3,
+    device: str | None = None,
+    dtype: str | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Scale:
+    """Build a shape and measure it; the oracle's answers come from plain decoding."""
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    kind = _dtype(dtype, place)
+    model = build(shape, place, kind, max(contexts) + room + 64, seed)
+    points: list[Point] = []
+    total = len(contexts) * (len(rates) + 1)
+    for context in contexts:
+        inputs = random_prompt(model.config.vocab_size, context, place, batch, seed)
+        plain = Speculative(accelerate(model, "plain"), GREEDY, "plain")
+        answers = plain.answer(inputs, room).tokens
+        base = median(timed(Generate(model, GREEDY), inputs, room)[0] for _ in range(repeats + 1))
+        bare = _measure(plain, inputs, room, repeats)
+        points.append(_point(context, None, bare, bare, base, answers))
+        progress("measure", len(points), total)
+        for rate in rates:
+            oracle = Oracle(answers, 1 - rate, length, seed)
+            fast = accelerate(model, recipes.get("plain"), drafter=oracle)
+            found = _measure(Speculative(fast, GREEDY), inputs, room, repeats)
+            points.append(_point(context, rate, found, bare, base, answers))
+            progress("measure", len(points), total)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    return Scale(shape, parameters, length, points, environment=environment(model, batch))
+
+
+@dataclass(frozen=True)
+class _Measured:
+    wall: float
+    prefill: float
+    decode: float
+    first: float  # wall seconds of a one-token call
+    calls: int
+    tokens_per_call: float
+
+    @property
+    def later(self) -> float:
+        return max(self.wall - self.first, 1e-9)
+
+
+def _measure(player: Speculative, inputs: Inputs, room: int, repeats: int) -> _Measured:
+    (pairs,) = run_and_replay([player], inputs, room, repeats)
+    first = median(timed(player, inputs, 1)[0] for _ in range(repeats))
+    stats = player.answer(inputs, room).stats
+    assert stats is not None
+    return _Measured(
+        median(wall for wall, _ in pairs),
+        median(alone.prefill for _, alone in pairs),
+        median(alone.decode for _, alone in pairs),
+        first,
+        stats.target_calls,
+        pool.tokens_per_target_call([stats]),
+    )
+
+
+def _point(
+    context: int,
+    rate: float | None,
+    found: _Measured,
+    bare: _Measured,
+    base: float,
+    answers: list[list[int]],
+) -> Point:
+    alone = found.prefill + found.decode
+    tokens = sum(map(len, answers))
+    return Point(
+        context,
+        rate,
+        alone / found.wall,
+        found.tokens_per_call,
+        base / found.wall,
+        bare.later / found.later,
+        bare.decode / found.decode,
+        1e3 * found.wall / tokens,
+        1e3 * (found.wall - alone) / max(found.calls, 1),
+    )
+
+
+def _dtype(name: str | None, device: torch.device) -> torch.dtype:
+    if name is None:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"{name!r} is no floating dtype; give float32, bfloat16 or float16")
+    return found

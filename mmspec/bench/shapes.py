@@ -1,0 +1,108 @@
+"""Published model shapes with random weights that still speak predictably.
+
+Only the text decoder is built: it is what a round of decoding costs. Random weights would end in
+near-ties that flip between kernel shapes in half precision, so the embeddings dominate the residual
+stream and the head maps every token to one successor, far ahead of all others. The matrices that
+are multiplied have the published sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+LOUDNESS = 8.0  # of an embedding against what one layer adds
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers of a text decoder. `family` is the transformers class it is built from."""
+
+    family: str
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    key_value_heads: int
+    vocabulary: int
+    head_width: int | None = None
+    tied: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+SHAPES: Mapping[str, Shape] = {
+    "llava-1.5-7b": Shape("llama", 32, 4096, 11008, 32, 32, 32064),
+    "llava-1.5-13b": Shape("llama", 40, 5120, 13824, 40, 40, 32064),
+    "qwen2.5-vl-3b": Shape("qwen2", 36, 2048, 11008, 16, 2, 151936, tied=True),
+    "qwen2.5-vl-7b": Shape("qwen2", 28, 3584, 18944, 28, 4, 152064),
+    "qwen2-vl-2b": Shape("qwen2", 28, 1536, 8960, 12, 2, 151936, tied=True),
+    "qwen2-vl-7b": Shape("qwen2", 28, 3584, 18944, 28, 4, 152064),
+    "llama-3.2-1b": Shape("llama", 16, 2048, 8192, 32, 8, 128256, tied=True),
+    "smollm2-135m": Shape("llama", 30, 576, 1536, 9, 3, 49152, tied=True),
+    "small": Shape("llama", 16, 512, 1408, 8, 8, 8192),
+    "tiny": Shape("llama", 4, 128, 256, 4, 4, 512),
+    "probe": Shape("llama", 1, 32, 64, 1, 1, 512),  # 4096 tokens of it stay in a core's cache
+}
+
+
+def build(
+    name: str, device: torch.device, dtype: torch.dtype, positions: int = 8192, seed: int = 0
+) -> Any:
+    """A causal model of that shape. Raises ValueError listing the known shapes."""
+    if name not in SHAPES:
+        raise ValueError(f"there is no shape {name!r}; known shapes: {', '.join(SHAPES)}")
+    model = _random(SHAPES[name], device, dtype, positions, seed)
+    _teach(model, seed)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model.eval()
+
+
+def _random(
+    shape: Shape, device: torch.device, dtype: torch.dtype, positions: int, seed: int
+) -> Any:
+    import transformers
+
+    makers: dict[str, Any] = {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    }
+    config, model = makers[shape.family]
+    described = config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads,
+        max_position_embeddings=positions,
+        tie_word_embeddings=False,  # a tied head would repeat each token; the cost is the same
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=None,
+    )
+    before = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        torch.manual_seed(seed)
+        torch.set_default_dtype(dtype)
+        try:
+            return model(described)
+        finally:
+            torch.set_default_dtype(before)
+
+
+@torch.no_grad()
+def _teach(model: Any, seed: int) -> None:
+    """Give every token one clear successor: the head's rows are the embeddings, one step on."""
+    words = model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
+    words.normal_(0.0, LOUDNESS * model.config.num_hidden_layers**0.5)
+    length = words.norm(dim=1, dtype=torch.float32).mean()
+    order = torch.randperm(words.shape[0], generator=torch.Generator().manual_seed(seed))
+    order = order.to(words.device)
+    head[order.roll(-1)] = words[order] / length.to(words.dtype)

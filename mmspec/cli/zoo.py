@@ -1,0 +1,66 @@
+"""`mmspec zoo`: list, find and train the bundled models."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmspec.cli.inputs import quiet
+from mmspec.cli.output import Json, console, emit, pairs, progress, table
+
+app = typer.Typer(help="The bundled models.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help="A name of `mmspec zoo list`.")]
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """List the models, what they see and whether they are there."""
+    from mmspec import zoo
+
+    entries = [
+        {**asdict(zoo.info(name)), "present": (zoo.path(name) / "config.json").exists()}
+        for name in zoo.names()
+    ]
+    if json:
+        emit(entries)
+        return
+    keys = ("name", "kind", "sees", "target", "drafter", "present", "description")
+    table([[entry[key] for key in keys] for entry in entries], *keys)
+
+
+@app.command()
+def path(name: Name, json: Json = False) -> None:
+    """Print the folder of a model."""
+    from mmspec import zoo
+
+    folder = str(zoo.path(name))
+    if json:
+        emit({"name": name, "path": folder})
+    else:
+        typer.echo(folder)
+
+
+@app.command()
+def train(
+    name: Name,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; the zoo's by default.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Cut every stage to so many.")] = None,
+    seed: int = 0,
+    json: Json = False,
+) -> None:
+    """Train a model from a seed and measure it."""
+    from mmspec.zoo.train import train as run
+
+    quiet()
+    with progress(json) as bar:
+        report = run(
+            name, out, steps, seed, lambda stage, step, total, loss: bar(stage, step, total)
+        )
+    if json:
+        emit(report)
+        return
+    console().print(f"[bold]{name}[/bold]")
+    pairs(list(report.items()))

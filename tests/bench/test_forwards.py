@@ -1,0 +1,81 @@
+"""Recorded forwards are those of the run, and replaying them changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import mmspec
+from mmspec.bench.efficiency import efficiencies
+from mmspec.bench.forwards import backbones, recording, replay, stopwatch
+from mmspec.bench.players import Speculative
+from tests import toys
+
+ROOM = 16
+
+
+@pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl", "gemma3", "paligemma", "lfm2"])
+def test_every_forward_is_recorded_once(family: str) -> None:
+    target = toys.model(family)
+    fast = mmspec.accelerate(target, drafter=toys.model(family, seed=1))
+    with recording(fast) as tape:
+        out = fast.generate(**toys.inputs(family), max_new_tokens=ROOM)
+    own = {id(module) for module in (target, target.get_decoder())}
+    calls = [call for call in tape.forwards if id(call.module) in own]
+    assert len(calls) == out.stats.target_calls + 1  # and the prefill
+    assert [call.is_first for call in calls] == [True] + [False] * out.stats.target_calls
+    assert len(tape.caches) == 2
+    assert tape.prompts == 2
+    assert not target._forward_pre_hooks
+
+
+def test_shared_layers_are_recorded_on_the_target_s_cache() -> None:
+    fast = mmspec.accelerate(toys.model("llama", layers=4), "layer-skip")
+    assert len(backbones(fast)) >= 2
+    with recording(fast) as tape:
+        fast.generate(**toys.inputs("llama"), max_new_tokens=ROOM)
+    assert len(tape.caches) == 1
+    assert len({id(call.module) for call in tape.forwards}) >= 3  # thin and full decoder, head
+
+
+def test_a_replay_computes_what_the_run_computed() -> None:
+    target = toys.model("llava")
+    fast = mmspec.accelerate(target, "plain")
+    seen: list[list[torch.Tensor]] = [[], []]
+    with recording(fast) as tape, _outputs(target, seen[0]):
+        fast.generate(**toys.inputs("llava"), max_new_tokens=ROOM)
+    with _outputs(target, seen[1]):
+        replay(tape, torch.device("cpu"))
+    assert len(seen[0]) == len(seen[1]) == ROOM
+    for mine, other in zip(*seen, strict=True):
+        torch.testing.assert_close(mine, other, atol=0, rtol=0)
+
+
+def test_efficiency_is_a_share() -> None:
+    fast = mmspec.accelerate(toys.model("llama"), "plain")
+    found = efficiencies([Speculative(fast, {"do_sample": False})], [toys.inputs("llama")], ROOM, 2)
+    assert 0.1 < found[0].share < 1.2
+
+
+def test_the_stopwatch_sees_all_forwards() -> None:
+    fast = mmspec.accelerate(toys.model("llama"), "plain")
+    with stopwatch(fast) as spent:
+        fast.generate(**toys.inputs("llama"), max_new_tokens=ROOM)
+    assert len(spent) == 1 + 2 * (ROOM - 1)  # prefill, then decoder and head
+    assert all(seconds > 0 for seconds in spent)
+
+
+class _outputs:
+    """Collect the last hidden states of a model's decoder."""
+
+    def __init__(self, model: torch.nn.Module, into: list[torch.Tensor]) -> None:
+        self.model, self.into = model, into
+
+    def __enter__(self) -> None:
+        decoder = self.model.get_decoder()  # type: ignore[operator]
+        self.handle = decoder.register_forward_hook(
+            lambda *call: self.into.append(call[2].last_hidden_state.clone())
+        )
+
+    def __exit__(self, *error: object) -> None:
+        self.handle.remove()
