@@ -10,7 +10,7 @@ from mmspec.backbone import Backbone
 from mmspec.draft import Drafter, Gate, Kind, Verifier
 from mmspec.drafters.dynamic import DynamicTree
 from mmspec.drafters.grow import Chain, Shape, StaticTree
-from mmspec.length import parse
+from mmspec.length import Fixed, parse
 from mmspec.trees import Tree
 
 
@@ -57,25 +57,38 @@ class Recipe:
 
     def axes(self) -> dict[str, str]:
         """The five parts in words."""
-        walk = type(self.verifier).__name__
         return {
-            "draft architecture": getattr(self.architecture, "label", self.architecture.__name__),
+            "draft architecture": self.architecture.__name__.replace("_", " "),
             "draft execution": describe(self.execution),
             "draft optimisation": self.optimisation,
-            "verification execution": walk,
-            "verification optimisation": describe(getattr(self.verifier, "rule", self.verifier)),
+            "verification execution": _walk(self.execution),
+            "verification optimisation": _rule(self.verifier),
         }
 
 
-def describe(part: Any) -> str:
-    """A part in one short phrase."""
-    if isinstance(part, Chain):
-        return f"chain, length {describe(part.length)}"
-    if isinstance(part, StaticTree):
-        return f"static tree, {part.tree.nodes} nodes"
-    if isinstance(part, DynamicTree):
-        return f"dynamic tree, {part.nodes} nodes"
-    return repr(part)
+def describe(shape: Shape) -> str:
+    """A shape in a few words."""
+    if isinstance(shape, StaticTree):
+        return f"static tree of {shape.tree.nodes} nodes"
+    if isinstance(shape, DynamicTree):
+        return f"dynamic tree of {shape.nodes} nodes"
+    if not isinstance(shape, Chain):
+        return repr(shape)
+    if isinstance(shape.length, Fixed):
+        return f"chain of {shape.length.most}"
+    return (
+        f"chain of at most {shape.length.most}, while {type(shape.length).__name__.lower()} holds"
+    )
+
+
+def _walk(shape: Shape) -> str:
+    return "linear, one pass" if isinstance(shape, Chain) else "tree, one pass"
+
+
+def _rule(verifier: Verifier) -> str:
+    rule = getattr(verifier, "rule", None)
+    name = type(verifier).__name__
+    return name if rule is None else f"{name}, {rule!r}"
 
 
 def shape_of(default: Shape, tree: Any, length: Any) -> Shape:

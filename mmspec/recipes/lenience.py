@@ -1,0 +1,21 @@
+"""Lenience: speculative sampling that lets the drafter be wrong by a factor.
+
+Leviathan et al. 2023, appendix; CS-Drafting (Chen et al. 2023). Accept with min(1, p / (ell q)).
+Lossy: the law m of a token obeys m <= p / ell; ell = 1 is speculative sampling, exact.
+"""
+
+from mmspec.drafters.build import small_model
+from mmspec.drafters.grow import Chain
+from mmspec.length import Fixed
+from mmspec.recipe import Recipe
+from mmspec.verifiers.lenience import Lenience
+from mmspec.verifiers.recursive import Recursive
+
+RECIPE = Recipe(
+    architecture=small_model,
+    execution=Chain(Fixed(5)),
+    verifier=Recursive(Lenience(ell=0.8)),
+    sees="auto",
+    takes_drafter=True,
+    paper="Leviathan et al. 2023; Chen et al. 2023",
+)
