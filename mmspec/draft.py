@@ -56,7 +56,7 @@ class Draft:
     kind: Kind
     law: Law | None = None  # batch shape (B, N)
     tree: Tree | None = None  # the shared topology, when there is one
-    padded: bool = False  # whether `mask` hides anything
+    padded: bool = True  # whether `mask` may hide anything; False spares looking at it
 
     @classmethod
     def chain(

@@ -122,9 +122,8 @@ class _Pool:
         parents = self.parent.gather(1, kept)
         found = torch.searchsorted(kept, parents.clamp_min(0))
         parents = torch.where(parents < 0, -1, found)
-        draft = Draft(
-            self.token.gather(1, kept), parents, torch.ones_like(kept, dtype=torch.bool), kind
-        )
+        mask = torch.ones_like(kept, dtype=torch.bool)
+        draft = Draft(self.token.gather(1, kept), parents, mask, kind, padded=False)
         return Sprout(draft, self.place.gather(1, kept).tolist(), laws)
 
 
