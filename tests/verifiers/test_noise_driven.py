@@ -56,7 +56,7 @@ def test_a_row_does_not_notice_its_batch(verifier: Verifier, kind: Kind) -> None
         draft, scores = proposals(p, q, tree, kind, noise)
         mask = torch.rand(16, tree.nodes, generator=random) < 0.8
         mask = (mask[:, None] | ~draft.ancestors()).all(-1)  # nothing hangs from padding
-        draft = replace(draft, mask=mask)
+        draft = replace(draft, mask=mask, padded=True)
         together = verifier.verify(draft, scores, noise)
         assert (together.length > 0).any()
         for row in range(16):
