@@ -56,6 +56,9 @@ class Backbone:
         self.decoder = model.get_decoder()
         self.head = model.get_output_embeddings()
         self.layer_kinds, self.window = _layer_kinds(self.config)
+        # without a mask of ours transformers looks for one of its own, which costs as much as
+        # masking a few layers: a deep model gains, a drafter of a layer or two would lose
+        self.bare = self.layer_kinds == (FULL,) and self.config.num_hidden_layers > 4
 
     @property
     def device(self) -> torch.device:
@@ -85,19 +88,13 @@ class Backbone:
         pads = padding(inputs.get("attention_mask"), batch)
         rope = next_rope(prepared.get("position_ids"), batch, length)
         like = torch.empty(0, dtype=self.model.dtype, device=self.device)
+        how = (like, self.window, self.bare)
         if batch == 1 or self.can_branch:
-            return Memory(cache, length, pads, rope, like, self.window), out.logits[:, -1], out
-        rows = [
-            Memory(
-                cache.row(self.cache_config, row),
-                length,
-                [pads[row]],
-                [rope[row]],
-                like,
-                self.window,
-            )
-            for row in range(batch)
-        ]
+            return Memory(cache, length, pads, rope, *how), out.logits[:, -1], out
+        rows = []
+        for row in range(batch):
+            own = cache.row(self.cache_config, row)
+            rows.append(Memory(own, length, pads[row : row + 1], rope[row : row + 1], *how))
         return Rows(rows), out.logits[:, -1], out
 
     def read(
@@ -133,9 +130,9 @@ class Backbone:
         out = self.model(**arguments, logits_to_keep=rows, output_hidden_states=hidden)
         return out.logits, out.hidden_states[-1][:, -rows:] if hidden else None
 
-    def _masks(self, memory: Memory, mask: Tensor, queries: Tensor) -> Any:
+    def _masks(self, memory: Memory, mask: Tensor | None, queries: Tensor) -> Any:
         kinds = self.layer_kinds
-        if kinds == (FULL,):
+        if kinds == (FULL,) or mask is None:
             return mask
         if kinds == (SLIDING,):
             return memory.windowed(mask, queries)

@@ -95,11 +95,13 @@ class Memory:
         rope: Sequence[int],
         like: Tensor,
         window: int | None = None,
+        bare: bool = False,
     ) -> None:
         self.cache = cache
         self.kept = [slots] * len(padding)  # slots in use per row, padding included
         self.rope = list(rope)  # rotary position of the next token per row
         self.window = window
+        self.bare = bare and not any(padding)  # a lone token goes without a mask
         self.mask = Mask(padding, slots, like)
         self.saved = cache.snapshot() if cache.recurrent else None  # recurrent state at `kept`
         self.beside: Any = cache  # what the model is handed: an encoder-decoder wraps the slots
@@ -114,16 +116,18 @@ class Memory:
     def batch(self) -> int:
         return len(self.kept)
 
-    def place(self, block: Block) -> tuple[Tensor, Tensor, Tensor]:
+    def place(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor]:
         """Plan where the block goes, behind what is kept.
 
-        Returns position_ids (1 or B, q), the additive mask (1 or B, 1, q, view), and the order of
-        the queries (1 or B, q), in slots, for window masks.
+        Returns position_ids (1 or B, q), the additive mask (1 or B, 1, q, view) or None where a
+        single token sees everything, and the order of the queries (1 or B, q), in slots, for
+        window masks.
         """
         first = self.kept[0]
         if block.pads is None and all(slot == first for slot in self.kept):
             self.cache.plan_uniform(first + block.behind, block.length)
-            mask = self.mask.uniform(first, block.corner)
+            alone = self.bare and block.length == 1 and not block.behind
+            mask = None if alone else self.mask.uniform(first, block.corner)
         else:
             view = max(self.kept) + block.behind + block.length
             self.cache.plan_rows(self._slots(block), view)
