@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mmspec.cli import inputs as given
-from mmspec.cli.generate import Drafter, Model, Recipe, Temperature, Threads
+from mmspec.cli.generate import Drafter, Length, Model, Recipe, Temperature, Threads, Tree
 from mmspec.cli.output import Json, console, emit, pairs, percent, progress, table
 
 app = typer.Typer(help="Measure speed-ups, efficiency and growth.", invoke_without_command=True)
@@ -19,6 +19,8 @@ def bench(
     model: Model = given.MODEL,
     drafter: Drafter = None,
     recipe: Recipe = None,
+    length: Length = None,
+    tree: Tree = None,
     image: Annotated[str | None, typer.Option(help="A picture, for models of your own.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="What to ask; may be repeated.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="How many of the zoo's examples.")] = 16,
@@ -60,6 +62,7 @@ def bench(
             seed=seed,
             peers=peers,
             progress=report,
+            parts=given.shape(length, tree),
         )
     if json:
         emit(found.to_dict())

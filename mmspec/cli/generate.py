@@ -14,6 +14,8 @@ Drafter = Annotated[str | None, typer.Option(help="Draft model; the zoo has its 
 Recipe = Annotated[str | None, typer.Option(help="One of `mmspec recipes`.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Processor threads to use.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
+Length = Annotated[str | None, typer.Option(help="Draft length: a number, auto, entropy, ...")]
+Tree = Annotated[str | None, typer.Option(help="Branching widths such as 3,2,1, or dynamic.")]
 
 
 def generate(
@@ -22,6 +24,8 @@ def generate(
     model: Model = given.MODEL,
     drafter: Drafter = None,
     recipe: Recipe = None,
+    length: Length = None,
+    tree: Tree = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
     temperature: Temperature = 0.0,
     seed: int = 0,
@@ -40,7 +44,8 @@ def generate(
         settings["temperature"] = temperature
     import mmspec
 
-    fast = mmspec.accelerate(pair.model, pair.recipe, drafter=pair.drafter)
+    parts = given.shape(length, tree)
+    fast = mmspec.accelerate(pair.model, pair.recipe, drafter=pair.drafter, **parts)
     out = fast.generate(**request, **settings, max_new_tokens=max_new_tokens, seed=seed)
     tokenizer = getattr(pair.processor, "tokenizer", pair.processor)
     new = out.sequences[0, request["input_ids"].shape[1] :]

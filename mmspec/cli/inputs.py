@@ -49,6 +49,17 @@ def load_pair(model: str, drafter: str | None, recipe: str | None) -> Pair:
     return Pair(target, recipe, small, (model, drafter))
 
 
+def shape(length: str | None, tree: str | None) -> dict[str, Any]:
+    """`--length` and `--tree` as `accelerate` takes them."""
+    parts: dict[str, Any] = {}
+    if length is not None:
+        parts["length"] = int(length) if length.isdigit() else length
+    if tree is not None:
+        widths = tree.split(",")
+        parts["tree"] = [int(w) for w in widths] if all(w.isdigit() for w in widths) else tree
+    return parts
+
+
 def choose(model: str, drafter: str | None, recipe: str | None) -> tuple[str, str | None]:
     """The recipe and the draft model that go with what was typed."""
     from mmspec import recipes
