@@ -38,9 +38,7 @@ _VERBS = {
 }
 _ORDERS: dict[str, Callable[[Thing], tuple[int, int]]] = {
     "from left to right": lambda t: (t.column, t.row),
-    "from right to left": lambda t: (-t.column, t.row),
     "from top to bottom": lambda t: (t.row, t.column),
-    "from bottom to top": lambda t: (-t.row, t.column),
 }
 
 
@@ -125,16 +123,6 @@ def _by_size(scene: Scene, generator: np.random.Generator) -> str:
     return " ".join(sentences)
 
 
-def _by_colour(scene: Scene, generator: np.random.Generator) -> str:
-    things = sorted(scene.things, key=lambda t: t.colour)
-    phrases = []
-    for thing, before in zip(things, [None, *things[:-1]], strict=True):
-        same = before is not None and before.colour == thing.colour
-        lead = f"also {thing.colour}" if same else thing.colour
-        phrases.append(f"{lead} is the {thing.size} {thing.name} {AT[thing.place]}")
-    return f"sorted by colour, {listed(phrases)}."
-
-
 def _verb(thing: Thing) -> str:
     return _VERBS[thing.shape]
 
@@ -152,7 +140,6 @@ _STYLES: tuple[tuple[tuple[str, ...], Writer], ...] = (
     (("where is everything?", "say what is at each place.", "what is where?"), _places),
     (("tell a story about the picture.", "make it a story.", "tell me a tale."), _story),
     (("start with the large things.", "describe the things by size."), _by_size),
-    (("sort the things by colour.", "list everything by colour."), _by_colour),
     *(
         ((f"describe the picture {way}.", f"go {way}.", f"list everything {way}."), _walk(way))
         for way in _ORDERS

@@ -27,7 +27,7 @@ def said_by(
     encoder: Encoder,
     n: int,
     seed: int,
-    batch: int = 64,
+    batch: int = 128,
     progress: Progress = silent,
 ) -> list[Sample]:
     """`n` training samples, each with what the target answers; one batch in four is sampled."""
@@ -40,14 +40,19 @@ def said_by(
     return found[:n]
 
 
-def epochs(
-    samples: Sequence[Sample], encoder: Encoder, batch: int, seed: int, blind: bool
+def lessons(
+    said: Sequence[Sample], encoder: Encoder, batch: int, seed: int, blind: bool
 ) -> Iterator[Batch]:
-    """Go over samples without end. A blind model reads one image token as often as all of them."""
+    """Batches without end: the target's words, over and over, alternating with fresh scenes.
+
+    A blind model reads one image token as often as all of them.
+    """
     generator = np.random.default_rng((seed, 3))
+    news = fresh(batch, seed + 2)
     while True:
-        for part in grouped(samples, batch, generator):
+        for part in grouped(said, batch, generator):
             yield encoder(part, blind=blind and generator.random() < 0.5)
+            yield encoder(next(news), blind=blind and generator.random() < 0.5)
 
 
 @torch.no_grad()

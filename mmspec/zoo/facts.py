@@ -57,19 +57,30 @@ def mentions(text: str) -> list[Mention]:
 
 
 def score_caption(scene: Scene, text: str) -> tuple[int, int]:
-    """Facts right and facts asked: the name and colour, the size and the place of every thing.
+    """Facts right and facts asked: the name, the colour, the size and the place of every thing.
 
+    Each thing is held against the mention that agrees best with it, and no mention serves twice.
     Each thing the text makes up counts as one more fact, which is wrong.
     """
     told = mentions(text)
-    right, asked = 0, 0
-    for size, colour, name, place in scene.facts():
-        asked += 3
-        same = [m for m in told if (m.name, m.colour) == (name, colour)]
-        if same:
-            told.remove(same[0])
-            right += 1 + (same[0].size == size) + (same[0].place == place)
-    return right, asked + len(told)
+    pairs = [
+        (_agreement(fact, mention), i, j)
+        for i, fact in enumerate(scene.facts())
+        for j, mention in enumerate(told)
+    ]
+    right, things, used = 0, set[int](), set[int]()
+    for agreed, i, j in sorted(pairs, key=lambda pair: (-pair[0], pair[1:])):
+        if i not in things and j not in used:
+            right += agreed
+            things.add(i)
+            used.add(j)
+    return right, 4 * len(scene.things) + max(0, len(told) - len(scene.things))
+
+
+def _agreement(fact: tuple[str, str, str, str], told: Mention) -> int:
+    return sum(
+        a == b for a, b in zip(fact, (told.size, told.colour, told.name, told.place), strict=True)
+    )
 
 
 def score_answer(facts: tuple[tuple[str, str], ...], text: str) -> tuple[int, int]:
@@ -96,7 +107,7 @@ def _first(kind: str, text: str) -> str | None:
         case "place":
             return _place(_without_relations(text))
         case "relation":
-            found = re.search(r"(left|right) of the (?!picture)|above|below", text)
+            found = re.search(r"(left|right) of (?!the picture)|above|below", text)
             return found and (found.group(1) or found.group(0))
     raise ValueError(f"unknown kind of fact {kind!r}")
 

@@ -114,7 +114,8 @@ def _tokenizer(
     core = Tokenizer(models.WordLevel(table, unk_token=unk))
     core.normalizer = normalizers.Lowercase()
     core.pre_tokenizer = pre_tokenizers.Whitespace()
-    core.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    close = [decoders.Replace(" " + mark, mark) for mark in ",.:?!"]
+    core.decoder = decoders.Sequence([decoders.WordPiece(prefix="##", cleanup=False), *close])
     core.add_special_tokens(list(special))
     build: Any = PreTrainedTokenizerFast
     tokenizer: PreTrainedTokenizerFast = build(

@@ -45,7 +45,8 @@ def write_card(folder: Path, entry: Entry, report: dict[str, Any]) -> None:
         "board of nine places, one picture and one question at a time.\n\n"
         f"{learned}\nMade by:\n\n```\nmmspec zoo train {entry.name}\n```\n\n"
         f"| | |\n|---|---|\n{figures}\n"
-        "`facts` is the share of facts right in greedy answers about held-out scenes;\n"
+        "`facts` is the share of facts right in what it says greedily of held-out scenes, captions\n"
+        "and answers to questions as they come; a caption states many more facts than an answer;\n"
         "`acceptance length` is tokens per round of greedy chain speculation with five drafted\n"
         "tokens, on held-out scenes. Both are measured on the float16 weights, run in float32.\n"
     )

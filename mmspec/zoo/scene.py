@@ -29,7 +29,7 @@ _PLACES = (
     ("bottom left", "bottom", "bottom right"),
 )
 _COUNT_LAW = (0.08, 0.27, 0.40, 0.25)  # how often a scene has one, two, three, four things
-_DIGIT_RATE = 0.25
+_DIGIT_RATE = 0.35
 _SHIFT = 0.06  # largest displacement from the middle of a cell, in cells
 _HELD_OUT_ONE_IN = 8
 

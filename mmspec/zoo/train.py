@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,10 +22,10 @@ from mmspec.zoo.architecture import (
 )
 from mmspec.zoo.batches import Batch, Encoder, fresh
 from mmspec.zoo.catalogue import Entry
-from mmspec.zoo.distil import epochs, said_by
+from mmspec.zoo.distil import lessons, said_by
 from mmspec.zoo.evaluate import acceptance, facts_right
 from mmspec.zoo.families import FAMILIES, Family
-from mmspec.zoo.language import examples
+from mmspec.zoo.language import Kind, examples
 from mmspec.zoo.learning import (
     Progress,
     learn_to_see,
@@ -36,6 +36,9 @@ from mmspec.zoo.learning import (
 from mmspec.zoo.loading import load_folder
 from mmspec.zoo.saving import save, write_card
 from mmspec.zoo.transfer import speak_like
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 BATCH = 32
 HELD_OUT = 128  # examples that the report is measured on
@@ -55,12 +58,16 @@ class Plan:
 
 
 PLANS = {
-    "llava": Plan("llava", LLAVA_TARGET, 800, 2300, 1.5e-3),
-    "llava-drafter": Plan("llava", LLAVA_SIGHTED, 400, 2000, 2e-3, pool=8192),
-    "llava-text-drafter": Plan("llava", LLAVA_BLIND, 0, 2000, 2e-3, pool=8192),
-    "qwen2.5-vl": Plan("qwen2.5-vl", QWEN_TARGET, 800, 2100, 1.5e-3),
-    "qwen2.5-vl-drafter": Plan("qwen2.5-vl", QWEN_SIGHTED, 400, 2000, 2e-3, pool=8192),
-    "qwen2.5-vl-text-drafter": Plan("qwen2.5-vl", QWEN_BLIND, 0, 2000, 2e-3, pool=8192),
+    "llava": Plan("llava", LLAVA_TARGET, 800, 2900, 1.5e-3),
+    "llava-drafter": Plan("llava", LLAVA_SIGHTED, 300, 1500, 2e-3, pool=4096),
+    "llava-text-drafter": Plan("llava", LLAVA_BLIND, 0, 1500, 2e-3, pool=4096),
+    "qwen2.5-vl": Plan("qwen2.5-vl", QWEN_TARGET, 400, 1100, 1e-3, start="llava"),
+    "qwen2.5-vl-drafter": Plan(
+        "qwen2.5-vl", QWEN_SIGHTED, 400, 800, 1.5e-3, pool=2048, start="llava-drafter"
+    ),
+    "qwen2.5-vl-text-drafter": Plan(
+        "qwen2.5-vl", QWEN_BLIND, 0, 400, 1e-3, pool=2048, start="llava-text-drafter"
+    ),
 }
 
 
@@ -73,8 +80,9 @@ def train(
 ) -> dict[str, Any]:
     """Train a checkpoint, write it to `out` (its folder in the package by default) and measure it.
 
-    Every stage is cut to `steps` if given. A drafter learns from the target in the package, so
-    train that first. The report, also kept in the model card, is measured on what was written.
+    Every stage is cut to `steps` if given. A drafter learns from the target in the package, and
+    some checkpoints start from another one there, so train those first. The report, also kept in
+    the model card, is measured on what was written.
     """
     entry = catalogue.info(name)
     plan = PLANS[entry.name]
@@ -88,20 +96,17 @@ def train(
         model = family.build(plan.shape, processor.tokenizer).train()
         seeing = _cut(plan.seeing, steps)
         if plan.start is not None:
-            other, elder = load_folder(catalogue.path(plan.start), True), FAMILIES["llava"]
-            words = elder.build_processor().tokenizer
-            speak_like(model, processor.tokenizer, other, words)
-            learn_to_see_like(model, family, other, elder, seeing, seed, progress=progress)
+            _begin_like(plan.start, model, family, processor.tokenizer, seeing, seed, progress)
         elif seeing:
             learn_to_see(model, family, seeing, seed, progress=progress)
         talking = _cut(plan.talking, steps)
         if entry.target is None:
             batches: Iterator[Batch] = (encoder(samples) for samples in fresh(BATCH, seed))
         else:
-            target = _target(entry)
+            target = _written(entry.target, sees=True)
             pool = _cut(plan.pool, steps and steps * BATCH)
             said = said_by(target, family, encoder, pool, seed, progress=progress)
-            batches = epochs(said, encoder, BATCH, seed, blind=entry.sees == "nothing")
+            batches = lessons(said, encoder, BATCH, seed, blind=entry.sees == "nothing")
         learn_to_talk(model, family, batches, talking, plan.rate, progress)
         save(model, processor, folder, sees=entry.sees == "pixels")
     minutes = (time.monotonic() - started) / 60
@@ -123,17 +128,45 @@ def measure(entry: Entry, family: Family, processor: Any, folder: Path, n: int) 
     model = load_folder(folder, entry.sees == "pixels")
     if entry.target is not None:
         encoder = Encoder(family, processor)
-        return {"acceptance_length": acceptance(model, _target(entry), family, encoder, n)}
-    right, asked = facts_right(model, processor, examples(n, "held-out"))
-    return {"facts": round(right / max(asked, 1), 4)}
+        return {
+            "acceptance_length": acceptance(
+                model, _written(entry.target, sees=True), family, encoder, n
+            )
+        }
+    kinds: dict[str, Kind | None] = {
+        "facts": None,
+        "facts_in_captions": "caption",
+        "facts_in_answers": "question",
+    }
+    report = {}
+    for name, kind in kinds.items():
+        right, asked = facts_right(model, processor, examples(n, "held-out", kind=kind))
+        report[name] = round(right / max(asked, 1), 4)
+    return report
 
 
-def _target(entry: Entry) -> Any:
-    assert entry.target is not None
-    folder = catalogue.path(entry.target)
-    if not (folder / "config.json").exists():
-        raise ValueError(f"{entry.name} learns from {entry.target}, which is not there; train it")
-    return load_folder(folder, sees=True)
+def _begin_like(
+    name: str,
+    model: PreTrainedModel,
+    family: Family,
+    tokenizer: PreTrainedTokenizerFast,
+    seeing: int,
+    seed: int,
+    progress: Progress,
+) -> None:
+    """Begin with the language of a checkpoint of another family, and learn to see what it sees."""
+    sees = catalogue.info(name).sees == "pixels"
+    other, other_family = _written(name, sees), FAMILIES[PLANS[name].family]
+    speak_like(model, tokenizer, other, other_family.build_processor().tokenizer)
+    if sees:
+        learn_to_see_like(model, family, other, other_family, seeing, seed, progress=progress)
+
+
+def _written(name: str, sees: bool) -> PreTrainedModel:
+    folder = catalogue.path(name)
+    if not (folder / "model.safetensors").exists():
+        raise ValueError(f"{name} is not in {folder.parent}, and this one learns from it; train it")
+    return load_folder(folder, sees)
 
 
 def _cut(planned: int, steps: int | None) -> int:

@@ -40,5 +40,6 @@ def _text(model: PreTrainedModel) -> nn.Module:
 
 
 def _vectors(model: PreTrainedModel) -> Tensor:  # -> (V, D)
-    weight: Tensor = model.get_input_embeddings().weight
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
     return weight
