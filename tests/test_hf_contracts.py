@@ -43,12 +43,12 @@ def resolved(model: Any, **settings: Any) -> hf.GenerationConfig:
     )
 
 
-def test_default_config_lists_the_settings():
+def test_default_config_lists_the_settings() -> None:
     known = _hf.default_config().to_dict()
     assert {"do_sample", "temperature", "top_k", "top_p", "stop_strings", "max_time"} <= set(known)
 
 
-def test_merge_config_ranks_settings_config_model_and_defaults(model):
+def test_merge_config_ranks_settings_config_model_and_defaults(model: Any) -> None:
     model.generation_config.top_k = 7
     model.generation_config.top_p = 0.5
     given = hf.GenerationConfig(top_p=0.6, temperature=0.7)
@@ -59,15 +59,15 @@ def test_merge_config_ranks_settings_config_model_and_defaults(model):
     assert model.generation_config.temperature is None
 
 
-def test_set_special_tokens_writes_the_tensors_that_processors_read(model):
+def test_set_special_tokens_writes_the_tensors_that_processors_read(model: Any) -> None:
     config = _hf.merge_config(model, None, {"eos_token_id": [3, 4]})
     _hf.set_special_tokens(model, config, CPU, 2, True)
-    assert config._eos_token_tensor.tolist() == [3, 4]
-    assert config._pad_token_tensor.item() == 0
+    assert config._eos_token_tensor.tolist() == [3, 4]  # type: ignore[union-attr]
+    assert config._pad_token_tensor.item() == 0  # type: ignore[union-attr]
     assert _hf.eos_ids(config) == {3, 4}
 
 
-def test_eos_ids_reads_an_unprepared_config_too():
+def test_eos_ids_reads_an_unprepared_config_too() -> None:
     assert _hf.eos_ids(hf.GenerationConfig(eos_token_id=5)) == {5}
     assert _hf.eos_ids(hf.GenerationConfig()) == frozenset()
 
@@ -81,12 +81,12 @@ def test_eos_ids_reads_an_unprepared_config_too():
     ],
     ids=str,
 )
-def test_set_lengths_makes_them_absolute(model, settings, want):
+def test_set_lengths_makes_them_absolute(model: Any, settings: Any, want: Any) -> None:
     config = resolved(model, **settings)
     assert (config.max_length, config.min_length) == want
 
 
-def test_logits_processors_come_in_the_known_order(model):
+def test_logits_processors_come_in_the_known_order(model: Any) -> None:
     own = hf.SuppressTokensLogitsProcessor([2])
     config = resolved(
         model,
@@ -140,7 +140,7 @@ def test_logits_processors_come_in_the_known_order(model):
     assert penalty.prompt_ignore_length.tolist() == [2, 0]
 
 
-def test_bind_row_asks_about_that_row_only():
+def test_bind_row_asks_about_that_row_only() -> Any:
     asked: list[tuple[int, list[int]]] = []
 
     def allowed(row: int, ids: Tensor) -> list[int]:
@@ -153,7 +153,7 @@ def test_bind_row_asks_about_that_row_only():
     assert asked == [(5, [7, 8])]
 
 
-def test_stopping_criteria_are_those_of_generate(model):
+def test_stopping_criteria_are_those_of_generate(model: Any) -> None:
     class _Own(hf.StoppingCriteria):
         pass
 
@@ -163,13 +163,13 @@ def test_stopping_criteria_are_those_of_generate(model):
     kinds = ["MaxLengthCriteria", "MaxTimeCriteria", "EosTokenCriteria", "_Own"]
     assert [type(criterion).__name__ for criterion in made] == kinds
     stop = Stop.resolve(model, config, 4, [own])
-    assert (stop.max_new_tokens, stop.eos, stop.max_time) == (3, {3, 4}, 9.0)
+    assert (stop.max_new_tokens, stop.eos, stop.max_time) == (3, {3, 4}, 9.0)  # type: ignore[comparison-overlap]
     assert stop.criteria == (own,)
     with pytest.raises(ValueError, match="tokenizer"):
         _hf.stopping_criteria(model, resolved(model, stop_strings=["a"]))
 
 
-def test_prefill_inputs_count_positions_behind_the_padding(model):
+def test_prefill_inputs_count_positions_behind_the_padding(model: Any) -> None:
     cache = hf.DynamicCache(config=model.config)
     made = _hf.prefill_inputs(model, {"input_ids": PROMPT, "attention_mask": MASK}, cache)
     assert made["position_ids"][:, -2:].tolist() == [[0, 1], [2, 3]]

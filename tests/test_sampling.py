@@ -98,19 +98,19 @@ def by_step(processors: list[hf.LogitsProcessor], logits: Tensor, paths: Any = N
     for row in range(logits.shape[0]):
         for node in range(logits.shape[1]):
             ids = torch.zeros(1, 4, dtype=torch.int64) if paths is None else paths[row, node][None]
-            out[row, node] = run(ids, logits[row, node][None].clone())[0]
+            out[row, node] = run(ids, logits[row, node][None].clone())[0]  # type: ignore[arg-type]
     return out
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("settings", "warper"), WARPERS, ids=lambda v: str(v)[:30])
-def test_a_warper_equals_hugging_face(settings, warper, dtype, logits):
+def test_a_warper_equals_hugging_face(settings: Any, warper: Any, dtype: Any, logits: Any) -> None:
     law = Sampling(do_sample=True, **settings).law(logits.to(dtype))
     assert law.scores.dtype == dtype
     assert torch.equal(law.scores, by_step([warper], logits.to(dtype)))
 
 
-def test_warpers_stack_in_the_order_of_generate(logits):
+def test_warpers_stack_in_the_order_of_generate(logits: Any) -> None:
     settings = {
         "temperature": 1.5,
         "top_k": 12,
@@ -124,14 +124,14 @@ def test_warpers_stack_in_the_order_of_generate(logits):
     sampling, config = resolve(model, {"do_sample": True, **settings}, 4, CPU)
     made = model._get_logits_processor(config, 4, device="cpu", model_kwargs={})
     assert len(made) == 7
-    ours = Sampling(do_sample=True, **settings)
+    ours = Sampling(do_sample=True, **settings)  # type: ignore[arg-type]
     assert torch.equal(ours.law(logits).scores, by_step(made, logits))
     assert torch.equal(sampling.law(logits).scores, ours.law(logits).scores)
     assert not sampling.processors
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_a_processor_sees_the_path_of_its_node(name, logits, paths):
+def test_a_processor_sees_the_path_of_its_node(name: Any, logits: Any, paths: Any) -> None:
     sampling = Sampling(processors=(PROCESSORS[name](),))
     law = sampling.law(logits, lambda row, node: paths[row, node])
     assert law.hard
@@ -139,7 +139,7 @@ def test_a_processor_sees_the_path_of_its_node(name, logits, paths):
     assert_close(law.scores, by_step([PROCESSORS[name]()], logits, paths), atol=0, rtol=0)
 
 
-def test_processors_run_one_after_the_other_before_the_warpers(logits, paths):
+def test_processors_run_one_after_the_other_before_the_warpers(logits: Any, paths: Any) -> None:
     chain = [make() for name, make in PROCESSORS.items() if name != "forced_eos"]
     chain += [hf.InfNanRemoveLogitsProcessor(), hf.SuppressTokensLogitsProcessor([9])]
     chain += [hf.TemperatureLogitsWarper(0.5), hf.TopKLogitsWarper(4)]
@@ -151,7 +151,9 @@ def test_processors_run_one_after_the_other_before_the_warpers(logits, paths):
     assert torch.equal(before, logits)
 
 
-def test_a_processor_that_knows_its_rows_meets_each_row_in_its_place(logits, paths):
+def test_a_processor_that_knows_its_rows_meets_each_row_in_its_place(
+    logits: Any, paths: Any
+) -> None:
     ignore = torch.tensor([0, 2, 4])
     allowed = {0: [1, 2], 1: [3], 2: [4, 5]}
     sampling = Sampling(
@@ -173,7 +175,7 @@ def test_a_processor_that_knows_its_rows_meets_each_row_in_its_place(logits, pat
         assert law.scores[row, node].isfinite().sum() <= len(keep)
 
 
-def test_a_grammar_is_only_asked_about_true_prefixes(logits, paths):
+def test_a_grammar_is_only_asked_about_true_prefixes(logits: Any, paths: Any) -> Any:
     def grammar(row: int, ids: Tensor) -> list[int]:
         assert any(torch.equal(ids, paths[row, node]) for node in range(4))
         return [1]
@@ -182,13 +184,13 @@ def test_a_grammar_is_only_asked_about_true_prefixes(logits, paths):
     assert (sampling.law(logits, lambda row, node: paths[row, node]).probs[..., 1] == 1).all()
 
 
-def test_a_missing_prefix_is_named(logits):
+def test_a_missing_prefix_is_named(logits: Any) -> None:
     sampling = Sampling(processors=(hf.NoRepeatNGramLogitsProcessor(2),))
     with pytest.raises(ValueError, match="NoRepeatNGramLogitsProcessor look at the tokens before"):
         sampling.law(logits)
 
 
-def test_greedy_hardly_touches_the_logits(logits):
+def test_greedy_hardly_touches_the_logits(logits: Any) -> None:
     assert Sampling(temperature=0.5, top_k=3).law(logits).scores is logits
     law = Sampling().law(logits.bfloat16())
     assert law.hard
@@ -197,7 +199,7 @@ def test_greedy_hardly_touches_the_logits(logits):
 
 
 @pytest.mark.parametrize("processor", STATEFUL, ids=lambda p: type(p).__name__)
-def test_a_processor_with_a_state_is_refused(processor):
+def test_a_processor_with_a_state_is_refused(processor: Any) -> None:
     with pytest.raises(ValueError, match=f"{type(processor).__name__} cannot be used here"):
         Sampling.from_processors([processor], do_sample=False)
 
@@ -219,7 +221,7 @@ def test_a_processor_with_a_state_is_refused(processor):
     ],
     ids=str,
 )
-def test_impossible_settings_are_refused(settings, message):
+def test_impossible_settings_are_refused(settings: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         Sampling(do_sample=True, **settings)
 
@@ -239,7 +241,7 @@ ODD_LISTS: dict[str, list[hf.LogitsProcessor]] = {
 
 @pytest.mark.parametrize("name", ODD_LISTS)
 @pytest.mark.parametrize("do_sample", [True, False])
-def test_any_list_is_run_as_it_stands(name, do_sample, logits, paths):
+def test_any_list_is_run_as_it_stands(name: Any, do_sample: Any, logits: Any, paths: Any) -> None:
     logits[2, 0] = logits[2, 1]  # topk, inside top-h, orders ties as it likes
     chain = ODD_LISTS[name]
     sampling = Sampling.from_processors(chain, do_sample)
@@ -248,13 +250,13 @@ def test_any_list_is_run_as_it_stands(name, do_sample, logits, paths):
     assert_close(law.scores, by_step(chain, logits, paths), atol=0, rtol=0)
 
 
-def test_normalising_last_does_not_change_the_law(logits):
+def test_normalising_last_does_not_change_the_law(logits: Any) -> None:
     chain = [hf.TopKLogitsWarper(5), hf.LogitNormalization()]
     law = Sampling.from_processors(chain, do_sample=True).law(logits)
     assert_close(law.log_probs, by_step(chain, logits))
 
 
-def test_a_broken_row_is_found_without_reading_back(logits):
+def test_a_broken_row_is_found_without_reading_back(logits: Any) -> None:
     assert is_broken(logits).tolist() == [False, False, False]
     logits[0, 1, 2] = torch.nan
     logits[2, 3] = -torch.inf
@@ -266,12 +268,12 @@ def test_a_broken_row_is_found_without_reading_back(logits):
     assert broken == [True, False, False]
 
 
-def test_guidance_is_the_formula_of_hugging_face(logits):
+def test_guidance_is_the_formula_of_hugging_face(logits: Any) -> Any:
     cond, uncond = logits[0], logits[2]
 
     class _Unconditional:
         def __call__(self, *_: Any, **__: Any) -> dict[str, Any]:
-            return type("Out", (dict,), {"logits": uncond[:, None]})()
+            return type("Out", (dict,), {"logits": uncond[:, None]})()  # type: ignore[no-any-return]
 
     theirs = hf.UnbatchedClassifierFreeGuidanceLogitsProcessor(2.5, _Unconditional())
     assert torch.equal(guide(cond, uncond, 2.5), theirs(torch.zeros(4, 1).long(), cond))
@@ -353,7 +355,7 @@ def captured(model: Any, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 @pytest.mark.parametrize("own", [{}, {"do_sample": True, "top_k": 3}], ids=str)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_settings_resolve_as_in_generate(settings, own, logits):
+def test_settings_resolve_as_in_generate(settings: Any, own: Any, logits: Any) -> None:
     model = tiny_model(**own)
     theirs, _, config = captured(model, settings)
     rest = {name: value for name, value in settings.items() if name != "generation_config"}
@@ -376,7 +378,7 @@ def test_settings_resolve_as_in_generate(settings, own, logits):
     assert_close(law.log_probs, got.log_probs)
 
 
-def test_a_loop_over_the_laws_gives_the_tokens_of_generate():
+def test_a_loop_over_the_laws_gives_the_tokens_of_generate() -> None:
     model = tiny_model()
     settings = {
         "repetition_penalty": 1.5,
@@ -392,7 +394,7 @@ def test_a_loop_over_the_laws_gives_the_tokens_of_generate():
         positions = (mask.cumsum(1) - 1).clamp_min(0)
         with torch.no_grad():
             out = model(ids, attention_mask=mask, position_ids=positions).logits[:, -1:]
-        token = sampling.law(out, lambda row, _, ids=ids: ids[row]).probs.argmax(-1)
+        token = sampling.law(out, lambda row, _, ids=ids: ids[row]).probs.argmax(-1)  # type: ignore[misc]
         ids, mask = torch.cat((ids, token), 1), torch.cat((mask, torch.ones_like(token)), 1)
     assert torch.equal(ids, want)
 
@@ -413,7 +415,7 @@ def test_a_loop_over_the_laws_gives_the_tokens_of_generate():
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_cannot_be_done_is_said_at_once(settings, message):
+def test_what_cannot_be_done_is_said_at_once(settings: Any, message: Any) -> None:
     if "watermarking_config" in settings:
         settings = {**settings, "watermarking_config": hf.SynthIDTextWatermarkingConfig(5, [1, 2])}
         message = "SynthIDTextWatermarkLogitsProcessor cannot be used here"
@@ -421,7 +423,7 @@ def test_what_cannot_be_done_is_said_at_once(settings, message):
         resolve(tiny_model(), settings, 4, CPU)
 
 
-def test_resolving_leaves_the_model_alone():
+def test_resolving_leaves_the_model_alone() -> None:
     model = tiny_model()
     before = model.generation_config.to_dict()
     resolve(model, {"do_sample": True, "top_k": 4, "max_new_tokens": 3}, 4, CPU)

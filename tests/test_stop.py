@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers.generation import ConfidenceCriteria
+from transformers.generation import ConfidenceCriteria  # type: ignore[attr-defined]
 
 from mmspec.stop import Stop
 
@@ -46,11 +46,13 @@ def prompt(row: int) -> Tensor:
         (8, [5], (0, True)),
     ],
 )
-def test_tokens_are_kept_through_the_first_that_ends_the_row(before, tokens, want):
+def test_tokens_are_kept_through_the_first_that_ends_the_row(
+    before: Any, tokens: Any, want: Any
+) -> None:
     assert Stop(max_new_tokens=8, eos=frozenset([3, 4])).cut(0, before, tokens) == want
 
 
-def test_criteria_are_asked_token_by_token_about_their_row():
+def test_criteria_are_asked_token_by_token_about_their_row() -> None:
     stop = Stop(max_new_tokens=8, eos=frozenset([3]), criteria=(_Sum(99), _Sum(25)))
     assert stop.cut(0, 0, [6, 6, 6, 6], prompt) == (3, True)
     assert stop.cut(1, 0, [6, 6, 6, 6], prompt) == (1, True)
@@ -62,7 +64,7 @@ def test_criteria_are_asked_token_by_token_about_their_row():
         stop.cut(0, 0, [6])
 
 
-def test_a_criterion_may_answer_with_a_plain_bool_but_not_for_other_rows():
+def test_a_criterion_may_answer_with_a_plain_bool_but_not_for_other_rows() -> Any:
     class _Plain(hf.StoppingCriteria):
         answer: Any = True
 
@@ -76,7 +78,7 @@ def test_a_criterion_may_answer_with_a_plain_bool_but_not_for_other_rows():
         Stop(9, criteria=(plain,)).cut(1, 0, [5, 6], prompt)
 
 
-def test_the_clock_lets_the_round_finish():
+def test_the_clock_lets_the_round_finish() -> None:
     late = Stop(max_new_tokens=8, eos=frozenset([3]), max_time=5.0, started=time.time() - 9)
     assert late.cut(0, 0, [5, 6, 7]) == (3, True)
     assert late.cut(0, 0, [5, 3, 7]) == (2, True)
@@ -94,7 +96,7 @@ def tokenizer() -> hf.PreTrainedTokenizerFast:
     return hf.PreTrainedTokenizerFast(tokenizer_object=made)
 
 
-def test_stop_strings_do_not_overshoot(tokenizer):
+def test_stop_strings_do_not_overshoot(tokenizer: Any) -> Any:
     criterion = hf.StopStringCriteria(tokenizer, ["stop", "!?"])
     stop = Stop.from_config(CONFIG, [hf.MaxLengthCriteria(200), criterion], 4)
 
@@ -102,7 +104,7 @@ def test_stop_strings_do_not_overshoot(tokenizer):
         ids = tokenizer(new).input_ids
         committed = torch.tensor(tokenizer(before).input_ids)
         kept, done = stop.cut(0, 0, ids, lambda _: committed)
-        return tokenizer.decode(ids[:kept]) + ("|" if done else "")
+        return tokenizer.decode(ids[:kept]) + ("|" if done else "")  # type: ignore[no-any-return]
 
     assert cut("a dog", " stops here") == " stop|"
     assert cut("a dog", " sits there") == " sits there"
@@ -111,7 +113,7 @@ def test_stop_strings_do_not_overshoot(tokenizer):
     assert cut("stop", "s") == "s"
 
 
-def test_the_list_of_generate_is_read():
+def test_the_list_of_generate_is_read() -> None:
     own = _Sum(9)
     clock = hf.MaxTimeCriteria(3.0, initial_timestamp=100.0)
     criteria = hf.StoppingCriteriaList(
@@ -121,10 +123,10 @@ def test_the_list_of_generate_is_read():
     assert Stop.from_config(CONFIG, criteria, 5) == want
 
 
-def test_the_config_answers_for_what_the_list_lacks():
-    for criteria in (None, []):
+def test_the_config_answers_for_what_the_list_lacks() -> None:
+    for criteria in (None, []):  # type: ignore[var-annotated]
         stop = Stop.from_config(CONFIG, criteria, 5)
-        assert (stop.max_new_tokens, stop.eos) == (15, {3, 4})
+        assert (stop.max_new_tokens, stop.eos) == (15, {3, 4})  # type: ignore[comparison-overlap]
         assert stop.max_time is None
     timed = hf.GenerationConfig(max_length=20, max_time=2.0)
     stop = Stop.from_config(timed, None, 5)
@@ -133,7 +135,7 @@ def test_the_config_answers_for_what_the_list_lacks():
         Stop.from_config(hf.GenerationConfig(), None, 5)
 
 
-def test_impossible_conditions_are_refused():
+def test_impossible_conditions_are_refused() -> None:
     with pytest.raises(ValueError, match=r"max_new_tokens=0 .* at least 1"):
         Stop(0)
     with pytest.raises(ValueError, match="max_new_tokens=-5"):

@@ -40,7 +40,7 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     given.quiet()
-    given.set_threads(threads)
+    given.set_threads(threads, model)
     if growth:
         _growth(repeats, json)
         return

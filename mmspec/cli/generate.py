@@ -36,7 +36,7 @@ def generate(
 ) -> None:
     """Answer a prompt about a picture, and say how much sooner than plain `generate()`."""
     given.quiet()
-    given.set_threads(threads)
+    given.set_threads(threads, model)
     pair = given.load_pair(model, drafter, recipe)
     request = given.encode(pair, prompt, image)
     settings: dict[str, Any] = {"do_sample": temperature > 0}

@@ -180,10 +180,15 @@ def quiet() -> None:
     logging.disable_progress_bar()
 
 
-def set_threads(count: int | None) -> None:
-    """Use so many processor threads; None leaves them as they are."""
+def set_threads(count: int | None, model: str = "") -> None:
+    """Use so many processor threads; by default one for the zoo, and torch's own choice else.
+
+    Zoo models are too small to share out: threads would only wait for each other.
+    """
     import torch
 
+    if count is None and model.startswith("zoo:"):
+        count = 1
     if count is not None:
         torch.set_num_threads(count)
 

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,20 +16,20 @@ TARGETS = [name for name in VLMS if zoo.info(name).kind == "target"]
 DRAFTERS = [name for name in VLMS if zoo.info(name).kind == "drafter"]
 
 
-def test_names_lead_to_folders_and_aliases_too():
+def test_names_lead_to_folders_and_aliases_too() -> None:
     assert zoo.path("vlm") == zoo.path("llava")
     assert zoo.info("vlm").drafter == "llava-drafter"
     assert len(set(zoo.names())) == len(zoo.names())
 
 
 @pytest.mark.parametrize("ask", [zoo.path, zoo.info, zoo.load, zoo.processor])
-def test_an_unknown_name_is_answered_with_the_known_ones(ask):
+def test_an_unknown_name_is_answered_with_the_known_ones(ask: Any) -> None:
     with pytest.raises(ValueError, match=r"'lava' is not in the zoo.*qwen2\.5-vl"):
         ask("lava")
 
 
 @pytest.mark.parametrize("name", VLMS)
-def test_a_checkpoint_is_a_small_ordinary_folder(name):
+def test_a_checkpoint_is_a_small_ordinary_folder(name: Any) -> None:
     folder = zoo.path(name)
     found = {file.name for file in folder.iterdir()}
     wanted = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
@@ -41,7 +42,7 @@ def test_a_checkpoint_is_a_small_ordinary_folder(name):
 
 
 @pytest.mark.parametrize("name", VLMS)
-def test_models_load_in_eval_mode_and_float32(name):
+def test_models_load_in_eval_mode_and_float32(name: Any) -> None:
     model = zoo.load(name)
     assert not model.training
     assert {p.dtype for p in model.parameters()} == {torch.float32}
@@ -50,22 +51,22 @@ def test_models_load_in_eval_mode_and_float32(name):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_targets_are_deep(name):
+def test_targets_are_deep(name: Any) -> None:
     assert zoo.load(name).config.get_text_config().num_hidden_layers >= 12
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_drafters_are_shallow_and_share_the_words_of_their_target(name):
+def test_drafters_are_shallow_and_share_the_words_of_their_target(name: Any) -> None:
     config = zoo.load(name).config.get_text_config()
     target = zoo.info(name).target
     assert config.num_hidden_layers <= 2
-    assert config.vocab_size == zoo.load(target).config.get_text_config().vocab_size
+    assert config.vocab_size == zoo.load(target).config.get_text_config().vocab_size  # type: ignore[arg-type]
     tokenizer = getattr(zoo.processor(name), "tokenizer", zoo.processor(name))
-    assert tokenizer.get_vocab() == zoo.processor(target).tokenizer.get_vocab()
+    assert tokenizer.get_vocab() == zoo.processor(target).tokenizer.get_vocab()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_processors_lose_no_words(name):
+def test_processors_lose_no_words(name: Any) -> None:
     processor = zoo.processor(name)
     for example in examples(40, "held-out", size=8):
         ids = processor.tokenizer(example.answer).input_ids
@@ -75,7 +76,7 @@ def test_processors_lose_no_words(name):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_training_feeds_what_the_processor_feeds(name):
+def test_training_feeds_what_the_processor_feeds(name: Any) -> None:
     family, processor = FAMILIES[name], zoo.processor(name)
     example = examples(1, "held-out", size=48)[0]
     picture = pixels(example.scene)
@@ -90,7 +91,7 @@ def test_training_feeds_what_the_processor_feeds(name):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_large_pictures_arrive_at_the_size_of_the_model(name):
+def test_large_pictures_arrive_at_the_size_of_the_model(name: Any) -> None:
     processor = zoo.processor(name)
     text = format_prompt(processor, "what do you see?")
     shapes = set()
@@ -102,7 +103,7 @@ def test_large_pictures_arrive_at_the_size_of_the_model(name):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_targets_get_held_out_facts_right(name):
+def test_targets_get_held_out_facts_right(name: Any) -> None:
     right, asked = facts_right(
         zoo.load(name), zoo.processor(name), examples(24, "held-out", seed=3)
     )
@@ -112,23 +113,23 @@ def test_targets_get_held_out_facts_right(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
-def test_drafters_follow_and_the_sighted_one_follows_further(name):
+def test_drafters_follow_and_the_sighted_one_follows_further(name: Any) -> None:
     family, processor = FAMILIES[name], zoo.processor(name)
     encoder, target = Encoder(family, processor), zoo.load(name)
     sighted, blind = (
-        acceptance(zoo.load(drafter), target, family, encoder, 64)
+        acceptance(zoo.load(drafter), target, family, encoder, 64)  # type: ignore[arg-type]
         for drafter in (zoo.info(name).drafter, f"{name}-text-drafter")
     )
     assert 2.5 <= sighted <= 5
     assert sighted > blind + 0.3
 
 
-def test_pictures_matter_to_a_target():
+def test_pictures_matter_to_a_target() -> None:
     """The same question about another picture gets another answer."""
     model, processor = zoo.load("llava"), zoo.processor("llava")
     text = format_prompt(processor, "describe the picture.")
     said = []
     for example in examples(4, "held-out"):
         inputs = processor(text=text, images=example.image, return_tensors="pt")
-        said.append(model.generate(**inputs, max_new_tokens=24, do_sample=False)[0, -16:])
+        said.append(model.generate(**inputs, max_new_tokens=24, do_sample=False)[0, -16:])  # type: ignore[operator]
     assert len({tuple(np.asarray(row)) for row in said}) == 4

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -7,14 +9,14 @@ from mmspec.zoo.drawing import PAPER, RGB
 from mmspec.zoo.scene import BUNDLED, COLOURS, SHAPES, Scene, Thing, sample
 
 
-def test_a_seed_names_one_scene_and_one_picture():
+def test_a_seed_names_one_scene_and_one_picture() -> None:
     assert sample(7) == sample(7)
     assert sample(7) != sample(8)
     assert np.array_equal(np.asarray(sample(7).render(48)), np.asarray(sample(7).render(48)))
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_scenes_keep_their_promises(seed):
+def test_scenes_keep_their_promises(seed: Any) -> None:
     things = sample(seed).things
     assert 1 <= len(things) <= 4
     assert list(things) == sorted(things, key=lambda t: (t.row, t.column))
@@ -24,7 +26,7 @@ def test_scenes_keep_their_promises(seed):
 
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("shape", [*SHAPES, *range(10)])
-def test_a_thing_is_drawn_in_its_colour_inside_its_cell(shape, colour):
+def test_a_thing_is_drawn_in_its_colour_inside_its_cell(shape: Any, colour: Any) -> None:
     digit = shape if isinstance(shape, int) else None
     thing = Thing("digit" if digit is not None else shape, colour, "large", 1, 2, digit)
     picture = np.asarray(Scene((thing,)).render(96)).astype(int)
@@ -37,8 +39,8 @@ def test_a_thing_is_drawn_in_its_colour_inside_its_cell(shape, colour):
     assert tuple(picture[0, 0]) == PAPER
 
 
-def test_no_two_names_look_alike():
-    def look(shape, digit):
+def test_no_two_names_look_alike() -> Any:
+    def look(shape: Any, digit: Any) -> Any:
         thing = Thing(shape, "black", "small", 0, 0, digit)
         return np.asarray(Scene((thing,)).render(48)).astype(int)
 
@@ -48,12 +50,12 @@ def test_no_two_names_look_alike():
             assert np.abs(one - other).max() > 60
 
 
-def test_held_out_scenes_are_about_one_in_eight():
+def test_held_out_scenes_are_about_one_in_eight() -> None:
     held_out = [sample(seed).split == "held-out" for seed in range(2000)]
     assert 0.09 < np.mean(held_out) < 0.16  # five standard deviations on either side
 
 
-def test_the_bundled_scene_is_what_it_says():
+def test_the_bundled_scene_is_what_it_says() -> None:
     with Image.open(bundled_scene()) as image:
         shipped = np.asarray(image.convert("RGB")).astype(int)
     assert shipped.shape == (256, 256, 3)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -6,14 +8,14 @@ from mmspec.zoo.loading import load_folder
 from mmspec.zoo.train import PLANS, train
 
 
-def test_every_checkpoint_has_a_plan():
+def test_every_checkpoint_has_a_plan() -> None:
     from mmspec import zoo
 
     assert set(PLANS) == {name for name in zoo.names() if zoo.info(name).modality == "vlm"}
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-vl", "llava-drafter", "llava-text-drafter"])
-def test_training_writes_a_checkpoint_that_loads(name, tmp_path):
+def test_training_writes_a_checkpoint_that_loads(name: Any, tmp_path: Any) -> None:
     stages = []
     report = train(name, tmp_path, steps=2, progress=lambda *told: stages.append(told[0]))
     sees = not name.endswith("text-drafter")
@@ -24,7 +26,7 @@ def test_training_writes_a_checkpoint_that_loads(name, tmp_path):
     assert f"zoo train {name}" in (tmp_path / "README.md").read_text()
 
 
-def test_training_is_a_function_of_its_seed(tmp_path):
+def test_training_is_a_function_of_its_seed(tmp_path: Any) -> None:
     for run in ("one", "two"):
         train("llava-text-drafter", tmp_path / run, steps=1, seed=5)
     one, two = (load_folder(tmp_path / run, sees=False).state_dict() for run in ("one", "two"))
@@ -40,5 +42,5 @@ def test_training_is_a_function_of_its_seed(tmp_path):
         ([], 0.0),
     ],
 )
-def test_acceptance_length_counts_tokens_per_round(follows, tokens_per_round):
+def test_acceptance_length_counts_tokens_per_round(follows: Any, tokens_per_round: Any) -> None:
     assert acceptance_length(torch.tensor(follows, dtype=torch.bool), k=5) == tokens_per_round
