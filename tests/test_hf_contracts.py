@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmspec import _hf
 from mmspec.stop import Stop
+from tests import toys
 
 CPU = torch.device("cpu")
 PROMPT = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 5]])
@@ -176,3 +177,27 @@ def test_prefill_inputs_count_positions_behind_the_padding(model: Any) -> None:
     assert made["past_key_values"] is cache
     assert torch.equal(made["input_ids"], PROMPT)
     assert torch.equal(made["attention_mask"], MASK)
+
+
+@torch.no_grad()
+def test_encode_media_turns_pixels_into_the_encoders_own_output() -> None:
+    vlm, request = toys.model("llava"), toys.inputs("llava")
+    made = _hf.encode_media(vlm, request)
+    assert "pixel_values" not in made
+    assert torch.equal(made["input_ids"], request["input_ids"])
+    own = vlm.model.get_image_features(pixel_values=request["pixel_values"], return_dict=True)
+    given = made["mm_encoder_outputs"]["image"].pooler_output
+    assert torch.equal(torch.cat(list(given)), torch.cat(list(own.pooler_output)))
+
+
+def test_the_hook_leaves_arguments_alone_that_the_callable_names() -> None:
+    vlm, request = toys.model("llava"), toys.inputs("llava")
+    seen: dict[str, Any] = {}
+
+    def hook(model: Any, input_ids: Tensor, pixel_values: Any = None, **rest: Any) -> Tensor:
+        seen.update(rest, pixel_values=pixel_values)
+        return input_ids
+
+    vlm.generate(**request, max_new_tokens=2, custom_generate=hook)
+    assert seen["pixel_values"] is request["pixel_values"]
+    assert not seen.get("mm_encoder_outputs")

@@ -14,7 +14,8 @@ from mmspec.stats import Stats
 from mmspec.zoo import language
 
 TARGETS = ("llava", "qwen2.5-vl")
-EXACT = tuple(name for name in recipes.names() if recipes.get(name).exact)
+# all but MASSV, for which the zoo has no projector: its training is not part of the package yet
+EXACT = tuple(n for n in recipes.names() if recipes.get(n).exact and n != "massv")
 LONGEST = 96
 
 
@@ -37,8 +38,6 @@ def requests(name: str, count: int, batch: int) -> Iterator[dict[str, Any]]:
 
 def accelerated(name: str, model: Any, recipe: str, **parts: Any) -> mmspec.Accelerated:
     """The recipe on a zoo target; recipes that take a drafter get the one they were made for."""
-    if recipe == "massv":
-        pytest.skip("the zoo has no MASSV projector: its training is not part of the package yet")
     if recipes.get(recipe).takes_drafter:
         suffix = "-text-drafter" if recipe == "spd-mllm" else "-drafter"
         parts["drafter"] = zoo.load(name + suffix)
