@@ -29,12 +29,20 @@ class Workload:
 
 
 def from_zoo(
-    processor: Any, device: torch.device, prompts: int, batch: int = 1, seed: int = 0
+    processor: Any,
+    device: torch.device,
+    prompts: int,
+    batch: int = 1,
+    seed: int = 0,
+    kind: Any = None,
 ) -> Workload:
-    """Held-out scenes of the zoo, captions and questions; quality is the share of facts right."""
+    """Held-out scenes of the zoo; quality is the share of facts right.
+
+    `kind` is "caption" or "question"; None takes both as they come.
+    """
     from mmspec.zoo import language
 
-    examples = language.examples(prompts, "held-out", seed)
+    examples = language.examples(prompts, "held-out", seed, kind)
     groups = [examples[start : start + batch] for start in range(0, len(examples), batch)]
     groups = [group for group in groups if len(group) == batch]
     requests = [

@@ -24,6 +24,10 @@ def bench(
     image: Annotated[str | None, typer.Option(help="A picture, for models of your own.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="What to ask; may be repeated.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="How many of the zoo's examples.")] = 16,
+    kind: Annotated[
+        str | None,
+        typer.Option(help="Of the zoo's examples: caption or question; both if not said."),
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 1,
     max_new_tokens: Annotated[int, typer.Option(min=2)] = 64,
     repeats: Annotated[int, typer.Option(min=1)] = 5,
@@ -47,7 +51,7 @@ def bench(
     from mmspec.bench.compare import compare
 
     pair = given.load_pair(model, drafter, recipe)
-    asked = workload(pair, image, prompt, prompts, batch, seed)
+    asked = workload(pair, image, prompt, prompts, batch, seed, kind)
     small, names = _also_for_peers(pair)
     with progress(json) as report:
         found = compare(
@@ -129,13 +133,16 @@ def workload(
     prompts: int,
     batch: int,
     seed: int,
+    kind: str | None = None,
 ) -> Any:
     """The zoo's held-out examples, or what the user asks of a model of their own."""
     from mmspec.bench.workload import QUESTIONS, Workload, from_zoo
 
     device = pair.model.get_input_embeddings().weight.device
     if pair.is_zoo and prompt is None and image is None:
-        return from_zoo(pair.processor, device, max(prompts, batch), batch, seed)
+        if kind not in (None, "caption", "question"):
+            raise ValueError(f"--kind {kind} is not known; give caption or question")
+        return from_zoo(pair.processor, device, max(prompts, batch), batch, seed, kind)
     if pair.sees and image is None:
         image = given.SCENE
     asked = prompt or (["Describe the picture in detail."] if pair.sees else list(QUESTIONS))
