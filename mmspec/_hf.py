@@ -8,6 +8,7 @@ transformers' `generate`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from transformers import (
 )
 
 
+@lru_cache(maxsize=1)
 def default_config() -> GenerationConfig:
     """The library's empty config: its fields are the known generation settings."""
     return GenerationConfig()

@@ -115,6 +115,7 @@ class Accelerated:
             drafter = recipe.architecture(Kit(self.backbone, self.small, *options))
         self.drafter: Drafter = pair(drafter, recipe.verifier, self.backbone)
         self.target = CausalTarget(self.backbone, frozenset(getattr(self.drafter, "wants", ())))
+        self.model_inputs = set(inspect.signature(model.forward).parameters) | _MODEL_INPUTS
         self.last_stats: Stats | None = None
 
     @torch.no_grad()
@@ -233,7 +234,7 @@ class Accelerated:
 
     def _call(self, arguments: Mapping[str, Any]) -> _Call:
         """Split the arguments of `generate` into inputs, settings and our own, and check them."""
-        known = set(inspect.signature(self.model.forward).parameters) | _MODEL_INPUTS
+        known = self.model_inputs
         inputs = {name: value for name, value in arguments.items() if name in known}
         own = {name: arguments.get(name) for name in _OWN}
         rest = {k: v for k, v in arguments.items() if k not in known and k not in _OWN}

@@ -83,17 +83,18 @@ def _check_values(settings: Mapping[str, Any]) -> None:
 
 
 def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
-    own = {**_hf.default_config().to_dict(), **model.generation_config.to_dict()}
-    known = sorted(
-        name for name in own if not name.startswith("_") and name != "transformers_version"
-    )
+    own = vars(_hf.default_config()).keys() | vars(model.generation_config).keys()
+    known = own - {"transformers_version"}
     for name in settings:
         if name in _REFUSED_ARGUMENTS:
             raise ValueError(f"{name} is not a generation setting here: {_REFUSED_ARGUMENTS[name]}")
-        if name not in known:
-            close = get_close_matches(name, known, 1)
+        if name not in known or name.startswith("_"):
+            public = sorted(field for field in known if not field.startswith("_"))
+            close = get_close_matches(name, public, 1)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise ValueError(f"{name} is not a generation setting; {hint}known: {', '.join(known)}")
+            raise ValueError(
+                f"{name} is not a generation setting; {hint}known: {', '.join(public)}"
+            )
 
 
 def refuse_modes(config: GenerationConfig) -> None:
