@@ -127,7 +127,12 @@ class Accelerated:
         `decode_plain(seed=...)`.
         """
         call = self._call(arguments)
-        streamer = arguments.get("streamer")
+        tokens = self._run(call, arguments.get("streamer"))
+        assert self.last_stats is not None
+        return Output(_sequences(call.ids, tokens, call.pad), self.last_stats)
+
+    def _run(self, call: _Call, streamer: Any = None) -> list[list[int]]:
+        """New tokens per row; a Hugging Face streamer gets the prompt, then verified tokens."""
         if streamer is not None:
             streamer.put(call.ids.cpu())
         ledger = self._ledger()
@@ -140,7 +145,7 @@ class Accelerated:
         if streamer is not None:
             streamer.end()
         self.last_stats = ledger.stats()
-        return Output(_sequences(call.ids, tokens, call.pad), self.last_stats)
+        return tokens
 
     @torch.no_grad()
     def stream(self, **arguments: Any) -> Iterator[Round]:
@@ -205,12 +210,7 @@ class Accelerated:
         sampling = Sampling.from_processors(logits_processor, bool(generation_config.do_sample))
         seed = _fresh_seed() if seed is None else seed
         call = self._bind(inputs, sampling, stop, seed, None, drafter_inputs or {})
-        ledger = self._ledger()
-        tokens: list[list[int]] = [[] for _ in range(input_ids.shape[0])]
-        for kept in ledger.follow(decode(call.parts, call.request)):
-            for row, new in zip(tokens, kept.tokens, strict=True):
-                row.extend(new)
-        self.last_stats = ledger.stats()
+        tokens = self._run(call)
         pad = generation_config.pad_token_id
         return _sequences(input_ids, tokens, _first(pad, generation_config.eos_token_id))
 

@@ -17,6 +17,7 @@ from mmspec.clock import Clock
 from mmspec.context import Context, Request
 from mmspec.draft import Draft, Drafter, Gate, Round, Scores, Verdict, Verifier
 from mmspec.laws import Categorical
+from mmspec.sampling import is_broken
 from mmspec.stop import Stop
 
 log = logging.getLogger("mmspec")
@@ -158,29 +159,29 @@ def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_L
         columns.append(verdict.next[:, None])
     if draft.padded:
         columns.append(draft.mask.sum(-1, keepdim=True))
-    columns.append(_sound(draft, scores)[:, None])
+    columns.append(_broken(draft, scores)[:, None])
     return [_line(values, draft, verdict, depth) for values in torch.cat(columns, 1).tolist()]
 
 
 def _line(values: list[int], draft: Draft, verdict: Verdict, depth: int) -> _Line:
-    """One row of the transfer: length, tokens, path (trees), next, size (padded), soundness."""
-    length, sound = values[0], values.pop()
+    """One row of the transfer: length, tokens, path (trees), next, size (padded), broken."""
+    length, broken = values[0], values.pop()
     drafted = values.pop() if draft.padded else draft.nodes
     tokens = values[1 : 1 + length]
     if verdict.next is not None:
         tokens.append(values.pop())
     nodes = range(length) if draft.is_chain else values[1 + depth : 1 + depth + length]
-    return _Line(drafted, tuple(nodes), tuple(tokens), not sound)
+    return _Line(drafted, tuple(nodes), tuple(tokens), bool(broken))
 
 
-def _sound(draft: Draft, scores: Scores | None) -> Tensor:  # (B,) bool
-    """Whether every place of a row has a usable score; padded nodes do not count."""
+def _broken(draft: Draft, scores: Scores | None) -> Tensor:  # (B,) bool
+    """Whether some place of a row has no usable score; padded nodes do not count."""
     if scores is None or not isinstance(scores.law, Categorical):
-        return torch.ones(draft.batch, dtype=torch.bool, device=draft.tokens.device)
-    usable = scores.law.scores.amax(-1).isfinite()  # amax passes NaN on
-    if draft.padded:
-        usable[:, 1:] |= ~draft.mask
-    return usable.all(-1)
+        return torch.zeros(draft.batch, dtype=torch.bool, device=draft.tokens.device)
+    if not draft.padded:
+        return is_broken(scores.law)
+    root = draft.mask.new_ones(draft.batch, 1)
+    return is_broken(scores.law, torch.cat((root, draft.mask), 1))
 
 
 def _refuse(index: int, row: int, context: Context) -> None:
