@@ -8,6 +8,7 @@ out.sequences, out.stats
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -41,6 +42,10 @@ _OWN = (
     *("seed", "row_ids", "streamer", "drafter_inputs", "tokenizer"),
     *("generation_config", "stopping_criteria", "logits_processor", "prefix_allowed_tokens_fn"),
 )
+
+
+log = logging.getLogger("mmspec")
+WATCHED = 24  # steps after which an acceptance of next to nothing is worth a word
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,7 @@ class Accelerated:
         self.target = CausalTarget(self.backbone, frozenset(getattr(self.drafter, "wants", ())))
         self.model_inputs = set(inspect.signature(model.forward).parameters) | _MODEL_INPUTS
         self.last_stats: Stats | None = None
+        self.warned = False
 
     @torch.no_grad()
     def generate(self, **arguments: Any) -> Output:
@@ -145,7 +151,20 @@ class Accelerated:
         if streamer is not None:
             streamer.end()
         self.last_stats = ledger.stats()
+        self._watch(self.last_stats)
         return tokens
+
+    def _watch(self, stats: Stats) -> None:
+        """Warn once when hardly anything is accepted: the output is right, so nobody notices."""
+        if self.warned or stats.num_spec_steps < WATCHED or stats.mean_acceptance_length > 1.1:
+            return
+        self.warned = True
+        log.warning(
+            "hardly any drafted token is accepted (acceptance length %.2f over %d steps, the "
+            "drafter saw %s): check that it shares the target's tokenizer and sees the picture, or "
+            "give length='auto', which turns speculation off where it loses",
+            *(stats.mean_acceptance_length, stats.num_spec_steps, stats.drafter_saw),
+        )
 
     @torch.no_grad()
     def stream(self, **arguments: Any) -> Iterator[Round]:

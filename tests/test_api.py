@@ -303,3 +303,16 @@ def test_the_names_of_the_package() -> None:
     assert set(mmspec.__all__) <= set(dir(mmspec))
     with pytest.raises(AttributeError, match="no attribute 'acelerate'"):
         _ = mmspec.acelerate  # type: ignore[attr-defined]
+
+
+def test_a_drafter_that_is_never_right_is_pointed_out_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, request = toys.model("llama"), toys.inputs("llama")
+    stranger = toys.model("llama", seed=9, layers=1)
+    fast = mmspec.accelerate(model, drafter=stranger)
+    with caplog.at_level("WARNING", logger="mmspec"):
+        for _ in range(2):
+            fast.generate(**request, max_new_tokens=40, do_sample=False)
+    said = [record for record in caplog.records if "hardly any" in record.message]
+    assert len(said) == 1

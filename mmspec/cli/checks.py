@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -71,7 +71,7 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
     found.append(_both("image tokens", built, _image_tokens))
     if len(built) == 2:
         found += _pair(built[0], built[1])
-        found.append(_tokenizers(names))
+        found.append(tokenizers(names))
     found += _recipes(models)
     return found
 
@@ -142,7 +142,7 @@ def _pair(target: Backbone, drafter: Backbone) -> Iterator[Finding]:
             yield Finding(f"drafter sees {sees}", None, not blind)
 
 
-def _tokenizers(names: list[str]) -> Finding:
+def tokenizers(names: Sequence[str]) -> Finding:
     """Whether token ids mean the same to both."""
     from transformers import AutoTokenizer
 

@@ -46,7 +46,28 @@ def load_pair(model: str, drafter: str | None, recipe: str | None) -> Pair:
     recipe, drafter = choose(model, drafter, recipe)
     target = load_model(present(model))
     small = None if drafter is None else load_model(present(drafter))
+    if drafter is not None and _sizes_agree(target, small):
+        _refuse_other_words(model, drafter)
     return Pair(target, recipe, small, (model, drafter))
+
+
+def _sizes_agree(target: Any, small: Any) -> bool:
+    """Whether two vocabularies differ by padding at most; `accelerate` refuses the others."""
+    from mmspec.modalities.vlm import VOCABULARY_PADDING
+
+    ours, theirs = (model.config.get_text_config().vocab_size for model in (target, small))
+    return bool(abs(ours - theirs) <= VOCABULARY_PADDING)
+
+
+def _refuse_other_words(model: str, drafter: str) -> None:
+    from mmspec.cli.checks import tokenizers
+
+    found = tokenizers([model, drafter])
+    if found.verdict == "refused":
+        raise ValueError(
+            f"{drafter} cannot draft for {model}: {found.remark}; choose a draft model with the "
+            "target's tokenizer"
+        )
 
 
 def shape(length: str | None, tree: str | None) -> dict[str, Any]:
