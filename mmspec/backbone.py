@@ -20,6 +20,7 @@ from mmspec.cache import SlotCache
 from mmspec.memory import Block, Memory, Rows
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+ROOM = 1024  # most slots set aside at once behind a prompt; buffers double when they are full
 
 
 @dataclass(frozen=True)
@@ -74,15 +75,15 @@ class Backbone:
     ) -> tuple[Memory | Rows, Tensor, Mapping[str, Any]]:
         """Read the prompt. Returns its memory, the next-token logits (B, V) and the model's output.
 
-        `inputs` are the processor's tensors, left-padded; `room` is how many slots to reserve
-        behind them.
+        `inputs` are the processor's tensors, left-padded; `room` is how many slots may be
+        needed behind them.
         """
         prepared = _hf.prefill_inputs(self.model, inputs, SlotCache(self.cache_config))
         cache: SlotCache = prepared["past_key_values"]
         carrier = prepared.get("input_ids")
         carrier = prepared["inputs_embeds"] if carrier is None else carrier
         batch, length = carrier.shape[:2]
-        cache.plan.capacity = length + room
+        cache.plan.capacity = length + min(room, ROOM)
         cache.plan_uniform(0, length)
         out = self.model(**prepared, return_dict=True)
         pads = padding(inputs.get("attention_mask"), batch)

@@ -44,9 +44,8 @@ class SlotLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         batch, heads, _, width = key_states.shape
-        capacity = (
-            self.plan.capacity
-        )  # zeros: a masked slot still meets 0 * value, so no NaN may lie there
+        capacity = self.plan.capacity
+        # zeros: a masked slot still meets 0 * value, so no NaN may lie there
         self.keys = key_states.new_zeros(batch, heads, capacity, width)
         self.values = value_states.new_zeros(batch, heads, capacity, value_states.shape[-1])
         self.is_initialized = True

@@ -38,9 +38,7 @@ class Noise(Protocol):
     """Where a verifier and a drafter get their randomness from."""
 
     def shared(self, position: Tensor) -> Keys: ...  # (B, M) -> keys that every round agrees on
-    def fresh(
-        self, lane: int, index: Tensor
-    ) -> Keys: ...  # (B, M) or (M,) -> keys of this round only
+    def fresh(self, lane: int, index: Tensor) -> Keys: ...  # (B, M) or (M,), of this round only
     def flip(self, probability: Tensor, lane: int) -> Tensor: ...  # (B, ...) -> bool, True w.p. it
     def pick(self, weights: Tensor, lane: int) -> Tensor: ...  # (B, V), non-negative -> (B,)
 

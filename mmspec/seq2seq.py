@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
-from mmspec.backbone import Backbone, Family
+from mmspec.backbone import ROOM, Backbone, Family
 from mmspec.cache import SlotCache
 from mmspec.memory import Block, Memory
 
@@ -56,7 +56,7 @@ class EncoderDecoder:
         """Encode the source and read the decoder's prompt, which every row has in equal length."""
         ids = inputs["input_ids"]
         batch, length = ids.shape
-        slots = SlotCache(self.cache_config, length + room)
+        slots = SlotCache(self.cache_config, length + min(room, ROOM))
         slots.plan_uniform(0, length)
         like = torch.empty(0, dtype=self.model.dtype, device=self.device)
         memory = Memory(slots, length, [0] * batch, [length] * batch, like)

@@ -137,9 +137,7 @@ def _prompt(
 ) -> tuple[tuple[list[int], ...], tuple[int, ...]]:
     """Prompt tokens per row without padding, and the padding."""
     ids = inputs.get("input_ids")
-    if (
-        ids is None
-    ):  # a prompt given as embeddings: its tokens are unknown, only their number counts
+    if ids is None:  # given as embeddings: its tokens are unknown, only their number counts
         return tuple([0] * length for _ in range(batch)), (0,) * batch
     pads = padding(inputs.get("attention_mask"), batch)
     rows = tuple(row[pad:] for row, pad in zip(ids.tolist(), pads, strict=True))

@@ -54,9 +54,7 @@ def target_tokens(draft: Draft, scores: Scores, noise: Noise) -> Tensor:  # (B, 
     if isinstance(law, Categorical):
         if law.hard:
             return law.scores.argmax(-1)
-        if (
-            draft.tree is not None and not draft.is_chain
-        ):  # one piece of noise per depth, not per node
+        if draft.tree is not None and not draft.is_chain:  # noise per depth, not per node
             first, level = _levels(draft.tree.depths, law.scores.device)
             gumbel = noise.shared(scores.position[:, first]).gumbel(law.size)
             return (law.scores + gumbel[:, level]).argmax(-1)

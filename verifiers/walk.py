@@ -39,9 +39,7 @@ def descend(draft: Draft, scores: Scores, noise: Noise, step: Step) -> Verdict:
     weights = torch.zeros_like(law.scores[:, 0])
     path: list[Tensor] = []
     for depth, width in enumerate(widths(draft)):
-        if (
-            depth > 0 and device.type == "cpu" and not bool(open_.any())
-        ):  # a sync costs nothing here
+        if depth > 0 and device.type == "cpu" and not bool(open_.any()):  # no sync to pay for
             path += [torch.full_like(rows, -1)] * (depth_of(draft) - depth)
             break
         child = kids[rows, at, :width]

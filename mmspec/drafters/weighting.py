@@ -117,9 +117,8 @@ def _simplex(members: int, steps: int) -> list[list[int]]:
 
 def _judge(grid: Tensor, evidence: Evidence) -> Tensor:  # (T, 2, G)
     rows = []
-    for members, target in zip(
-        evidence.members, evidence.target, strict=True
-    ):  # V is large: one by one
+    # one by one, because V is large
+    for members, target in zip(evidence.members, evidence.target, strict=True):
         mixed = grid @ members.float()  # (G, V)
         agrees = (mixed.argmax(-1) == target.argmax()).float()
         log_mixed = mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log()
