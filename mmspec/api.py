@@ -11,7 +11,6 @@ import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,17 @@ import torch
 from torch import Tensor
 
 from mmspec import recipes
+from mmspec.arguments import (
+    LOOP_ARGUMENTS,
+    MODEL_INPUTS,
+    OWN,
+    PREPARED,
+    first,
+    fresh_seed,
+    padded_sequences,
+    sampled,
+    unknown_message,
+)
 from mmspec.backbone import Backbone
 from mmspec.compressors.naming import named as compressor_named
 from mmspec.context import Request
@@ -38,10 +48,6 @@ from mmspec.target import CausalTarget
 from mmspec.verifiers.naming import named
 
 PARTS = ("recipe", "drafter", "verifier", "compressor", "tree", "length", "sees", "options")
-_OWN = (
-    *("seed", "row_ids", "streamer", "drafter_inputs", "tokenizer"),
-    *("generation_config", "stopping_criteria", "logits_processor", "prefix_allowed_tokens_fn"),
-)
 
 
 log = logging.getLogger("mmspec")
@@ -83,7 +89,9 @@ def accelerate(
     plan = recipes.get(recipe) if isinstance(recipe, str) else recipe
     unknown = set(options) - set(plan.options)
     if unknown:
-        raise ValueError(_unknown(sorted(unknown), [*PARTS[:-1], *plan.options], "accelerate()"))
+        raise ValueError(
+            unknown_message(sorted(unknown), [*PARTS[:-1], *plan.options], "accelerate()")
+        )
     given = {
         "verifier": verifier,
         "compressor": compressor,
@@ -120,7 +128,7 @@ class Accelerated:
             drafter = recipe.architecture(Kit(self.backbone, self.small, *options))
         self.drafter: Drafter = pair(drafter, recipe.verifier, self.backbone)
         self.target = CausalTarget(self.backbone, frozenset(getattr(self.drafter, "wants", ())))
-        self.model_inputs = set(inspect.signature(model.forward).parameters) | _MODEL_INPUTS
+        self.model_inputs = set(inspect.signature(model.forward).parameters) | MODEL_INPUTS
         self.last_stats: Stats | None = None
         self.warned = False
 
@@ -135,7 +143,7 @@ class Accelerated:
         call = self._call(arguments)
         tokens = self._run(call, arguments.get("streamer"))
         assert self.last_stats is not None
-        return Output(_sequences(call.ids, tokens, call.pad), self.last_stats)
+        return Output(padded_sequences(call.ids, tokens, call.pad), self.last_stats)
 
     def _run(self, call: _Call, streamer: Any = None) -> list[list[int]]:
         """New tokens per row; a Hugging Face streamer gets the prompt, then verified tokens."""
@@ -213,25 +221,25 @@ class Accelerated:
         }
         media = {name: value for name, value in media.items() if value is not None}
         if media:  # what was prepared without the pictures is prepared again with them
-            model_kwargs = {k: v for k, v in model_kwargs.items() if k not in _PREPARED}
+            model_kwargs = {k: v for k, v in model_kwargs.items() if k not in PREPARED}
         refuse_modes(generation_config)
         if model is not self.model:
             raise ValueError(
                 "this was accelerated for another model; call accelerate() on this one"
             )
         inputs = {"input_ids": input_ids, **media} | {
-            name: value for name, value in model_kwargs.items() if name not in _LOOP_ARGUMENTS
+            name: value for name, value in model_kwargs.items() if name not in LOOP_ARGUMENTS
         }
         if isinstance(self.backbone, EncoderDecoder):
             inputs = source_inputs(self.model, inputs)
         length = input_ids.shape[1]
         stop = Stop.from_config(generation_config, stopping_criteria, length)
         sampling = Sampling.from_processors(logits_processor, bool(generation_config.do_sample))
-        seed = _fresh_seed() if seed is None else seed
+        seed = fresh_seed() if seed is None else seed
         call = self._bind(inputs, sampling, stop, seed, None, drafter_inputs or {})
         tokens = self._run(call)
         pad = generation_config.pad_token_id
-        return _sequences(input_ids, tokens, _first(pad, generation_config.eos_token_id))
+        return padded_sequences(input_ids, tokens, first(pad, generation_config.eos_token_id))
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save the recipe and its drafter (not the target) for `mmspec.load`."""
@@ -255,8 +263,8 @@ class Accelerated:
         """Split the arguments of `generate` into inputs, settings and our own, and check them."""
         known = self.model_inputs
         inputs = {name: value for name, value in arguments.items() if name in known}
-        own = {name: arguments.get(name) for name in _OWN}
-        rest = {k: v for k, v in arguments.items() if k not in known and k not in _OWN}
+        own = {name: arguments.get(name) for name in OWN}
+        rest = {k: v for k, v in arguments.items() if k not in known and k not in OWN}
         if isinstance(self.backbone, EncoderDecoder):
             inputs = source_inputs(self.model, inputs)
         vlm.check(self.model, self.backbone.family, inputs)
@@ -265,7 +273,7 @@ class Accelerated:
         batch, length = carrier.shape[:2]
         sampling, config = resolve(
             self.model,
-            _sampled(rest),
+            sampled(rest),
             length,
             carrier.device,
             batch=batch,
@@ -278,9 +286,9 @@ class Accelerated:
         stop = Stop.resolve(
             self.model, config, length, own["stopping_criteria"] or (), own["tokenizer"]
         )
-        seed = _fresh_seed() if own["seed"] is None else int(own["seed"])
+        seed = fresh_seed() if own["seed"] is None else int(own["seed"])
         call = self._bind(inputs, sampling, stop, seed, own["row_ids"], own["drafter_inputs"] or {})
-        return replace(call, pad=_first(config.pad_token_id, config.eos_token_id))
+        return replace(call, pad=first(config.pad_token_id, config.eos_token_id))
 
     def _bind(
         self,
@@ -324,41 +332,6 @@ def load(folder: str | Path, model: Any = None) -> Accelerated:
     return restored
 
 
-_MODEL_INPUTS = {
-    "pixel_values",
-    "pixel_values_videos",
-    "input_ids",
-    "attention_mask",
-    "inputs_embeds",
-    "token_type_ids",
-    "mm_token_type_ids",
-}
-_LOOP_ARGUMENTS = {
-    "past_key_values",
-    "use_cache",
-    "logits_to_keep",
-    "output_hidden_states",
-    "output_attentions",
-}
-_PREPARED = ("position_ids", "mm_encoder_outputs")
-_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-
-
-def _fresh_seed() -> int:
-    """A seed from torch's own generator: `torch.manual_seed` reproduces a call without one."""
-    return int(torch.randint(2**62, ()))
-
-
-def _sampled(settings: dict[str, Any]) -> dict[str, Any]:
-    """`do_sample` follows from a sampling setting; temperature 0 means greedy."""
-    if settings.get("temperature") == 0:
-        settings = {k: v for k, v in settings.items() if k not in _SAMPLED}
-        return {**settings, "do_sample": False}
-    if "do_sample" not in settings and any(settings.get(name) is not None for name in _SAMPLED):
-        return {**settings, "do_sample": True}
-    return settings
-
-
 def _is_drafter(drafter: Any) -> bool:
     return all(hasattr(drafter, name) for name in ("propose", "observe"))
 
@@ -385,25 +358,3 @@ def _sight(target: Backbone, small: Backbone | None, sees: str) -> str:
         sees = "pixels" if small.family.media and target.family.media else "nothing"
     vlm.check_pair(target, small, sees)
     return sees
-
-
-def _sequences(ids: Tensor, tokens: Sequence[Sequence[int]], pad: int) -> Tensor:
-    width = max(len(row) for row in tokens)
-    new = [list(row) + [pad] * (width - len(row)) for row in tokens]
-    return torch.cat((ids, torch.tensor(new, dtype=ids.dtype, device=ids.device)), 1)
-
-
-def _first(*candidates: Any) -> int:
-    """The first id that is set; of a list of ids, its first."""
-    for value in candidates:
-        if isinstance(value, list | tuple):
-            value = value[0] if value else None
-        if value is not None:
-            return int(value)
-    return 0
-
-
-def _unknown(given: Sequence[str], known: Sequence[str], where: str) -> str:
-    near = get_close_matches(given[0], known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown keyword {', '.join(given)} for {where}{hint} known: {', '.join(known)}"
