@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.draft import Scores
+from mmspec.draft import Draft, Scores
 from mmspec.memory import Memory, Rows
 from mmspec.noise import KeyedNoise
 from mmspec.sampling import Sampling
@@ -79,6 +79,14 @@ class Context:
     def position(self) -> Tensor:  # (B, 1)
         """Absolute position of the next token, on the device."""
         return torch.tensor([[length] for length in self.lengths], device=self.device)
+
+    def emitted(self) -> list[list[int]]:
+        """New tokens per row so far."""
+        return [line[start:] for line, start in zip(self.history, self.prompt, strict=True)]
+
+    def nothing(self) -> Draft:
+        """A draft without a node."""
+        return Draft.empty(self.batch, self.device)
 
     def prefix(self, row: int) -> Tensor:  # (L,)
         """Tokens of a row as a logits processor sees them: left padding included."""

@@ -14,31 +14,58 @@ import torch
 from torch import Tensor
 
 from mmspec.clock import Clock
-from mmspec.context import Context, Request
 from mmspec.draft import Draft, Drafter, Gate, Round, Scores, Verdict, Verifier
-from mmspec.laws import Categorical
-from mmspec.sampling import is_broken
+from mmspec.noise import KeyedNoise
 from mmspec.stop import Stop
 
 log = logging.getLogger("mmspec")
 T = TypeVar("T")
 
 
-class Scorer(Protocol):
-    """What the loop asks of a target whose context is a `Context`."""
+class Progress(Protocol):
+    """What the loop asks of a context: how far every row has come.
 
-    def prefill(self, request: Request) -> Context: ...
-    def score(self, context: Context, draft: Draft) -> Scores: ...
-    def keep(self, context: Context, draft: Draft, kept: Round) -> Context: ...
+    `Context` is that of tokens, `Trajectory` that of a denoising chain.
+    """
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def noise(self) -> KeyedNoise: ...  # this round's
+    @property
+    def finished(self) -> tuple[bool, ...]: ...
+    @property
+    def scores(self) -> Scores | None: ...  # a law known without a forward
+    @property
+    def prefix(self) -> Callable[[int], Tensor] | None: ...  # a row's ids, for stop conditions
+    def generated(self, row: int) -> int: ...
+    def emitted(self) -> list[list[Any]]: ...
+    def nothing(self) -> Draft: ...
+    def at_round(self, index: int) -> Progress: ...
+
+
+class Request(Protocol):
+    """What a target is asked; only its noise matters to the loop."""
+
+    @property
+    def noise(self) -> KeyedNoise: ...
+
+
+class Scorer(Protocol):
+    """What the loop asks of a target; `Any` is its own kind of context."""
+
+    def prefill(self, request: Any) -> Any: ...
+    def score(self, context: Any, draft: Draft) -> Scores: ...
+    def keep(self, context: Any, draft: Draft, kept: Round) -> Any: ...
 
 
 class BrokenLogits(ValueError):
-    """The target gave NaN or all -inf logits.
+    """The target gave NaN or all -inf logits, or predicted NaN.
 
     Nothing verified is lost: `tokens` has it, per row.
     """
 
-    def __init__(self, message: str, round_index: int, tokens: list[list[int]]) -> None:
+    def __init__(self, message: str, round_index: int, tokens: list[list[Any]]) -> None:
         super().__init__(message)
         self.round_index = round_index
         self.tokens = tokens
@@ -65,7 +92,7 @@ def decode(parts: Parts, request: Request) -> Iterator[Round]:
     target, verifier, stop, gate = parts.target, parts.verifier, parts.stop, parts.gate
     clock = Clock(request.noise.rows.device)
     clock.to("prefill")
-    context = target.prefill(request)
+    context: Progress = target.prefill(request)
     clock.to("draft")
     desk = Desk(parts.drafter)
     desk.begin(context)
@@ -74,10 +101,7 @@ def decode(parts: Parts, request: Request) -> Iterator[Round]:
         context = context.at_round(index)
         scores = context.scores
         clock.to("draft")
-        if scores is None:
-            draft = desk.propose(context)
-        else:
-            draft = Draft.empty(context.batch, context.device)
+        draft = desk.propose(context) if scores is None else context.nothing()
         clock.to("verify")
         verdict = gate.skip(context, draft) if gate is not None and scores is None else None
         called = verdict is None and scores is None
@@ -101,7 +125,7 @@ def decode(parts: Parts, request: Request) -> Iterator[Round]:
 
 def settle(
     index: int,
-    context: Context,
+    context: Progress,
     draft: Draft,
     scores: Scores | None,
     verdict: Verdict,
@@ -114,7 +138,8 @@ def settle(
             line, kept, done = _NOTHING, 0, True
         else:
             if line.broken:
-                _refuse(index, row, context)
+                assert scores is not None
+                _refuse(index, row, context, scores)
             kept, done = stop.cut(row, context.generated(row), line.tokens, context.prefix)
         drafted.append(line.drafted)
         path.append(line.nodes[:kept])
@@ -140,7 +165,7 @@ class _Line:
 
     drafted: int
     nodes: tuple[int, ...]
-    tokens: tuple[int, ...]
+    tokens: tuple[Any, ...]  # ids, or views (*E) of continuous tokens
     broken: bool
 
 
@@ -148,46 +173,65 @@ _NOTHING = _Line(0, (), (), False)
 
 
 def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_Line]:
-    """The round's only transfer."""
-    depth = verdict.path.shape[1]
+    """The round's only transfer; continuous tokens stay on the device."""
     columns = [verdict.length[:, None]]
-    if draft.is_chain:  # its path is a count
-        columns.append(draft.tokens)
-    elif depth:
-        columns += [draft.tokens.gather(1, verdict.path.clamp_min(0)), verdict.path]
-    if verdict.next is not None:
-        columns.append(verdict.next[:, None])
+    if not draft.is_chain:  # the path of a chain is a count
+        columns.append(verdict.path)
+    discrete = draft.tokens.dim() == 2
+    if discrete:
+        columns.append(
+            draft.tokens if draft.is_chain else draft.tokens.gather(1, verdict.path.clamp_min(0))
+        )
+        if verdict.next is not None:
+            columns.append(verdict.next[:, None])
     if draft.padded:
         columns.append(draft.mask.sum(-1, keepdim=True))
     columns.append(_broken(draft, scores)[:, None])
-    return [_line(values, draft, verdict, depth) for values in torch.cat(columns, 1).tolist()]
+    read = _discrete if discrete else _continuous
+    rows = torch.cat(columns, 1).tolist()
+    return [read(row, values, draft, verdict) for row, values in enumerate(rows)]
 
 
-def _line(values: list[int], draft: Draft, verdict: Verdict, depth: int) -> _Line:
-    """One row of the transfer: length, tokens, path (trees), next, size (padded), broken."""
-    length, broken = values[0], values.pop()
-    drafted = values.pop() if draft.padded else draft.nodes
-    tokens = values[1 : 1 + length]
+def _discrete(row: int, values: list[int], draft: Draft, verdict: Verdict) -> _Line:
+    """One row of the transfer: length, path (trees), tokens, next, size (padded), broken."""
+    nodes, drafted, broken = _frame(values, draft, verdict)
+    first = 1 if draft.is_chain else 1 + verdict.path.shape[1]
+    tokens = values[first : first + len(nodes)]
     if verdict.next is not None:
-        tokens.append(values.pop())
-    nodes = range(length) if draft.is_chain else values[1 + depth : 1 + depth + length]
-    return _Line(drafted, tuple(nodes), tuple(tokens), bool(broken))
+        tokens.append(values[-1])
+    return _Line(drafted, nodes, tuple(tokens), broken)
+
+
+def _continuous(row: int, values: list[int], draft: Draft, verdict: Verdict) -> _Line:
+    """The same without tokens: those are views of the draft and of the verdict."""
+    nodes, drafted, broken = _frame(values, draft, verdict)
+    tokens = [draft.tokens[row, node] for node in nodes]
+    if verdict.next is not None:
+        tokens.append(verdict.next[row])
+    return _Line(drafted, nodes, tuple(tokens), broken)
+
+
+def _frame(values: list[int], draft: Draft, verdict: Verdict) -> tuple[tuple[int, ...], int, bool]:
+    """Kept nodes, drafted nodes, broken; takes the last two off the end of `values`."""
+    length, broken = values[0], bool(values.pop())
+    drafted = values.pop() if draft.padded else draft.nodes
+    return tuple(range(length) if draft.is_chain else values[1 : 1 + length]), drafted, broken
 
 
 def _broken(draft: Draft, scores: Scores | None) -> Tensor:  # (B,) bool
     """Whether some place of a row has no usable score; padded nodes do not count."""
-    if scores is None or not isinstance(scores.law, Categorical):
+    if scores is None:
         return torch.zeros(draft.batch, dtype=torch.bool, device=draft.tokens.device)
     if not draft.padded:
-        return is_broken(scores.law)
+        return scores.law.broken()
     root = draft.mask.new_ones(draft.batch, 1)
-    return is_broken(scores.law, torch.cat((root, draft.mask), 1))
+    return scores.law.broken(torch.cat((root, draft.mask), 1))
 
 
-def _refuse(index: int, row: int, context: Context) -> None:
-    tokens = [line[start:] for line, start in zip(context.history, context.prompt, strict=True)]
+def _refuse(index: int, row: int, context: Progress, scores: Scores) -> None:
+    tokens = context.emitted()
     raise BrokenLogits(
-        f"the target's logits are NaN or all -inf in round {index} (row {row}, after "
+        f"the target's {scores.law.trouble} in round {index} (row {row}, after "
         f"{len(tokens[row])} new tokens, which are on this exception as .tokens); run the model "
         "in a wider dtype or check its inputs",
         index,
@@ -203,14 +247,14 @@ class Desk:
         self.state: Any = None
         self.failure: str | None = None
 
-    def begin(self, context: Context) -> None:
+    def begin(self, context: Progress) -> None:
         self.state = self._guarded(lambda drafter: drafter.begin(context))
 
-    def propose(self, context: Context) -> Draft:
+    def propose(self, context: Progress) -> Draft:
         draft = self._guarded(lambda drafter: drafter.propose(context, self.state))
-        return Draft.empty(context.batch, context.device) if draft is None else draft
+        return context.nothing() if draft is None else draft
 
-    def observe(self, context: Context, draft: Draft, scores: Scores, kept: Round) -> None:
+    def observe(self, context: Progress, draft: Draft, scores: Scores, kept: Round) -> None:
         self.state = self._guarded(
             lambda drafter: drafter.observe(context, self.state, draft, scores, kept)
         )

@@ -13,7 +13,7 @@ chain is a tree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
@@ -57,6 +57,7 @@ class Draft:
     law: Law | None = None  # batch shape (B, N)
     tree: Tree | None = None  # the shared topology, when there is one
     padded: bool = True  # whether `mask` may hide anything; False spares looking at it
+    driving: Tensor | None = None  # (B, N, *E) the normal noise that made each continuous token
 
     @classmethod
     def chain(
@@ -73,18 +74,25 @@ class Draft:
         kind: Kind,
         law: Law | None = None,
         mask: Tensor | None = None,
+        driving: Tensor | None = None,
     ) -> Draft:
         """Wrap proposals (B, N) laid out as `tree`."""
         padded = mask is not None
         if mask is None:
             mask = _ones(tokens.shape[0], tokens.shape[1], tokens.device)
         parents = tree.parents_on(tokens.device).expand(tokens.shape[0], -1)
-        return cls(tokens, parents, mask, kind, law, tree, padded)
+        return cls(tokens, parents, mask, kind, law, tree, padded, driving)
 
     @classmethod
-    def empty(cls, batch: int, device: torch.device, dtype: torch.dtype = torch.int64) -> Draft:
+    def empty(
+        cls,
+        batch: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.int64,
+        event: Sequence[int] = (),
+    ) -> Draft:
         """Propose nothing: the round then yields one token of the target."""
-        return cls.chain(torch.zeros(batch, 0, dtype=dtype, device=device), Kind.DET)
+        return cls.chain(torch.zeros(batch, 0, *event, dtype=dtype, device=device), Kind.DET)
 
     @property
     def batch(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ class Law(Protocol):
     def log_prob(self, x: Tensor) -> Tensor: ...  # (..., *E) -> (...)
     def sample(self, keys: Keys) -> Tensor: ...  # keys (...) -> (..., *E)
     def residual(self, other: Any) -> Any: ...  # the law proportional to (self - other)+
+    def broken(self, mask: Tensor | None = None) -> Tensor: ...  # (B, M) -> (B,) bool: unusable
+    @property
+    def trouble(self) -> str: ...  # what is wrong with a broken law
     def __getitem__(self, index: Any) -> Any: ...
 
 
@@ -42,6 +45,7 @@ class Categorical:
 
     scores: Tensor  # (..., V) float
     hard: bool = False
+    trouble: ClassVar[str] = "logits are NaN or all -inf"
 
     @classmethod
     def of(cls, probs: Tensor) -> Categorical:
@@ -91,6 +95,17 @@ class Categorical:
         """The law proportional to (p - q)+; p itself where that is nowhere positive."""
         return Categorical.of(residual(self.probs, other.probs))
 
+    def broken(self, mask: Tensor | None = None) -> Tensor:  # law (B, M) -> (B,) bool
+        """Rows in which some place has NaN, no possible token, or an infinite best score.
+
+        `mask` (B, M) leaves padded places out. One reduction and no host synchronisation: read the
+        answer back together with the verdict.
+        """
+        broken = ~self.scores.amax(-1).isfinite()  # amax passes NaN on, -inf where all is -inf
+        if mask is not None:
+            broken = broken & mask
+        return broken.flatten(1).any(-1)
+
     def entropy(self) -> Tensor:  # (...), nats
         """Shannon entropy."""
         probs = self.probs
@@ -119,10 +134,18 @@ class Gaussian:
     mean: Tensor  # (..., *E)
     std: Tensor  # broadcasts against mean; 0 = deterministic
     events: int  # how many trailing axes of `mean` are the event
+    trouble: ClassVar[str] = "predictions are NaN or infinite"
 
     @property
     def batch(self) -> torch.Size:
         return self.mean.shape[: self.mean.dim() - self.events]
+
+    def broken(self, mask: Tensor | None = None) -> Tensor:  # law (B, M) -> (B,) bool
+        """Rows in which some place has a mean that is not finite; `mask` (B, M) as above."""
+        broken = ~self.mean.isfinite().flatten(2).all(-1)
+        if mask is not None:
+            broken = broken & mask
+        return broken.any(-1)
 
     def log_prob(self, x: Tensor) -> Tensor:  # (..., *E) -> (...)
         std = self.std.expand_as(self.mean)

@@ -192,19 +192,6 @@ def guide(cond: Tensor, uncond: Tensor | None, scale: float) -> Tensor:  # (...,
     return scale * (c - u) + u
 
 
-def is_broken(law: Categorical | Tensor, mask: Tensor | None = None) -> Tensor:
-    """Rows (B,) bool in which some place has NaN, no possible token, or an infinite best score.
-
-    `law` is a law or logits (B, M, V); `mask` (B, M) leaves padded places out. One reduction and no
-    host synchronisation: read the answer back together with the verdict.
-    """
-    scores = law.scores if isinstance(law, Categorical) else law
-    broken = ~scores.amax(-1).isfinite()  # amax passes NaN on, and is -inf where everything is
-    if mask is not None:
-        broken = broken & mask
-    return broken.flatten(1).any(-1)
-
-
 @dataclass(frozen=True)
 class _Group:
     """One call of a prefix-dependent processor."""

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from transformers.generation.logits_process import DiaEOSDelayPatternLogitsProcessor
 
 from mmspec.laws import Categorical
-from mmspec.sampling import Sampling, guide, is_broken
+from mmspec.sampling import Sampling, guide
 from mmspec.settings import resolve
 
 V = 24
@@ -257,15 +257,13 @@ def test_normalising_last_does_not_change_the_law(logits: Any) -> None:
 
 
 def test_a_broken_row_is_found_without_reading_back(logits: Any) -> None:
-    assert is_broken(logits).tolist() == [False, False, False]
+    assert Categorical(logits).broken().tolist() == [False, False, False]
     logits[0, 1, 2] = torch.nan
     logits[2, 3] = -torch.inf
-    assert is_broken(logits).tolist() == [True, False, True]
-    assert is_broken(Categorical(logits)).tolist() == [True, False, True]
+    assert Categorical(logits).broken().tolist() == [True, False, True]
     mask = torch.ones(3, 4, dtype=torch.bool)
     mask[2, 3] = False
-    broken = is_broken(logits, mask).tolist()
-    assert broken == [True, False, False]
+    assert Categorical(logits).broken(mask).tolist() == [True, False, False]
 
 
 def test_guidance_is_the_formula_of_hugging_face(logits: Any) -> Any:

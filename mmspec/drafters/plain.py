@@ -18,7 +18,7 @@ class Silent:
         return None
 
     def propose(self, context: Context, state: None) -> Draft:
-        return Draft.empty(context.batch, context.device)
+        return context.nothing()
 
     def observe(self, *news: Any) -> None:
         return None
