@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from mmspec.backbone import Backbone
 from mmspec.draft import Drafter, Gate, Kind, Verifier
 from mmspec.drafters.dynamic import DynamicTree
-from mmspec.drafters.grow import Chain, Shape, StaticTree
+from mmspec.drafters.grow import Chain, StaticTree
 from mmspec.length import Fixed, parse
 from mmspec.trees import Tree
 
@@ -18,9 +18,9 @@ from mmspec.trees import Tree
 class Kit:
     """What a recipe's draft architecture is built from."""
 
-    target: Backbone
-    drafter: Backbone | None  # the draft model, where the recipe takes one
-    shape: Shape
+    target: Any  # a `Backbone`, or the `ChainTarget` of a denoising chain
+    drafter: Any | None  # the draft model of the same sort, where the recipe takes one
+    shape: Any
     sees: str
     compressor: Any | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -37,8 +37,8 @@ class Recipe:
     accepted).
     """
 
-    architecture: Callable[[Kit], Drafter]  # draft architecture
-    execution: Shape  # draft execution: chain, static tree, dynamic tree
+    architecture: Callable[[Kit], Any]  # draft architecture: makes the `Drafter`
+    execution: Any  # draft execution: a `Shape` of tokens, or the `Window` of a denoising chain
     verifier: Verifier  # verification execution and optimisation
     optimisation: str = "none"  # draft optimisation: how the drafter was or is tuned
     compressor: Any | None = None  # of what the drafter sees of the picture
@@ -48,6 +48,7 @@ class Recipe:
     gate: Gate | None = None
     paper: str = ""
     reconstructed: str = ""  # what is not from the paper or its code
+    decodes: Literal["tokens", "latents"] = "tokens"  # a language model, or a denoising chain
     name: str = ""  # the file name; filled by `recipes.get`
 
     @property
@@ -66,7 +67,7 @@ class Recipe:
         }
 
 
-def describe(shape: Shape) -> str:
+def describe(shape: Any) -> str:
     """A shape in a few words."""
     if isinstance(shape, StaticTree):
         return f"static tree of {shape.tree.nodes} nodes"
@@ -81,7 +82,7 @@ def describe(shape: Shape) -> str:
     )
 
 
-def _walk(shape: Shape) -> str:
+def _walk(shape: Any) -> str:
     return "linear, one pass" if isinstance(shape, Chain) else "tree, one pass"
 
 
@@ -91,7 +92,7 @@ def _rule(verifier: Verifier) -> str:
     return name if rule is None else f"{name}, {rule!r}"
 
 
-def shape_of(default: Shape, tree: Any, length: Any) -> Shape:
+def shape_of(default: Any, tree: Any, length: Any) -> Any:
     """The shape a user asks for: `tree=` a topology, `length=` a draft length, or neither."""
     if tree is not None and length is not None:
         raise ValueError("tree= and length= both say how far to draft; give one of them")

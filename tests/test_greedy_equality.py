@@ -19,7 +19,7 @@ from tests.conftest import noisy
 FAMILIES = tuple(family for family in toys.FAMILIES if family != "whisper")
 HYBRID = ("lfm2", "lfm2_vl", "qwen3_5")
 BRANCHING = tuple(family for family in FAMILIES if family not in HYBRID)
-EXACT = tuple(name for name in mmspec.recipes.names() if mmspec.recipes.get(name).exact)
+EXACT = tuple(name for name in mmspec.recipes.names("tokens") if mmspec.recipes.get(name).exact)
 WIDE = Tree.branching([2, 2, 1])
 ROOM = 16
 BATCHES: dict[str, dict[str, Any]] = {"one": {}, "ragged": {"batch": 4, "ragged": True}}

@@ -19,7 +19,7 @@ from tests.conftest import noisy
 
 COUPLED = tuple(
     name
-    for name in mmspec.recipes.names()
+    for name in mmspec.recipes.names("tokens")
     if mmspec.recipes.get(name).exact and isinstance(mmspec.recipes.get(name).verifier, Coupled)
 )
 BATCHES: dict[str, dict[str, Any]] = {"one": {}, "ragged": {"batch": 4, "ragged": True}}

@@ -11,11 +11,11 @@ from functools import lru_cache
 from mmspec.recipe import Recipe
 
 
-@lru_cache(maxsize=1)
-def names() -> tuple[str, ...]:
-    """Keys of all recipes."""
-    found = (module.name for module in pkgutil.iter_modules(__path__))
-    return tuple(sorted(name.replace("_", "-") for name in found))
+@lru_cache(maxsize=4)
+def names(decodes: str | None = None) -> tuple[str, ...]:
+    """Keys of all recipes, or of those that decode "tokens" or "latents"."""
+    found = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
+    return tuple(name for name in found if decodes is None or get(name).decodes == decodes)
 
 
 @lru_cache(maxsize=256)

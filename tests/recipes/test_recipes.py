@@ -18,7 +18,7 @@ from mmspec.verifiers.coupled import Coupled
 from tests import toys
 from tests.conftest import noisy
 
-NAMES = recipes.names()
+NAMES = recipes.names("tokens")
 ROOM = 10
 
 
