@@ -147,19 +147,26 @@ def stock(
     seed: int,
     progress: Progress = silent,
 ) -> tuple[list[Player], dict[str, str]]:
-    """The speculation that transformers ships, and why some of it cannot take part."""
+    """The speculation that transformers ships, and why some of it cannot take part.
+
+    Assisted generation takes part twice: with the settings it is shipped with, and tuned.
+    """
     players: list[Player] = []
     missing: dict[str, str] = {}
     if batch > 1:
         reason = "transformers speculates at batch 1 only"
-        return players, {"assisted": reason, "prompt_lookup": reason}
+        return players, dict.fromkeys(("assisted", "assisted_tuned", "prompt_lookup"), reason)
     if drafter is None:
-        missing["assisted"] = "no draft model was given"
+        missing |= dict.fromkeys(("assisted", "assisted_tuned"), "no draft model was given")
     else:
+        shipped = Generate(model, settings, "assisted", {"assistant_model": drafter}, seed)
         try:
-            players.append(best_assisted(model, drafter, settings, requests, room, seed, progress))
+            shipped.answer(requests[0], room)
+            tuned = best_assisted(model, drafter, settings, requests, room, seed, progress)
+            players += [shipped, tuned]
         except FAILURES as error:
-            missing["assisted"] = f"{type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {error}"
+            missing |= dict.fromkeys(("assisted", "assisted_tuned"), why)
     lookup = Generate(
         model, settings, "prompt_lookup", {"prompt_lookup_num_tokens": LOOKED_UP}, seed
     )
@@ -181,7 +188,7 @@ def best_assisted(
     progress: Progress = silent,
 ) -> Assisted:
     """Stock assisted generation with the draft length that is quickest on the first requests."""
-    players = [Assisted(model, drafter, k, settings, "assisted", seed) for k in LENGTHS]
+    players = [Assisted(model, drafter, k, settings, "assisted_tuned", seed) for k in LENGTHS]
     times = []
     for index, player in enumerate(players):
         player.answer(requests[0], room)

@@ -40,7 +40,9 @@ def test_a_comparison_has_every_key() -> None:
     assert document["quality_method"] == document["quality_target"] == 1
     assert document["peers"]["generate"]["speedup_end_to_end"] == 1
     assert document["peers"]["generate"]["tokens_per_target_call"] == 1
-    assert document["peers"]["assisted"]["tokens_per_target_call"] >= 1
+    for peer in ("assisted", "assisted_tuned"):
+        assert document["peers"][peer]["tokens_per_target_call"] >= 1
+        assert document["peers"][peer]["identical"] == 1
     assert sum(document["acceptance_histogram"]) > 0
     shares = [document[f"{part}_share"] for part in ("prefill", "draft", "verify", "host")]
     assert sum(shares) == pytest.approx(1)
@@ -54,6 +56,7 @@ def test_batches_compare_with_batched_generate() -> None:
     found = compare(target, "coupled", drafter, Workload([request], 3), room=8, repeats=1)
     assert found.identical == 1
     assert "batch 1" in found.peers["assisted"]["skipped"]
+    assert "batch 1" in found.peers["assisted_tuned"]["skipped"]
     assert found.environment["batch"] == 3
 
 
