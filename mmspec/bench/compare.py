@@ -155,18 +155,20 @@ def stock(
     missing: dict[str, str] = {}
     if batch > 1:
         reason = "transformers speculates at batch 1 only"
-        return players, dict.fromkeys(("assisted", "assisted_tuned", "prompt_lookup"), reason)
+        return players, dict.fromkeys(("assisted_as_shipped", "assisted", "prompt_lookup"), reason)
     if drafter is None:
-        missing |= dict.fromkeys(("assisted", "assisted_tuned"), "no draft model was given")
+        missing |= dict.fromkeys(("assisted_as_shipped", "assisted"), "no draft model was given")
     else:
-        shipped = Generate(model, settings, "assisted", {"assistant_model": drafter}, seed)
+        shipped = Generate(
+            model, settings, "assisted_as_shipped", {"assistant_model": drafter}, seed
+        )
         try:
             shipped.answer(requests[0], room)
             tuned = best_assisted(model, drafter, settings, requests, room, seed, progress)
             players += [shipped, tuned]
         except FAILURES as error:
             why = f"{type(error).__name__}: {error}"
-            missing |= dict.fromkeys(("assisted", "assisted_tuned"), why)
+            missing |= dict.fromkeys(("assisted_as_shipped", "assisted"), why)
     lookup = Generate(
         model, settings, "prompt_lookup", {"prompt_lookup_num_tokens": LOOKED_UP}, seed
     )
@@ -188,7 +190,7 @@ def best_assisted(
     progress: Progress = silent,
 ) -> Assisted:
     """Stock assisted generation with the draft length that is quickest on the first requests."""
-    players = [Assisted(model, drafter, k, settings, "assisted_tuned", seed) for k in LENGTHS]
+    players = [Assisted(model, drafter, k, settings, "assisted", seed) for k in LENGTHS]
     times = []
     for index, player in enumerate(players):
         player.answer(requests[0], room)

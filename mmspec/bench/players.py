@@ -70,7 +70,7 @@ class Assisted:
     drafter: Any
     k: int
     settings: Mapping[str, Any]
-    name: str = "assisted_tuned"
+    name: str = "assisted"
     seed: int = 0
 
     def answer(self, inputs: Inputs, room: int) -> Answer:

@@ -40,7 +40,7 @@ def test_a_comparison_has_every_key() -> None:
     assert document["quality_method"] == document["quality_target"] == 1
     assert document["peers"]["generate"]["speedup_end_to_end"] == 1
     assert document["peers"]["generate"]["tokens_per_target_call"] == 1
-    for peer in ("assisted", "assisted_tuned"):
+    for peer in ("assisted_as_shipped", "assisted"):
         assert document["peers"][peer]["tokens_per_target_call"] >= 1
         assert document["peers"][peer]["identical"] == 1
     assert sum(document["acceptance_histogram"]) > 0
@@ -55,8 +55,8 @@ def test_batches_compare_with_batched_generate() -> None:
     request = toys.inputs("llava", batch=3, ragged=True)
     found = compare(target, "coupled", drafter, Workload([request], 3), room=8, repeats=1)
     assert found.identical == 1
+    assert "batch 1" in found.peers["assisted_as_shipped"]["skipped"]
     assert "batch 1" in found.peers["assisted"]["skipped"]
-    assert "batch 1" in found.peers["assisted_tuned"]["skipped"]
     assert found.environment["batch"] == 3
 
 
@@ -66,7 +66,7 @@ def test_a_recipe_without_a_drafter_still_meets_assisted_generation() -> None:
         target, "prompt-lookup", drafter, Workload([toys.inputs("llama")]), room=8, repeats=1
     )
     assert found.drafter is None
-    assert found.peers["assisted"]["speedup_end_to_end"] > 0
+    assert found.peers["assisted_as_shipped"]["speedup_end_to_end"] > 0
 
 
 def test_assisted_generation_puts_the_configuration_back() -> None:
