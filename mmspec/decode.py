@@ -132,7 +132,7 @@ def settle(
     stop: Stop,
 ) -> Round:
     """Bring the verdict to the host in one transfer and apply the stop conditions to it."""
-    drafted, path, tokens, takes, finished = [], [], [], [], []
+    drafted, path, tokens, takes, finished, excess = [], [], [], [], [], []
     for row, line in enumerate(_read_back(draft, scores, verdict)):
         if context.finished[row]:
             line, kept, done = _NOTHING, 0, True
@@ -146,6 +146,7 @@ def settle(
         tokens.append(line.tokens[:kept])
         takes.append(kept > len(line.nodes))
         finished.append(done)
+        excess.append(line.excess)
     return Round(
         index=index,
         drafted=tuple(drafted),
@@ -156,6 +157,7 @@ def settle(
         finished=tuple(finished),
         verdict=verdict,
         depth=draft.tree.depth if draft.tree is not None else verdict.path.shape[1],
+        excess=None if verdict.excess is None else tuple(excess),
     )
 
 
@@ -167,8 +169,10 @@ class _Line:
     nodes: tuple[int, ...]
     tokens: tuple[Any, ...]  # ids, or views (*E) of continuous tokens
     broken: bool
+    excess: float = 0.0
 
 
+UNIT = 2.0**-40  # masses travel as integers, so that one transfer takes all
 _NOTHING = _Line(0, (), (), False)
 
 
@@ -184,6 +188,8 @@ def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_L
         )
         if verdict.next is not None:
             columns.append(verdict.next[:, None])
+    if verdict.excess is not None:
+        columns.append((verdict.excess[:, None] / UNIT).long())
     if draft.padded:
         columns.append(draft.mask.sum(-1, keepdim=True))
     columns.append(_broken(draft, scores)[:, None])
@@ -193,29 +199,33 @@ def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_L
 
 
 def _discrete(row: int, values: list[int], draft: Draft, verdict: Verdict) -> _Line:
-    """One row of the transfer: length, path (trees), tokens, next, size (padded), broken."""
-    nodes, drafted, broken = _frame(values, draft, verdict)
+    """One row of the transfer: length, path (trees), tokens, next, and what `_frame` takes off."""
+    nodes, drafted, broken, excess = _frame(values, draft, verdict)
     first = 1 if draft.is_chain else 1 + verdict.path.shape[1]
     tokens = values[first : first + len(nodes)]
     if verdict.next is not None:
         tokens.append(values[-1])
-    return _Line(drafted, nodes, tuple(tokens), broken)
+    return _Line(drafted, nodes, tuple(tokens), broken, excess)
 
 
 def _continuous(row: int, values: list[int], draft: Draft, verdict: Verdict) -> _Line:
     """The same without tokens: those are views of the draft and of the verdict."""
-    nodes, drafted, broken = _frame(values, draft, verdict)
+    nodes, drafted, broken, excess = _frame(values, draft, verdict)
     tokens = [draft.tokens[row, node] for node in nodes]
     if verdict.next is not None:
         tokens.append(verdict.next[row])
-    return _Line(drafted, nodes, tuple(tokens), broken)
+    return _Line(drafted, nodes, tuple(tokens), broken, excess)
 
 
-def _frame(values: list[int], draft: Draft, verdict: Verdict) -> tuple[tuple[int, ...], int, bool]:
-    """Kept nodes, drafted nodes, broken; takes the last two off the end of `values`."""
+def _frame(
+    values: list[int], draft: Draft, verdict: Verdict
+) -> tuple[tuple[int, ...], int, bool, float]:
+    """Kept nodes, and off the end of `values`: excess (measured), size (padded), broken."""
     length, broken = values[0], bool(values.pop())
     drafted = values.pop() if draft.padded else draft.nodes
-    return tuple(range(length) if draft.is_chain else values[1 : 1 + length]), drafted, broken
+    excess = 0.0 if verdict.excess is None else values.pop() * UNIT
+    nodes = range(length) if draft.is_chain else values[1 : 1 + length]
+    return tuple(nodes), drafted, broken, excess
 
 
 def _broken(draft: Draft, scores: Scores | None) -> Tensor:  # (B,) bool

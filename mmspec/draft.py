@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -156,6 +156,7 @@ class Verdict:
     next: (
         Tensor | None
     )  # (B,) or (B, *E): one more token of the target; None = not scored yet (gate)
+    excess: Tensor | None = None  # (B,) over-accepted mass of the tests made; None = not measured
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,7 @@ class Round:
     calls: int = 1  # target forwards: none in round 0, nor where a gate skipped it
     seconds: Mapping[str, float] = field(default_factory=dict)  # prefill, draft, verify, host
     fallback: str | None = None  # why the drafter was retired in this round
+    excess: tuple[float, ...] | None = None  # over-accepted mass per row; None = not measured
 
 
 class Target(Protocol):
@@ -219,6 +221,16 @@ class Rule(Protocol):
 
     def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor: ...  # (..., V) x2, (...) -> (...)
     def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor: ...  # -> (..., V), sums to 1
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """A rule for every depth of a draft; a walk tests each level with its own."""
+
+    @property
+    def lossless(self) -> bool: ...
+
+    def at(self, depth: Tensor | int, longest: int) -> Rule: ...  # depth 0 = first; broadcasts to x
 
 
 class Gate(Protocol):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from mmspec.backbone import Backbone
-from mmspec.draft import Drafter, Gate, Kind, Verifier
+from mmspec.draft import Draft, Drafter, Gate, Kind, Scores, Verdict, Verifier
 from mmspec.drafters.dynamic import DynamicTree
 from mmspec.drafters.grow import Chain, StaticTree
+from mmspec.drafters.window import Window
+from mmspec.forecast.gate import Stepwise
 from mmspec.length import Fixed, parse
+from mmspec.noise import Noise
 from mmspec.trees import Tree
 
 
@@ -24,6 +26,25 @@ class Kit:
     sees: str
     compressor: Any | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tailored:
+    """A verifier that is made out of the kit, because it needs the codebook or an option.
+
+    It stands in the recipe until that is bound to a model; then `make(kit)` takes its place.
+    """
+
+    make: Callable[[Kit], Verifier]
+    words: str  # walk and rule
+    lossless: ClassVar[bool] = False
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.WOR, Kind.IID, Kind.DET)  # what rules can judge
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        raise ValueError(
+            f"this verifier ({self.words}) is made when its recipe is bound to a model; call "
+            "accelerate() first"
+        )
 
 
 @dataclass(frozen=True)
@@ -48,13 +69,14 @@ class Recipe:
     gate: Gate | None = None
     paper: str = ""
     reconstructed: str = ""  # what is not from the paper or its code
+    truthful: bool = True  # whether drafts carry the laws that their tokens were drawn from
     decodes: Literal["tokens", "latents"] = "tokens"  # a language model, or a denoising chain
     name: str = ""  # the file name; filled by `recipes.get`
 
     @property
     def exact(self) -> bool:
         """Whether the output law is the target's."""
-        return self.verifier.lossless and self.gate is None
+        return self.verifier.lossless and self.gate is None and self.truthful
 
     def axes(self) -> dict[str, str]:
         """The five parts in words."""
@@ -73,6 +95,8 @@ def describe(shape: Any) -> str:
         return f"static tree of {shape.tree.nodes} nodes"
     if isinstance(shape, DynamicTree):
         return f"dynamic tree of {shape.nodes} nodes"
+    if isinstance(shape, Window | Stepwise):
+        return str(shape)
     if not isinstance(shape, Chain):
         return repr(shape)
     if isinstance(shape.length, Fixed):
@@ -83,10 +107,15 @@ def describe(shape: Any) -> str:
 
 
 def _walk(shape: Any) -> str:
-    return "linear, one pass" if isinstance(shape, Chain) else "tree, one pass"
+    if isinstance(shape, Stepwise):
+        return shape.check
+    chain = not shape.branching if isinstance(shape, Window) else isinstance(shape, Chain)
+    return "linear, one pass" if chain else "tree, one pass"
 
 
 def _rule(verifier: Verifier) -> str:
+    if isinstance(verifier, Tailored):
+        return verifier.words
     rule = getattr(verifier, "rule", None)
     name = type(verifier).__name__
     return name if rule is None else f"{name}, {rule!r}"
@@ -114,7 +143,12 @@ def shape_of(default: Any, tree: Any, length: Any) -> Any:
     )
 
 
-def pair(drafter: Drafter, verifier: Verifier, target: Backbone) -> Drafter:
+def made(verifier: Verifier, kit: Kit) -> Verifier:
+    """The verifier itself, or what it is to become for this model."""
+    return verifier.make(kit) if isinstance(verifier, Tailored) else verifier
+
+
+def pair(drafter: Drafter, verifier: Verifier, target: Any) -> Drafter:
     """The drafter, drawing the kind of proposals the verifier likes best.
 
     Raises ValueError where the verifier would be biased (no kind suits both), where it takes chains
@@ -130,6 +164,12 @@ def pair(drafter: Drafter, verifier: Verifier, target: Backbone) -> Drafter:
         raise ValueError(
             f"{type(target.model).__name__} keeps a recurrent state, one per branch of a tree "
             "would be needed; give length= instead of tree="
+        )
+    if getattr(drafter, "carries", False) and getattr(verifier, "looks_ahead", False):
+        raise ValueError(
+            f"{type(verifier).__name__} decides about a token by looking at later ones, which "
+            f"biases those that {type(drafter).__name__} carries over to its next draft; give "
+            "verifier='rejection' or verifier='coupled'"
         )
     for kind in verifier.kinds:
         if kind in drafter.kinds:

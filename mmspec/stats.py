@@ -16,7 +16,9 @@ class Stats:
 
     Names and definitions follow the per-request metrics of vLLM: the mean acceptance length
     includes the target's own token (plain decoding = 1). A *step* is one row of one target call
-    that had a draft.
+    that had a draft. `over_accepted_mass` estimates, without bias, how much a relaxed rule emitted
+    too often (`mmspec.distance`); times the number of tokens it bounds the distance of the whole
+    output from the target's, where corrections are drawn from norm((p - q)+).
     """
 
     recipe: str
@@ -43,6 +45,8 @@ class Stats:
     host_seconds: float
     total_seconds: float
     fallback: str | None = None  # why the drafter was retired, if it was
+    network_rows: int = 0  # of a denoising chain: rows of the network, branches of guidance counted
+    over_accepted_mass: float | None = None  # mean per token; None = exact, or not measured
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -66,12 +70,16 @@ class Ledger:
     calls: int = 0
     idle: int = 0
     fallback: str | None = None
+    excess: float | None = None
+    network_rows: int = 0
 
     def add(self, kept: Round) -> None:
         """Count one round."""
         self.calls += kept.calls
         self.seconds.update(kept.seconds)
         self.fallback = self.fallback or kept.fallback
+        if kept.excess is not None:
+            self.excess = (self.excess or 0.0) + sum(kept.excess)
         for drafted, accepted, tokens in zip(kept.drafted, kept.accepted, kept.tokens, strict=True):
             self.new_tokens += len(tokens)
             if not kept.calls or not tokens:
@@ -129,6 +137,10 @@ class Ledger:
             host_seconds=self.seconds["host"],
             total_seconds=sum(self.seconds.values()),
             fallback=self.fallback,
+            network_rows=self.network_rows,
+            over_accepted_mass=(
+                None if self.excess is None else _share(self.excess, self.called_tokens)
+            ),
         )
 
 

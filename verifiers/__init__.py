@@ -1,13 +1,17 @@
 """Verifiers: what becomes of a draft once the target has scored it. One rule or walk per file."""
 
 from mmspec.draft import Rule, Verifier
+from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.block import Block
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
+from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.kseq import KSeq
+from mmspec.verifiers.latent_neighbourhood import LatentNeighbourhood
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.longest import Longest
+from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.sample_and_match import SampleAndMatch
 from mmspec.verifiers.spechub import SpecHub
@@ -26,19 +30,26 @@ ALL: tuple[Verifier, ...] = (
     SpecHub(),
     KSeq(),
     Recursive(Lenience(ell=0.8)),
+    Recursive(Annealed(delta=1.5)),
+    Recursive(Grouped(RankWindow(size=4))),
     Longest(Typical(epsilon=0.09, delta=0.3)),
 )
 
 __all__ = [
     "ALL",
     "RULES",
+    "Annealed",
     "Block",
     "Coupled",
     "Exact",
     "GreedyMultiDraft",
+    "Grouped",
     "KSeq",
+    "LatentNeighbourhood",
     "Lenience",
     "Longest",
+    "NeighbourhoodThreshold",
+    "RankWindow",
     "Recursive",
     "Rule",
     "SampleAndMatch",

@@ -26,6 +26,7 @@ class Block:
 
     lossless: ClassVar[bool] = True
     trees: ClassVar[bool] = False
+    looks_ahead: ClassVar[bool] = True  # a token's fate depends on the tokens behind it
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID, Kind.WOR, Kind.DET)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
@@ -51,7 +52,12 @@ class Block:
 
 def path_ratio(p: Tensor, q: Tensor) -> Tensor:  # (B, N) x2 -> (B, N + 1)
     """rho: the ratio of path probabilities, capped at 1 on the way (a walk reflected at log 1)."""
-    total = (p.log() - q.log()).cumsum(-1)
+    return capped(p.log() - q.log())
+
+
+def capped(log_ratio: Tensor) -> Tensor:  # (B, N) -> (B, N + 1)
+    """w_0 = 1 and w_i = min(1, w_{i-1} exp(log_ratio_i))."""
+    total = log_ratio.cumsum(-1)
     rho = (total - total.cummax(-1).values.clamp_min(0)).exp()
     return torch.cat([torch.ones_like(rho[:, :1]), rho], -1)
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, categorical
+from mmspec.distance import excess
+from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict, categorical
 from mmspec.noise import Lane, Noise
 from mmspec.verifiers.exact import Exact
-from mmspec.verifiers.walk import Family, check, descend, nothing, proposal, proposals, without
+from mmspec.verifiers.walk import (
+    Family,
+    at_depth,
+    check,
+    depth_of,
+    descend,
+    nothing,
+    proposal,
+    proposals,
+    without,
+)
 
 
 @dataclass(frozen=True)
@@ -23,10 +34,11 @@ class Recursive:
     Jeon et al. 2024; Sequoia, Chen et al. 2024; EAGLE-1). DET siblings: q is a point mass on each
     (EAGLE-2 and 3). After a rejection p becomes the rule's residual; below the last node the next
     token comes from p. Where q is exhausted the sibling counts as chosen, which is exact for
-    Sequoia's uniform fallback too.
+    Sequoia's uniform fallback too. A relaxed rule's verdict says how much it over-accepted
+    (`mmspec.distance.excess`), summed over the tokens that were tested.
     """
 
-    rule: Rule = field(default_factory=Exact)
+    rule: Rule | Schedule = field(default_factory=Exact)
     trees: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.WOR, Kind.IID, Kind.DET)
 
@@ -41,38 +53,57 @@ class Recursive:
         if draft.is_chain:
             return self._chain(draft, scores, noise)
 
-        def step(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
-            return self._siblings(family, draft.kind, noise, lane)
+        longest, over = depth_of(draft), list[Tensor]()
 
-        return descend(draft, scores, noise, step)
+        def step(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
+            rule = at_depth(self.rule, family.depth, longest)
+            slot, left, found = _siblings(rule, family, draft.kind, noise, lane)
+            over.append(found)
+            return slot, left
+
+        verdict = descend(draft, scores, noise, step)
+        if self.lossless or not over:
+            return verdict
+        return replace(verdict, excess=torch.stack(over).sum(0))
 
     def _chain(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         p = categorical(scores.law).probs
         q = proposals(draft, p)
         x, batch = draft.tokens, torch.arange(draft.batch, device=p.device)
-        hits = noise.flip(self.rule.accept(p[:, :-1], q, x), Lane.ACCEPT) & draft.mask
+        index = torch.arange(draft.nodes, device=p.device)
+        chance = at_depth(self.rule, index, draft.nodes).accept(p[:, :-1], q, x)
+        hits = noise.flip(chance, Lane.ACCEPT) & draft.mask
         kept = hits.cumprod(-1)
         length = kept.sum(-1)
         stop = length.clamp_max(draft.nodes - 1)  # the node that failed, if one did
         failed = (length < draft.nodes) & draft.mask[batch, stop]
         end = p[batch, length]
-        left = self.rule.residual(end, q[batch, stop], x[batch, stop])
-        path = kept * torch.arange(1, draft.nodes + 1, device=p.device) - 1
+        last = at_depth(self.rule, stop, draft.nodes)
+        left = last.residual(end, q[batch, stop], x[batch, stop])
+        path = kept * (index + 1) - 1
         weights = torch.where(failed[:, None], left, end)
-        return Verdict(path, length, noise.pick(weights, Lane.RESIDUAL))
+        verdict = Verdict(path, length, noise.pick(weights, Lane.RESIDUAL))
+        if self.lossless:
+            return verdict
+        tested = draft.mask & (index <= length[:, None])
+        return replace(verdict, excess=(excess(p[:, :-1], q, x, chance) * tested).sum(-1))
 
-    def _siblings(
-        self, family: Family, kind: Kind, noise: Noise, lane: int
-    ) -> tuple[Tensor, Tensor]:
-        p, q = family.p, family.q
-        slot = torch.full_like(family.last, -1)
-        for j, x in enumerate(family.tokens.unbind(1)):
-            tested = family.real[:, j] & (slot < 0)
-            drawn = proposal(q, x, kind)
-            chance = torch.where(tested, self.rule.accept(p, drawn, x), 0)
-            hit = noise.flip(chance, lane + j)
-            slot = torch.where(hit, j, slot)
-            p = torch.where((tested & ~hit)[:, None], self.rule.residual(p, drawn, x), p)
-            if kind is Kind.WOR:
-                q = torch.where(tested[:, None], without(q, x), q)
-        return slot, p
+
+def _siblings(
+    rule: Rule, family: Family, kind: Kind, noise: Noise, lane: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The slot accepted, the law of the next token if none was, and the over-accepted mass (B,)."""
+    p, q = family.p, family.q
+    slot = torch.full_like(family.last, -1)
+    over = torch.zeros_like(p[:, 0])
+    for j, x in enumerate(family.tokens.unbind(1)):
+        tested = family.real[:, j] & (slot < 0)
+        drawn = proposal(q, x, kind)
+        chance = torch.where(tested, rule.accept(p, drawn, x), 0)
+        over = over if rule.lossless else over + excess(p, drawn, x, chance)
+        hit = noise.flip(chance, lane + j)
+        slot = torch.where(hit, j, slot)
+        p = torch.where((tested & ~hit)[:, None], rule.residual(p, drawn, x), p)
+        if kind is Kind.WOR:
+            q = torch.where(tested[:, None], without(q, x), q)
+    return slot, p, over

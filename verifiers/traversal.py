@@ -27,6 +27,7 @@ class Traversal:
 
     lossless: ClassVar[bool] = True
     trees: ClassVar[bool] = True
+    looks_ahead: ClassVar[bool] = True  # a token's fate depends on the tokens behind it
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.WOR, Kind.IID, Kind.DET)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:

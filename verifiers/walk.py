@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
+from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict, Verifier, categorical
 from mmspec.noise import Lane, Noise
 
 STRIDE = 1 << 16  # lanes of one level; a level never has that many siblings
@@ -23,6 +23,7 @@ class Family:
     tokens: Tensor  # (B, C) the children, in the order they were drawn
     real: Tensor  # (B, C) bool, False = no such child, padding, or the row has stopped
     last: Tensor  # (B,) slot of the last child that was drawn, padding included; -1 = none
+    depth: int  # of the children, 0 = below the context
 
 
 # (family, noise, lane) -> slot (B,) of the accepted child or -1, and weights (B, V) of the next
@@ -51,7 +52,7 @@ def descend(draft: Draft, scores: Scores, noise: Noise, step: Step) -> Verdict:
             first = node.gather(1, real.int().argmax(-1, keepdim=True)).squeeze(1)
             q = categorical(drafted)[rows, first].probs.to(p)
         tokens = draft.tokens.gather(1, node)
-        family = Family(p, q, tokens, real, (child >= 0).sum(-1) - 1)
+        family = Family(p, q, tokens, real, (child >= 0).sum(-1) - 1, depth)
         slot, left = step(family, noise, Lane.WALK + STRIDE * depth)
         moved = open_ & (slot >= 0)
         weights = torch.where((open_ & ~moved)[:, None], left, weights)
@@ -130,6 +131,11 @@ def proposals(draft: Draft, like: Tensor) -> Tensor:  # (B, N, V)
     if draft.law is None or draft.kind is Kind.DET:
         return one_hot(draft.tokens, like)
     return proposal(categorical(draft.law).probs.to(like), draft.tokens, draft.kind)
+
+
+def at_depth(rule: Rule | Schedule, depth: Tensor | int, longest: int) -> Rule:
+    """The rule itself, or the one it has for this depth."""
+    return rule.at(depth, longest) if isinstance(rule, Schedule) else rule
 
 
 def without(q: Tensor, x: Tensor) -> Tensor:  # (..., V), (...) -> (..., V)

@@ -7,6 +7,7 @@ import pkgutil
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import lru_cache
+from typing import Any
 
 from mmspec.recipe import Recipe
 
@@ -28,6 +29,15 @@ def get(name: str) -> Recipe:
     module = importlib.import_module(f"mmspec.recipes.{name.replace('-', '_')}")
     recipe: Recipe = module.RECIPE
     return replace(recipe, name=name)
+
+
+def check_decodes(recipe: Recipe, decodes: str, model: Any) -> None:
+    """Refuse a recipe for models of the other sort. Raises ValueError naming those that fit."""
+    if recipe.decodes != decodes:
+        raise ValueError(
+            f"recipe {recipe.name or 'custom'!r} decodes {recipe.decodes}, but a "
+            f"{type(model).__name__} gives {decodes}; recipes for it: {', '.join(names(decodes))}"
+        )
 
 
 def summary(name: str) -> str:

@@ -1,0 +1,251 @@
+"""The codebook of an image tokenizer: which token is which code, and which codes look alike.
+
+VQ codes that lie close to each other decode to nearly the same patch; relaxed verifiers pool the
+target's probability over them (LANTERN, MuLo-SD) or group them (GSD).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+Metric = Literal["raw", "normalised"]
+METRICS: tuple[Metric, ...] = ("raw", "normalised")
+CHUNK = 1024  # codes whose distances to all others are held at once
+ADVICE = "give codebook= a Codebook, a Neighbours table, or the file of a saved table"
+
+
+@dataclass(frozen=True, eq=False)
+class Codebook:
+    """C codes, their vectors, and the token ids that stand for them.
+
+    `metric` is the geometry that the decoder uses: "normalised" where it scales codes to length 1
+    (LlamaGen, Janus, GLM-Image), "raw" where it does not (Chameleon, Emu3). Tokens that are no
+    codes have no neighbours. Raises ValueError where vectors and ids do not fit together.
+    """
+
+    vectors: Tensor = field(repr=False)  # (C, d) float
+    ids: Tensor = field(repr=False)  # (C,) int64, token id of each code
+    vocabulary: int  # V, token ids of the model
+    metric: Metric = "raw"
+
+    def __post_init__(self) -> None:
+        if self.vectors.dim() != 2 or not self.vectors.is_floating_point():
+            raise ValueError(
+                f"codebook vectors are {self.vectors.dtype} {tuple(self.vectors.shape)}; give one "
+                "floating point row per code, (codes, width)"
+            )
+        if self.metric not in METRICS:
+            raise ValueError(f"metric={self.metric!r} is not known; choose 'raw' or 'normalised'")
+        _check_ids(self.ids, len(self.vectors), self.vocabulary)
+
+    @classmethod
+    def at(
+        cls,
+        vectors: Tensor,  # (C, d)
+        offset: int = 0,
+        vocabulary: int | None = None,
+        metric: Metric = "raw",
+    ) -> Codebook:
+        """Codes whose token ids follow each other: code c is token c + offset."""
+        ids = torch.arange(len(vectors), device=vectors.device) + offset
+        return cls(
+            vectors, ids, offset + len(vectors) if vocabulary is None else vocabulary, metric
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of codes."""
+        return self.vectors.shape[0]
+
+    @cached_property
+    def codes(self) -> Tensor:  # (V,) code of each token, -1 = none
+        return _codes(self.ids, self.vocabulary)
+
+    @cached_property
+    def _points(self) -> Tensor:  # (C, d) float64
+        return self._compared(self.vectors)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the vectors, as float32, and of the token ids."""
+        digest = hashlib.sha256(f"{tuple(self.vectors.shape)} {self.vocabulary}".encode())
+        for part in (self.vectors.detach().float(), self.ids):
+            digest.update(part.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:32]
+
+    def distances(self, rows: Tensor) -> Tensor:  # codes (n,) -> (n, C) float64
+        """Distances from some codes to all, the same however the codes are grouped into calls."""
+        return torch.cdist(
+            self._points[rows], self._points, compute_mode="donot_use_mm_for_euclid_dist"
+        )
+
+    def squared_distance(self, x: Tensor, y: Tensor) -> Tensor:  # (...) x2 broadcast -> (...)
+        """Between the codes of two tokens; infinite where one of them is no code."""
+        a, b = self.codes[x], self.codes[y]
+        one, other = (self._compared(self.vectors[code.clamp_min(0)]) for code in (a, b))
+        return (one - other).square().sum(-1).masked_fill((a < 0) | (b < 0), torch.inf)
+
+    def _compared(self, rows: Tensor) -> Tensor:  # (..., d) -> (..., d) float64
+        """The rows as `metric` compares them."""
+        rows = rows.detach().double()
+        return torch.nn.functional.normalize(rows, dim=-1) if self.metric != "raw" else rows
+
+    def neighbours(self, k: int, chunk: int = CHUNK) -> Neighbours:
+        """The k nearest codes of every code; ties go to the lower code, no code is its own."""
+        if not 1 <= k < self.size:
+            raise ValueError(f"k={k}, but a code of {self.size} has 1 to {self.size - 1} others")
+        near = []
+        for rows in torch.arange(self.size, device=self.vectors.device).split(chunk):
+            distances = self.distances(rows)
+            distances.scatter_(1, rows[:, None], torch.inf)
+            near.append(distances.sort(dim=-1, stable=True).indices[:, :k].int())
+        return Neighbours(torch.cat(near), self.ids, self.vocabulary, self.metric, self.fingerprint)
+
+    def check(self, size: int) -> None:
+        """Refuse laws over another vocabulary."""
+        _check_size(self.vocabulary, size)
+
+    def to(self, device: torch.device) -> Codebook:
+        return Codebook(self.vectors.to(device), self.ids.to(device), self.vocabulary, self.metric)
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """The nearest codes of every code, nearest first; made by `Codebook.neighbours`."""
+
+    near: Tensor = field(repr=False)  # (C, k) int32 codes
+    ids: Tensor = field(repr=False)  # (C,) int64, token id of each code
+    vocabulary: int  # V
+    metric: Metric
+    fingerprint: str = field(repr=False)
+
+    @property
+    def k(self) -> int:
+        return self.near.shape[1]
+
+    @cached_property
+    def codes(self) -> Tensor:  # (V,) code of each token, -1 = none
+        return _codes(self.ids, self.vocabulary)
+
+    def of(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (...) -> (..., k), (..., 1) bool
+        """The k nearest tokens of each token, and whether it has any."""
+        code = self.codes[x]
+        return self.ids[self.near[code.clamp_min(0), :k].long()], (code >= 0)[..., None]
+
+    def check(self, size: int) -> None:
+        """Refuse laws over another vocabulary."""
+        _check_size(self.vocabulary, size)
+
+    def to(self, device: torch.device) -> Neighbours:
+        near, ids = self.near.to(device), self.ids.to(device)
+        return Neighbours(near, ids, self.vocabulary, self.metric, self.fingerprint)
+
+    def save(self, file: str | Path) -> None:
+        """Write the table as safetensors, with the metric and the codebook's fingerprint."""
+        tensors = {"near": self.near.cpu().contiguous(), "ids": self.ids.cpu().contiguous()}
+        told = {
+            "vocabulary": str(self.vocabulary),
+            "metric": self.metric,
+            "fingerprint": self.fingerprint,
+        }
+        save_file(tensors, file, metadata=told)
+
+    @classmethod
+    def load(cls, file: str | Path, codebook: Codebook | None = None) -> Neighbours:
+        """Read what `save` wrote.
+
+        Raises ValueError for another kind of file and, where `codebook` is given, for a table of
+        another codebook or metric.
+        """
+        with safe_open(file, framework="pt") as opened:
+            told = opened.metadata() or {}
+            if not {"vocabulary", "metric", "fingerprint"} <= set(told):
+                raise ValueError(
+                    f"{file} is no neighbour table; write one with Codebook.neighbours(k).save()"
+                )
+            near, ids = opened.get_tensor("near"), opened.get_tensor("ids")
+        metric: Metric = "normalised" if told["metric"] == "normalised" else "raw"
+        table = cls(near, ids, int(told["vocabulary"]), metric, told["fingerprint"])
+        if codebook is not None:
+            _check_same(file, table, codebook)
+        return table
+
+
+def neighbours_for(
+    source: Codebook | Neighbours | str | Path | None, k: int, vocabulary: int, device: torch.device
+) -> Neighbours:
+    """The table that an option `codebook=` asks for: k neighbours, or all where there are fewer.
+
+    Raises ValueError where there is none, where a saved table is too narrow, or where it counts
+    other token ids than the target; TypeError for what is no codebook.
+    """
+    if k < 1:
+        raise ValueError(f"neighbours={k} leaves nothing to pool; give at least 1")
+    if source is None:
+        raise ValueError(f"no codebook says which image tokens look alike; {ADVICE}")
+    if isinstance(source, str | Path):
+        source = Neighbours.load(source)
+    if isinstance(source, Codebook):
+        source = source.to(device).neighbours(min(k, source.size - 1))
+    elif not isinstance(source, Neighbours):
+        raise TypeError(f"codebook is a {type(source).__name__}; {ADVICE}")
+    source.check(vocabulary)
+    if source.k < min(k, len(source.ids) - 1):
+        raise ValueError(
+            f"the neighbour table holds {source.k} codes per code, but neighbours={k}; build it "
+            f"with Codebook.neighbours({k}), or give neighbours={source.k}"
+        )
+    return source.to(device)
+
+
+def _check_ids(ids: Tensor, size: int, vocabulary: int) -> None:
+    if ids.dtype != torch.int64 or ids.shape != (size,):
+        raise ValueError(
+            f"ids are {ids.dtype} {tuple(ids.shape)} for {size} codes; give one int64 token id each"
+        )
+    if size < 2:
+        raise ValueError(f"a codebook of {size} codes has no neighbours; give at least 2")
+    least, most = int(ids.min()), int(ids.max())
+    if least < 0 or most >= vocabulary or len(ids.unique()) < size:
+        raise ValueError(
+            f"ids go from {least} to {most} with {len(ids.unique())} different ones for {size} "
+            f"codes; give each code its own token id below vocabulary={vocabulary}"
+        )
+
+
+def _check_size(vocabulary: int, size: int) -> None:
+    if size != vocabulary:
+        raise ValueError(
+            f"the codebook counts {vocabulary} token ids, but the target's vocabulary has {size}; "
+            f"build it with Codebook(vectors, ids, vocabulary={size})"
+        )
+
+
+def _check_same(file: str | Path, table: Neighbours, codebook: Codebook) -> None:
+    wrong = [
+        f"{name} {found} instead of {wanted}"
+        for name, found, wanted in (
+            ("fingerprint", table.fingerprint, codebook.fingerprint),
+            ("metric", table.metric, codebook.metric),
+        )
+        if found != wanted
+    ]
+    if wrong:
+        raise ValueError(
+            f"{file} belongs to another codebook ({', '.join(wrong)}); build this one's with "
+            "Codebook.neighbours(k)"
+        )
+
+
+def _codes(ids: Tensor, vocabulary: int) -> Tensor:  # (C,) -> (V,)
+    codes = torch.full((vocabulary,), -1, dtype=torch.int64, device=ids.device)
+    return codes.scatter(0, ids, torch.arange(len(ids), device=ids.device))

@@ -1,0 +1,73 @@
+"""How far a relaxed rule takes the output from the target, in closed form and while decoding.
+
+One step draws x from q, keeps it with probability a(x) and else draws from the rule's residual r:
+
+    out(y) = q(y) a(y) + sum over x of q(x) (1 - a(x)) r(y | x)
+
+The *over-accepted mass* E = sum of (q a - p)+ is what acceptance alone emits too often. No residual
+brings the distance of out from p below E; norm((p - q)+) reaches it for every acceptance of at
+least min(1, p/q) (Li et al. 2026). E is 0 for lossless rules and TV(p, q) where everything is
+accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Rule
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a rule."""
+
+    accept: Tensor  # (..., V) acceptance of every token
+    output: Tensor  # (..., V) law of the token that comes out
+    rejected: Tensor  # (...) probability of a correction
+    over_accepted: Tensor  # (...) E
+    distance: Tensor  # (...) total variation between output and p
+
+
+def measure(rule: Rule, p: Tensor, q: Tensor, chunk: int = 256) -> Step:  # (..., V) x2
+    """Play every token through `rule`, `chunk` of them at a time."""
+    accept = torch.empty_like(p)
+    output = torch.zeros_like(p)
+    for x in torch.arange(p.shape[-1], device=p.device).split(chunk):
+        shape = (*p.shape[:-1], len(x), p.shape[-1])
+        wanted, proposed = p[..., None, :].expand(shape), q[..., None, :].expand(shape)
+        tested = x.expand(shape[:-1])
+        accept[..., x] = rule.accept(wanted, proposed, tested)
+        missed = q[..., x] * (1 - accept[..., x])
+        output += (missed[..., None] * rule.residual(wanted, proposed, tested)).sum(-2)
+    output += q * accept
+    return Step(
+        accept,
+        output,
+        rejected=1 - (q * accept).sum(-1),
+        over_accepted=over_accepted(p, q, accept),
+        distance=total_variation(output, p),
+    )
+
+
+def over_accepted(p: Tensor, q: Tensor, accept: Tensor) -> Tensor:  # (..., V) x3 -> (...)
+    """E = sum of (q a - p)+."""
+    return (q * accept - p).clamp_min(0).sum(-1)
+
+
+def total_variation(one: Tensor, other: Tensor) -> Tensor:  # (..., V) x2 -> (...)
+    """Half the sum of absolute differences."""
+    return (one - other).abs().sum(-1) / 2
+
+
+def excess(p: Tensor, q: Tensor, x: Tensor, accept: Tensor) -> Tensor:
+    """What the test of x alone tells of E: (a(x) - p(x)/q(x))+, whose mean over x ~ q is E.
+
+    p and q are (..., V), x and accept (...); the answer is (...). Costs nothing beside the test,
+    while E itself needs the acceptance of the whole vocabulary. With a point mass q it is E.
+    """
+    wanted, proposed = (law.gather(-1, x[..., None]).squeeze(-1) for law in (p, q))
+    ratio = wanted / proposed.clamp_min(torch.finfo(proposed.dtype).tiny)
+    return (accept - ratio).clamp_min(0)

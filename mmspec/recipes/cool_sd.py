@@ -1,0 +1,25 @@
+"""Cool-SD: forgive the drafter more at the beginning of a draft than at its end.
+
+Li et al. 2026, "Annealed relaxation of speculative decoding for faster autoregressive image
+generation". Accept with min(1, w_i p/q), w_i = delta exp(-nu i - mu); corrections from
+norm((p - q)+), which they prove optimal. The paper runs delta=1.1 (Lumina-mGPT) and 2 (LlamaGen).
+Lossy; runs report `over_accepted_mass`. Reconstructed: an independent draft model in place of the
+EAGLE-1 head; mu, which is not public, makes delta the mean weight, and no weight is below 1.
+"""
+
+from mmspec.drafters.build import small_model
+from mmspec.drafters.grow import Chain
+from mmspec.length import Fixed
+from mmspec.recipe import Recipe
+from mmspec.verifiers.annealed import Annealed
+from mmspec.verifiers.recursive import Recursive
+
+RECIPE = Recipe(
+    architecture=small_model,
+    execution=Chain(Fixed(5)),
+    verifier=Recursive(Annealed(delta=1.1, nu=0.7)),
+    sees="auto",
+    takes_drafter=True,
+    paper="Li et al. 2026",
+    reconstructed="an independent draft model instead of the EAGLE-1 head; the constant mu",
+)

@@ -1,0 +1,48 @@
+"""LANTERN: a picture token passes on the strength of the codes that look like it.
+
+Jang et al. 2025, "LANTERN: accelerating visual autoregressive models with relaxed speculative
+decoding". The target's mass on the `neighbours` nearest codes of a draft token, up to `delta`,
+counts for the token. Lossy: delta bounds how far p is moved for one token, and the distance of the
+output can be much more; runs report it as `over_accepted_mass`. delta=0 is exact, as EAGLE-2 is.
+`codebook` is that of a model that draws, unless given: a `mmspec.codebook.Codebook`, a table of
+neighbours or its file. Reconstructed: an independent draft model in place of the EAGLE-2 head;
+corrections from norm((p - q)+), the optimum, where the released code clears the neighbours out of
+p (`mmspec.verifiers.lantern_residuals`); greedy decoding stays exact unless delta=1.
+"""
+
+from mmspec.codebook import Neighbours, neighbours_for
+from mmspec.draft import Verifier
+from mmspec.drafters.build import small_model
+from mmspec.drafters.dynamic import DynamicTree
+from mmspec.modalities import image
+from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.verifiers.latent_neighbourhood import Additive, LatentNeighbourhood
+from mmspec.verifiers.recursive import Recursive
+
+
+def pooling(kit: Kit) -> Verifier:
+    """The rule over the codebook of this model."""
+    table = table_of(kit)
+    k = min(kit.options["neighbours"], table.k)
+    return Recursive(LatentNeighbourhood(table, k, Additive(kit.options["delta"])))
+
+
+def table_of(kit: Kit) -> Neighbours:
+    """The neighbours that the options ask for."""
+    source = kit.options["codebook"]
+    if source is None and image.draws(kit.target.model):
+        source = image.painter(kit.target.model).codebook
+    k = kit.options["neighbours"]
+    return neighbours_for(source, k, kit.target.vocabulary, kit.target.device)
+
+
+RECIPE = Recipe(
+    architecture=small_model,
+    execution=DynamicTree(depth=5, beam=10, nodes=59),
+    verifier=Tailored(pooling, "Recursive, latent neighbourhood within delta"),
+    sees="auto",
+    takes_drafter=True,
+    options={"codebook": None, "neighbours": 1000, "delta": 0.1},
+    paper="Jang et al. 2025",
+    reconstructed="an independent draft model instead of the EAGLE-2 head; the optimal residual",
+)

@@ -1,0 +1,48 @@
+"""LANTERN++: neighbours make a picture token at most a factor more acceptable.
+
+Park et al. 2025, "LANTERN++: enhancing relaxed speculative decoding with static tree drafting for
+visual auto-regressive models". The mass of the `neighbours` nearest codes counts for a draft token
+up to (factor - 1) p(x), so that no token outside the target's support passes. Lossy; factor=1 is
+exact. The paper runs (neighbours, factor) = (10, 5), (5, 10) and (5, 20) on Lumina-mGPT, on the
+static tree of 57 nodes used here. `codebook` is that of a model that draws, unless given: a
+`mmspec.codebook.Codebook`, a table of neighbours or its file. Reconstructed: an independent draft
+model in place of the EAGLE-1 head; corrections from norm((p - q)+), the optimum, not those of the
+released code.
+"""
+
+from mmspec.draft import Kind, Verifier
+from mmspec.drafters.build import small_model
+from mmspec.drafters.grow import StaticTree
+from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.recipes.lantern import table_of
+from mmspec.trees import Tree
+from mmspec.verifiers.latent_neighbourhood import LatentNeighbourhood, Multiplicative
+from mmspec.verifiers.recursive import Recursive
+
+RANKS = (  # which child to take at every step down
+    "0 1 2 3 4  00 01 02 03 10 11 12 20 21 22 30 31 40 "
+    "000 001 002 003 010 011 012 020 021 022 030 031 100 101 110 200 "
+    "0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 "
+    "00000 00001 00002 00010 00011 00100 00101 00110 00200"
+)
+
+
+def pooling(kit: Kit) -> Verifier:
+    """The rule over the codebook of this model."""
+    table = table_of(kit)
+    k = min(kit.options["neighbours"], table.k)
+    return Recursive(LatentNeighbourhood(table, k, Multiplicative(kit.options["factor"])))
+
+
+RECIPE = Recipe(
+    architecture=small_model,
+    execution=StaticTree(
+        Tree.of_ranks([[int(rank) for rank in path] for path in RANKS.split()]), kinds=(Kind.WOR,)
+    ),
+    verifier=Tailored(pooling, "Recursive, latent neighbourhood within a factor"),
+    sees="auto",
+    takes_drafter=True,
+    options={"codebook": None, "neighbours": 10, "factor": 5.0},
+    paper="Park et al. 2025",
+    reconstructed="an independent draft model instead of the EAGLE-1 head; the optimal residual",
+)

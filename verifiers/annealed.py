@@ -1,0 +1,64 @@
+"""Annealed relaxation: tolerate more at the beginning of a draft than at its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Rule
+from mmspec.verifiers.exact import Exact
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Accept with min(1, w a), a the acceptance of `inner`; w = 1 is `inner`."""
+
+    inner: Rule
+    weight: Tensor = field(repr=False)  # broadcasts against x
+    lossless: ClassVar[bool] = False
+
+    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # (..., V) x2, (...) -> (...)
+        return (self.weight.to(p) * self.inner.accept(p, q, x)).clamp_max(1)
+
+    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # -> (..., V), sums to 1
+        return self.inner.residual(p, q, x)
+
+
+@dataclass(frozen=True)
+class Annealed:
+    """Accept with min(1, w_i p/q), w_i falling with the depth i (Cool-SD, Li et al. 2026).
+
+    w_i = delta exp(-nu i - mu), never below 1. A token of depth i is tested only where all i before
+    it were accepted, so depth is the history. `delta` is the mean weight over the draft where no
+    w_i is raised to 1 (this fixes mu, which is not public); the paper runs delta=1.1 and 2 with
+    nu=0.7. Corrections are those of `inner`; norm((p - q)+) is the best for any weights, and the
+    over-accepted mass of a step is the sum of (q min(1, w p/q) - p)+. Lossy; delta=1 with nu=0 is
+    `inner`.
+    """
+
+    delta: float
+    nu: float = 0.7
+    inner: Rule = field(default_factory=Exact)
+    lossless: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.delta < 1 or self.nu < 0:
+            raise ValueError(
+                f"delta={self.delta}, nu={self.nu}; delta is at least 1 and nu at least 0, and "
+                "delta=1 with nu=0 is exact"
+            )
+
+    def at(self, depth: Tensor | int, longest: int) -> Rule:
+        """The rule for tokens of that depth (0 = first), in a draft `longest` deep."""
+        weights = self.weights(longest)
+        if isinstance(depth, Tensor):
+            weights = weights.to(depth.device)
+        return Weighted(self.inner, weights[depth])
+
+    def weights(self, longest: int) -> Tensor:  # (longest,) float64
+        """w_0, w_1, ..."""
+        falling = torch.exp(-self.nu * torch.arange(longest, dtype=torch.float64))
+        return (self.delta * falling / falling.mean()).clamp_min(1)

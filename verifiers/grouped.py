@@ -1,0 +1,90 @@
+"""Grouped speculative decoding: compare the mass of groups of tokens, then keep the token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.codebook import Codebook
+from mmspec.laws import residual
+from mmspec.verifiers.walk import at_token
+
+
+class Grouping(Protocol):
+    """Which tokens stand for each other at a position."""
+
+    def masses(
+        self, p: Tensor, q: Tensor, x: Tensor
+    ) -> tuple[Tensor, Tensor]: ...  # (..., V) x2, (...) -> (...) x2: the group of x under p and q
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Accept with min(1, P / Q), P and Q the group's mass under p and q (GSD, So et al. 2025).
+
+    The token kept is x itself; corrections come from norm((p - q)+). Lossy. Groups that do not
+    overlap accept at least as often as `Exact`; windows may overlap, and accept single tokens
+    less. Groups of one token are `Exact`.
+    """
+
+    grouping: Grouping
+    lossless: ClassVar[bool] = False
+
+    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # (..., V) x2, (...) -> (...)
+        wanted, proposed = self.grouping.masses(p, q, x)
+        return (wanted / proposed.clamp_min(torch.finfo(q.dtype).tiny)).clamp_max(1)
+
+    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # -> (..., V), sums to 1
+        return residual(p, q)
+
+
+@dataclass(frozen=True)
+class RankWindow:
+    """About `size` tokens that p ranks next to x, half of them below it.
+
+    Of those, tokens whose probability differs by `gap` or more are left out, and with a `codebook`
+    those that are `distance` or more away, as a squared distance. The paper tries sizes 3, 10, 25
+    and 50; its code runs 14 with gap=0.15 and distance=0.5 between rows of the input embedding. A
+    token that the target rules out stays alone, where the released code gives it whichever group
+    the order of ties makes.
+    """
+
+    size: int
+    gap: float = 0.15
+    codebook: Codebook | None = None
+    distance: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.size < 0 or self.gap <= 0 or self.distance <= 0:
+            raise ValueError(
+                f"size={self.size}, gap={self.gap}, distance={self.distance}; a size is at least "
+                "0 (groups of one), gap and distance are positive"
+            )
+
+    def masses(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        order = p.argsort(dim=-1, stable=True)
+        rank = (order == x[..., None]).int().argmax(-1, keepdim=True)
+        below = self.size // 2
+        place = rank + torch.arange(-below, max(self.size - below, 1), device=p.device)
+        inside = (place >= 0) & (place < p.shape[-1])
+        near = order.gather(-1, place.clamp(0, p.shape[-1] - 1))
+        own, theirs = at_token(p, x)[..., None], p.gather(-1, near)
+        kept = inside & (own > 0) & ((theirs - own).abs() < self.gap)
+        if self.codebook is not None:
+            kept &= self.codebook.squared_distance(x[..., None], near) < self.distance
+        kept |= inside & (near == x[..., None])
+        return (theirs * kept).sum(-1), (q.gather(-1, near) * kept).sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Fixed groups, one label per token."""
+
+    labels: Tensor = field(repr=False)  # (V,) int64
+
+    def masses(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        same = self.labels == self.labels[x][..., None]
+        return (p * same).sum(-1), (q * same).sum(-1)

@@ -1,0 +1,80 @@
+"""What is drawn after LANTERN rejects a token: the optimum, and what its released code does.
+
+LANTERN (Jang et al. 2025) and LANTERN++ (Park et al. 2025) ship several corrections, none of them
+the one with the least distance. `Optimal` is the default; the others serve reproduction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.laws import residual
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The neighbours of a tested token."""
+
+    tokens: Tensor  # (..., k + 1) nearest first; (..., k) where the codebook has no more
+    real: Tensor  # (..., 1) bool, False = the token is no image code and has no neighbours
+    size: Tensor  # (...) how many of the first k were pooled
+    mass: Tensor  # (...) their probability under p
+
+
+class Residual(Protocol):
+    """Where the next token, or the next sibling's test, gets its law from."""
+
+    def __call__(
+        self, p: Tensor, q: Tensor, x: Tensor, pool: Pool
+    ) -> Tensor: ...  # (..., V) x2, (...) -> (..., V), sums to 1
+
+
+@dataclass(frozen=True)
+class Optimal:
+    """norm((p - q)+): the least distance for any relaxed acceptance (Cool-SD, Li et al. 2026)."""
+
+    def __call__(self, p: Tensor, q: Tensor, x: Tensor, pool: Pool) -> Tensor:
+        return residual(p, q)
+
+
+@dataclass(frozen=True)
+class ClearedTarget:
+    """norm((p' - q)+), p' without the neighbours of x.
+
+    As released for dynamic trees of LlamaGen and Anole, where q is a point mass, and for every tree
+    of Lumina-mGPT. All k neighbours go, and one more, whenever one could be pooled. Falls back to p
+    where nothing is left; the released code to a uniform law over the whole vocabulary.
+    """
+
+    def __call__(self, p: Tensor, q: Tensor, x: Tensor, pool: Pool) -> Tensor:
+        return _difference(_cleared(p, pool), q, p)
+
+
+@dataclass(frozen=True)
+class ClearedDraft:
+    """norm((p - q')+), q' without the neighbours of x.
+
+    As released for static trees of LlamaGen and Anole. Keeps p's own mass at the neighbours. The
+    same neighbours go, and the same fall-back holds, as for `ClearedTarget`.
+    """
+
+    def __call__(self, p: Tensor, q: Tensor, x: Tensor, pool: Pool) -> Tensor:
+        return _difference(p, _cleared(q, pool), p)
+
+
+def _cleared(law: Tensor, pool: Pool) -> Tensor:  # (..., V) -> (..., V)
+    """`law` without the neighbours, where at least one was pooled."""
+    goes = (pool.real & (pool.size > 0)[..., None]).expand_as(pool.tokens)
+    kept = torch.where(goes, 0, law.gather(-1, pool.tokens))
+    return law.scatter(-1, pool.tokens, kept)
+
+
+def _difference(left: Tensor, right: Tensor, spare: Tensor) -> Tensor:  # (..., V) x3 -> (..., V)
+    """norm((left - right)+), and `spare` where that is nowhere positive."""
+    rest = (left - right).clamp_min(0)
+    mass = rest.sum(-1, keepdim=True)
+    return torch.where(mass > 0, rest / mass.clamp_min(torch.finfo(rest.dtype).tiny), spare)

@@ -1,0 +1,93 @@
+"""LANTERN's acceptance: a token is backed by the target's mass on codes that look like it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.codebook import Neighbours
+from mmspec.verifiers.lantern_residuals import Optimal, Pool, Residual
+from mmspec.verifiers.walk import at_token
+
+
+class Bound(Protocol):
+    """How much mass may be pooled for a token of probability p(x)."""
+
+    def __call__(self, own: Tensor) -> Tensor: ...  # (...) -> (...)
+
+
+@dataclass(frozen=True)
+class Additive:
+    """At most `delta`, whatever the token (LANTERN). A token with p(x) = 0 can be accepted."""
+
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.delta <= 1:
+            raise ValueError(f"delta is {self.delta}, but a mass lies in [0, 1]; 0 is exact")
+
+    def __call__(self, own: Tensor) -> Tensor:
+        return torch.full_like(own, self.delta)
+
+
+@dataclass(frozen=True)
+class Multiplicative:
+    """As much as makes p(x) `factor` times as large (LANTERN++, where it is called lambda).
+
+    No token outside the target's support is accepted, and none more than `factor` times as often.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        if self.factor < 1:
+            raise ValueError(f"factor is {self.factor}, but must be at least 1; 1 is exact")
+
+    def __call__(self, own: Tensor) -> Tensor:
+        return (self.factor - 1) * own
+
+
+@dataclass(frozen=True)
+class LatentNeighbourhood:
+    """Accept with min(1, (p(x) + m) / q(x)), m the mass of x's nearest codes (Jang et al. 2025).
+
+    The neighbours are pooled from the nearest on, at most k, as long as their mass stays within
+    `bound`. Lossy; the bound limits how far p is moved for one token, not the distance of the
+    output, which is the over-accepted mass, the sum of min((q - p)+, m), with the optimal
+    `correction`. A bound of nothing is `Exact`, whatever q. With a point mass p and less than the
+    whole mass allowed it is greedy matching; the released code relaxes greedy decoding by the soft
+    p, which a rule does not see.
+    """
+
+    table: Neighbours
+    k: int
+    bound: Bound
+    correction: Residual = field(default_factory=Optimal)
+    lossless: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= self.table.k:
+            raise ValueError(
+                f"k={self.k}, but the table holds {self.table.k} neighbours; build it with "
+                f"Codebook.neighbours({max(self.k, 1)})"
+            )
+
+    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # (..., V) x2, (...) -> (...)
+        backing = at_token(p, x) + self.pool(p, x).mass
+        return (backing / at_token(q, x).clamp_min(torch.finfo(q.dtype).tiny)).clamp_max(1)
+
+    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # -> (..., V), sums to 1
+        return self.correction(p, q, x, self.pool(p, x))
+
+    def pool(self, p: Tensor, x: Tensor) -> Pool:  # (..., V), (...)
+        """The longest run of nearest neighbours whose mass is within the bound."""
+        self.table.check(p.shape[-1])
+        tokens, real = self.table.of(x, self.k + 1)
+        mass = torch.where(real, p.gather(-1, tokens[..., : self.k]), 0).cumsum(-1)
+        within = (mass <= self.bound(at_token(p, x))[..., None]) & real
+        size = within.sum(-1)  # mass grows along the run
+        pooled = torch.where(size > 0, at_token(mass, (size - 1).clamp_min(0)), 0)
+        return Pool(tokens, real, size, pooled)

@@ -1,0 +1,44 @@
+"""MuLo-SD's acceptance: keep a code where the target likes its surroundings well enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from mmspec.codebook import Neighbours
+from mmspec.verifiers.walk import at_token
+
+
+@dataclass(frozen=True)
+class NeighbourhoodThreshold:
+    """Accept when x and its k nearest codes hold at least `tau` of p (Peruzzo et al. 2026).
+
+    A decision without chance, blind to q. What fails is drawn anew from p, as the paper does by
+    letting the target resample. Lossy: tau=0 emits the draft unverified, tau > 1 is the target
+    itself. The paper's tau and k are not public. Tokens that are no codes stand for themselves.
+    """
+
+    table: Neighbours
+    k: int
+    tau: float
+    lossless: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= self.table.k:
+            raise ValueError(
+                f"k={self.k}, but the table holds {self.table.k} neighbours; build it with "
+                f"Codebook.neighbours({max(self.k, 1)})"
+            )
+        if self.tau < 0:
+            raise ValueError(f"tau is {self.tau}, but a mass is at least 0; 0 accepts everything")
+
+    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # (..., V) x2, (...) -> (...)
+        self.table.check(p.shape[-1])
+        tokens, real = self.table.of(x, self.k)
+        around = (p.gather(-1, tokens) * real).sum(-1)
+        return (at_token(p, x) + around >= self.tau).to(p)
+
+    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # -> (..., V), sums to 1
+        return p
