@@ -1,0 +1,22 @@
+"""MC-SJD: Jacobi windows whose tokens survive from round to round, by maximal coupling.
+
+So et al. 2026, "Speculative coupled decoding" (first "MC-SJD"). An unverified token is kept with
+min(1, p/q), else drawn from norm((p - q)+), which changes no law and keeps as many tokens as any
+coupling can. Exact: the law stored with a token is the new p, also where it was kept (released code
+stores the old one for those, which is biased).
+"""
+
+from mmspec.drafters.grow import Chain
+from mmspec.drafters.jacobi_build import OPTIONS, maximally_coupled_window
+from mmspec.length import Fixed
+from mmspec.recipe import Recipe
+from mmspec.verifiers.recursive import Recursive
+
+RECIPE = Recipe(
+    architecture=maximally_coupled_window,
+    execution=Chain(Fixed(31)),
+    verifier=Recursive(),
+    sees="target-memory",
+    options=OPTIONS,
+    paper="So et al. 2026",
+)

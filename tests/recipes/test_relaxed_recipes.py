@@ -1,0 +1,148 @@
+"""Recipes that pool picture tokens: what they need, what they become, what they report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmspec
+from mmspec import recipes
+from mmspec.codebook import Codebook
+from mmspec.draft import Kind
+from mmspec.drafters.grow import StaticTree
+from mmspec.modalities import image
+from mmspec.recipe import Tailored
+from mmspec.verifiers.exact import Exact
+from mmspec.verifiers.grouped import Grouped
+from mmspec.verifiers.latent_neighbourhood import Additive, LatentNeighbourhood, Multiplicative
+from mmspec.verifiers.recursive import Recursive
+from tests import toys
+from tests.conftest import noisy
+from tests.toys import painters
+
+POOLING = ("lantern", "lantern-pp")
+SIZE = int(toys.model("llama").config.vocab_size)
+ROOM = 12
+
+
+def book(size: int = 30, offset: int = 5, vocabulary: int = SIZE) -> Codebook:
+    rows = torch.randn(size, 4, generator=torch.Generator().manual_seed(0))
+    return Codebook.at(rows, offset, vocabulary)
+
+
+def bound(name: str, **options: Any) -> mmspec.Accelerated:
+    drafter = noisy("llama", scale=0.2) if recipes.get(name).takes_drafter else None
+    return mmspec.accelerate(toys.model("llama"), name, drafter=drafter, **options)
+
+
+@pytest.mark.parametrize("name", POOLING)
+def test_a_missing_or_wrong_codebook_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no codebook says .* give codebook="):
+        bound(name)
+    with pytest.raises(ValueError, match=f"counts 50 token ids, but .* has {SIZE}"):
+        bound(name, codebook=book(vocabulary=50))
+    with pytest.raises(ValueError, match="holds 3 codes per code, but neighbours=5"):
+        bound(name, codebook=book().neighbours(3), neighbours=5)
+    with pytest.raises(TypeError, match="codebook is a Tensor"):
+        bound(name, codebook=book().vectors)
+    file = tmp_path / "near.safetensors"
+    book().neighbours(8).save(file)
+    fast = bound(name, codebook=str(file), neighbours=8)
+    fast.save_pretrained(tmp_path / "saved")
+    again = mmspec.load(tmp_path / "saved", toys.model("llama"))
+    assert rule_of(again).table.k == 8
+
+
+def test_groups_need_vectors() -> None:
+    with pytest.raises(TypeError, match="groups need the vectors"):
+        bound("gsd", codebook=book().neighbours(3))
+    with pytest.raises(ValueError, match="counts 50 token ids"):
+        bound("gsd", codebook=book(vocabulary=50))
+    with pytest.raises(ValueError, match="Jacobi windows are chains"):
+        bound("gsd", tree=[2, 1])
+
+
+def rule_of(fast: mmspec.Accelerated) -> LatentNeighbourhood:
+    assert isinstance(fast.recipe.verifier, Recursive)
+    rule = fast.recipe.verifier.rule
+    assert isinstance(rule, LatentNeighbourhood)
+    return rule
+
+
+def test_options_become_a_rule() -> None:
+    for name in (*POOLING, "gsd"):
+        assert isinstance(recipes.get(name).verifier, Tailored)
+        assert not recipes.get(name).exact
+        with pytest.raises(ValueError, match="call accelerate"):
+            recipes.get(name).verifier.verify(None, None, None)  # type: ignore[arg-type]
+    added = rule_of(bound("lantern", codebook=book(), neighbours=7, delta=0.3))
+    assert (added.k, added.bound) == (7, Additive(0.3))
+    assert rule_of(bound("lantern", codebook=book())).k == 29  # all others, where 1000 are too many
+    factor = rule_of(bound("lantern-pp", codebook=book(), neighbours=7, factor=2.0))
+    assert factor.bound == Multiplicative(2.0)
+    grouped = bound("gsd", codebook=book(), size=3).recipe.verifier
+    assert isinstance(grouped, Recursive)
+    assert isinstance(grouped.rule, Grouped)
+    with pytest.raises(ValueError, match="delta is 2"):
+        bound("lantern", codebook=book(), delta=2)
+
+
+def test_a_given_verifier_needs_no_codebook() -> None:
+    assert bound("lantern", verifier="coupled").recipe.exact
+
+
+def test_the_static_tree_has_the_published_widths() -> None:
+    shape = recipes.get("lantern-pp").execution
+    assert isinstance(shape, StaticTree)
+    assert [len(level) for level in shape.tree.levels] == [5, 13, 16, 14, 9]
+    assert shape.kinds == (Kind.WOR,)
+
+
+CASES: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
+    ("lantern", {"codebook": book(), "delta": 0.0}, {"codebook": book(), "delta": 0.9}),
+    ("lantern-pp", {"codebook": book(), "factor": 1.0}, {"codebook": book(), "factor": 5.0}),
+    ("gsd", {"size": 0}, {"size": 14, "gap": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "neutral", "relaxed"), CASES, ids=[c[0] for c in CASES])
+def test_a_run_is_the_exact_one_where_nothing_is_allowed(
+    name: str, neutral: Mapping[str, Any], relaxed: Mapping[str, Any]
+) -> None:
+    request = toys.inputs("llama", batch=2, ragged=True)
+    settings = {"max_new_tokens": ROOM, "temperature": 1.0, "seed": 5}
+    exact = bound(name, verifier=Recursive(Exact())).generate(**request, **settings)
+    assert exact.stats.over_accepted_mass is None
+    same = bound(name, **neutral).generate(**request, **settings)
+    assert torch.equal(same.sequences, exact.sequences)
+    assert same.stats.over_accepted_mass == pytest.approx(0, abs=1e-6)
+    loose = bound(name, **relaxed).generate(**request, **settings)
+    assert loose.stats.fallback is None
+    assert not loose.stats.exact
+    assert loose.stats.over_accepted_mass is not None
+    assert loose.stats.over_accepted_mass > 1e-3
+
+
+def test_a_model_that_draws_brings_its_codebook() -> None:
+    model = painters.janus()
+    noise = torch.Generator().manual_seed(1)
+    small = painters.janus()
+    with torch.no_grad():
+        for weight in small.parameters():
+            if weight.dim() > 1:
+                weight.add_(torch.randn(weight.shape, generator=noise) * weight.std() * 0.1)
+    request = painters.request("janus", batch=2)
+    for name in (*POOLING, "cool-sd", "gsd"):
+        given = {"drafter": small} if recipes.get(name).takes_drafter else {}
+        fast = mmspec.accelerate(model, name, **given)
+        if name in POOLING:
+            assert rule_of(fast).table.fingerprint == image.painter(model).codebook.fingerprint
+            assert rule_of(fast).table.metric == "normalised"
+        out = fast.generate_images(**request, temperature=1.0, seed=3)
+        assert out.stats.fallback is None
+        assert out.stats.over_accepted_mass is not None
+        assert out.ids.shape == (2, painters.SIDE, painters.SIDE)
