@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec import recipes
+from mmspec import images, recipes
 from mmspec.arguments import (
     LOOP_ARGUMENTS,
     MODEL_INPUTS,
@@ -35,10 +35,10 @@ from mmspec.context import Request
 from mmspec.decode import Parts, decode
 from mmspec.draft import Drafter, Round, Verifier
 from mmspec.loading import load_model
-from mmspec.modalities import vlm
-from mmspec.modalities.families import backbone
+from mmspec.modalities import image, vlm
+from mmspec.modalities.families import backbone, is_pipeline
 from mmspec.noise import KeyedNoise
-from mmspec.recipe import Kit, Recipe, pair, shape_of
+from mmspec.recipe import Kit, Recipe, made, pair, shape_of
 from mmspec.sampling import Sampling
 from mmspec.seq2seq import EncoderDecoder, source_inputs
 from mmspec.settings import refuse_modes, resolve
@@ -76,6 +76,8 @@ def accelerate(
 ) -> Accelerated:
     """Make a Hugging Face model generate faster by speculation.
 
+    A diffusers pipeline gives an `AcceleratedPipeline`; see `mmspec.pipeline` for its arguments.
+
     `recipe` is a name (see `mmspec.recipes.names()`), a `Recipe`, or None: "coupled" with a
     drafter, else "prompt-lookup". `drafter` is a model, a folder, "zoo:NAME", or a `Drafter`. The
     other arguments replace parts of the recipe; `options` are its own knobs. Nothing is written
@@ -84,9 +86,17 @@ def accelerate(
     Raises ValueError, before anything runs, for parts that do not fit: unknown names, different
     vocabularies, a proposal kind the verifier is biased for, a cache that cannot roll back.
     """
+    if is_pipeline(model):
+        from mmspec.pipeline import accelerate_pipeline
+
+        parts = {"compressor": compressor, "tree": tree, "length": length, "sees": sees, **options}
+        given = {name: value for name, value in parts.items() if value is not None}
+        fast: Any = accelerate_pipeline(model, recipe, drafter=drafter, verifier=verifier, **given)
+        return fast  # type: ignore[no-any-return]  # an `AcceleratedPipeline`
     if recipe is None:
         recipe = "prompt-lookup" if drafter is None else "coupled"
     plan = recipes.get(recipe) if isinstance(recipe, str) else recipe
+    recipes.check_decodes(plan, "tokens", model)
     unknown = set(options) - set(plan.options)
     if unknown:
         raise ValueError(
@@ -118,15 +128,20 @@ class Accelerated:
     def __init__(
         self, model: Any, recipe: Recipe, drafter: Any, given: Mapping[str, Any] | None = None
     ) -> None:
-        self.model, self.recipe = model, recipe
+        self.model = model
         self.given = dict(given or {})  # the parts the user replaced, for save_pretrained
         self.backbone = backbone(model)
+        self.painter = image.painter(model) if self.backbone.family.draws else None
         self.small = None if _is_drafter(drafter) else _small(recipe, drafter)
+        sees = _sight(self.backbone, self.small, recipe.sees)
+        options = (recipe.execution, sees, recipe.compressor, recipe.options)
+        kit = Kit(self.backbone, self.small, *options)
+        self.recipe = recipe = replace(recipe, verifier=made(recipe.verifier, kit))
         if not _is_drafter(drafter):
-            sees = _sight(self.backbone, self.small, recipe.sees)
-            options = (recipe.execution, sees, recipe.compressor, recipe.options)
-            drafter = recipe.architecture(Kit(self.backbone, self.small, *options))
+            drafter = recipe.architecture(kit)
         self.drafter: Drafter = pair(drafter, recipe.verifier, self.backbone)
+        if not getattr(self.drafter, "lossless", True):
+            self.recipe = replace(recipe, truthful=False)
         self.target = CausalTarget(self.backbone, frozenset(getattr(self.drafter, "wants", ())))
         self.model_inputs = set(inspect.signature(model.forward).parameters) | MODEL_INPUTS
         self.last_stats: Stats | None = None
@@ -173,6 +188,25 @@ class Accelerated:
             "give length='auto', which turns speculation off where it loses",
             *(stats.mean_acceptance_length, stats.num_spec_steps, stats.drafter_saw),
         )
+
+    @torch.no_grad()
+    def generate_images(self, **arguments: Any) -> images.Images:
+        """Draw pictures with a model that speaks picture tokens, under the same promises.
+
+        Takes the inputs of the model's prompt (`input_ids` and `attention_mask`, or a class, or
+        caption features), `grid=` (height, width) in codes or a `Grid`, `guidance=` a scale
+        (default: the published one; 1 = none), `negative=` inputs of unconditional prompts, and
+        `seed`, `row_ids` and sampling settings as `generate` does. Greedy without any.
+        """
+        most = getattr(self.backbone.config, "max_position_embeddings", None)
+        painter = self.painter or image.painter(self.model)
+        drawing = images.prepare(painter, self.backbone.vocabulary, most, arguments)
+        how = (drawing.sampling, drawing.stop, drawing.seed, drawing.row_ids)
+        call = self._bind(drawing.inputs, *how, drafter_inputs={})
+        request = replace(call.request, shared={"grid": drawing.grid})
+        tokens = self._run(replace(call, request=request))
+        assert self.last_stats is not None
+        return drawing.finish(tokens, self.last_stats)
 
     @torch.no_grad()
     def stream(self, **arguments: Any) -> Iterator[Round]:
@@ -354,7 +388,9 @@ def _sight(target: Backbone, small: Backbone | None, sees: str) -> str:
     """What the draft model sees: its own pixels where it can, if the recipe leaves it open."""
     if small is None:
         return sees
-    if sees == "auto":
+    if sees == "auto" and target.family.draws:
+        sees = "prompt"
+    elif sees == "auto":
         sees = "pixels" if small.family.media and target.family.media else "nothing"
     vlm.check_pair(target, small, sees)
     return sees

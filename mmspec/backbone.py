@@ -34,6 +34,8 @@ class Family:
     placeholders: tuple[str, ...] = ()  # config names of the ids that stand for visual features
     visual_ids: tuple[str, ...] = ()  # config names of further ids that only frame a picture
     one_run: bool = True  # a picture is one run of placeholders (tiles and rows may break it up)
+    draws: bool = False  # speaks picture tokens: `generate_images`, see `mmspec.images`
+    writes: bool = True  # speaks text: `generate`
 
 
 class Backbone:
@@ -56,7 +58,7 @@ class Backbone:
         self.can_branch = SlotCache(model.config).can_branch
         self.decoder = model.get_decoder()
         self.head = model.get_output_embeddings()
-        self.layer_kinds, self.window = _layer_kinds(self.config)
+        self.layer_kinds, self.window = layer_kinds_of(self.config)
         # without a mask of ours transformers looks for one of its own, which costs as much as
         # masking a few layers: a deep model gains, a drafter of a layer or two would lose
         self.bare = self.layer_kinds == (FULL,) and self.config.num_hidden_layers > 4
@@ -152,19 +154,24 @@ class Backbone:
         `skip` lists layers to leave out; `depth` keeps only the first layers (early exit). The
         user's model is not touched: the thinner decoder is a shallow copy with its own layer list.
         """
-        layers = list(self.decoder.layers)
-        last = len(layers) if depth is None else depth
-        left = [layer for index, layer in enumerate(layers[:last]) if index not in set(skip)]
         twin = copy.copy(self)
-        twin.decoder = copy.copy(self.decoder)
-        twin.decoder._modules = dict(self.decoder._modules)
-        twin.decoder._modules["layers"] = nn.ModuleList(left)
+        twin.decoder = without_layers(self.decoder, skip, depth)
         if not self.family.direct:
             raise ValueError(
                 f"layers of {type(self.model).__name__} cannot be left out: its logits are not "
                 "head(decoder)"
             )
         return twin
+
+
+def without_layers(decoder: Any, skip: Sequence[int], depth: int | None = None) -> Any:
+    """A shallow copy of a decoder, weights shared, with its own list of layers."""
+    layers = list(decoder.layers)[:depth]
+    twin = copy.copy(decoder)
+    twin._modules = dict(decoder._modules)
+    left = [layer for index, layer in enumerate(layers) if index not in set(skip)]
+    twin._modules["layers"] = nn.ModuleList(left)
+    return twin
 
 
 def padding(attention_mask: Tensor | None, batch: int) -> list[int]:
@@ -193,7 +200,7 @@ def next_rope(position_ids: Tensor | None, batch: int, length: int) -> list[int]
     return [int(value) + 1 for value in last.expand(batch).tolist()]
 
 
-def _layer_kinds(config: Any) -> tuple[tuple[str, ...], int | None]:
+def layer_kinds_of(config: Any) -> tuple[tuple[str, ...], int | None]:
     """Kinds of decoder layers that want different masks, and the sliding window if any."""
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)

@@ -24,6 +24,7 @@ class Request:
     noise: KeyedNoise
     room: int  # most new tokens per row
     drafter_inputs: Mapping[str, Any] = field(default_factory=dict)  # what the drafter gets instead
+    shared: Mapping[str, Any] = field(default_factory=dict)  # what the call itself offers drafters
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Context:
     memory: Memory | Rows  # the target's
     noise: KeyedNoise  # this round's
     scores: Scores | None = None  # the law after the prompt, until its token is chosen
-    shared: Mapping[str, Any] = field(default_factory=dict)  # what the target offers to drafters
+    shared: Mapping[str, Any] = field(default_factory=dict)  # what target and call offer drafters
     finished: tuple[bool, ...] = ()
 
     @property

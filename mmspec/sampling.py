@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -47,6 +47,12 @@ from mmspec.laws import Categorical
 Prefix = Callable[[int, int], Tensor]  # (row, place) -> (L,) int64: the tokens before that place
 
 
+class PlaceProcessor(Protocol):
+    """Changes scores by where their token will stand, for all nodes of a draft at once."""
+
+    def __call__(self, scores: Tensor, position: Tensor) -> Tensor: ...  # (B, M, V), (B, M)
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How logits become laws.
@@ -55,7 +61,7 @@ class Sampling:
     epsilon, eta. Greedy decoding (`do_sample=False`) runs the processors only. The neutral value of
     every other setting switches it off. `processors` are Hugging Face processors without a state of
     their own; one of your own making must not remember anything between calls, which cannot be
-    checked here.
+    checked here. `places` come before everything else and look at nothing but absolute positions.
     """
 
     do_sample: bool = False
@@ -67,6 +73,7 @@ class Sampling:
     epsilon_cutoff: float = 0.0
     eta_cutoff: float = 0.0
     processors: tuple[LogitsProcessor, ...] = ()
+    places: tuple[PlaceProcessor, ...] = ()
 
     def __post_init__(self) -> None:
         if self.temperature == 0:
@@ -122,14 +129,21 @@ class Sampling:
         """Whether a law depends on the tokens before it."""
         return any(type(processor) not in _PREFIX_FREE for processor in self.processors)
 
-    def law(self, logits: Tensor, prefix: Prefix | None = None) -> Categorical:
+    def law(
+        self, logits: Tensor, prefix: Prefix | None = None, position: Tensor | None = None
+    ) -> Categorical:
         """Laws of batch shape (B, M) from logits (B, M, V), in float32, or float64 if given.
 
         `prefix(row, place)` are the tokens before that place as `generate()` shows them to
         processors, left padding of the prompt included. For a padded place any true prefix of the
-        row will do.
+        row will do. `position` (B, M) is where the tokens that the laws speak of will stand, which
+        `places` ask for.
         """
-        scores = logits if logits.dtype == torch.float64 else logits.float()
+        scores = _widen(logits)
+        for change in self.places:
+            if position is None:
+                raise ValueError(f"{type(change).__name__} looks at positions; give law() some")
+            scores = change(scores, position)
         if self.processors:
             scores = self._process(scores, prefix)
         if self.do_sample and self._warpers:
@@ -177,10 +191,11 @@ class Sampling:
 
 
 def guide(cond: Tensor, uncond: Tensor | None, scale: float) -> Tensor:  # (..., V) x2 -> (..., V)
-    """Classifier-free guidance of two branches scored in one doubled batch (Sanchez et al. 2023).
+    """Classifier-free guidance of two branches scored in one doubled batch (Ho and Salimans 2022).
 
-    The formula of `UnbatchedClassifierFreeGuidanceLogitsProcessor`. `scale` 1 is no guidance: the
-    second branch is not looked at and may be None.
+    u + s (c - u) on raw logits, before every processor. Taking logarithms of probabilities first
+    (Sanchez et al. 2023) moves all scores of a place by one number, so the law is the same. `scale`
+    1 is no guidance: the second branch is not looked at and may be None.
     """
     if scale == 1:
         return cond
@@ -188,8 +203,8 @@ def guide(cond: Tensor, uncond: Tensor | None, scale: float) -> Tensor:  # (...,
         raise ValueError(
             f"guidance scale {scale} needs the unconditional logits; pass them, or scale=1"
         )
-    c, u = _widen(cond).log_softmax(-1), _widen(uncond).log_softmax(-1)
-    return scale * (c - u) + u
+    c, u = _widen(cond), _widen(uncond)
+    return u + (c - u) * scale
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class CausalTarget:
 
     def prefill(self, request: Request) -> Context:
         """Read the prompt; `context.scores` then gives the first token without a forward."""
-        inputs, offer = request.inputs, dict[str, Any]()
+        inputs, offer = request.inputs, dict[str, Any](request.shared)
         if "vision" in self.wants:
             inputs = _encoded(self.backbone, inputs)
             offer["vision"] = inputs["mm_encoder_outputs"]
@@ -60,8 +60,9 @@ class CausalTarget:
             finished=(False,) * memory.batch,
             shared=offer,
         )
-        law = request.sampling.law(logits[:, None], prefix(context, None))
-        return replace(context, scores=Scores(law, context.position()))
+        position = context.position()
+        law = request.sampling.law(logits[:, None], prefix(context, None), position)
+        return replace(context, scores=Scores(law, position))
 
     def score(self, context: Context, draft: Draft) -> Scores:
         """One forward over the pending tokens and the draft nodes."""
@@ -80,7 +81,7 @@ class CausalTarget:
         if draft.nodes:
             position = torch.cat((position, position + 1 + draft.depths()), 1)
         features = {} if hidden is None else {"hidden": hidden}
-        law = context.sampling.law(logits, prefix(context, draft))
+        law = context.sampling.law(logits, prefix(context, draft), position)
         return Scores(law, position, features, calls)
 
     def keep(self, context: Context, draft: Draft, kept: Round) -> Context:

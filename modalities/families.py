@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmspec.backbone import Backbone, Family
-from mmspec.modalities import speech, vlm
+from mmspec.modalities import image, speech, vlm
 from mmspec.seq2seq import EncoderDecoder
 
 _PLAIN_HEADS = frozenset(
@@ -20,8 +20,8 @@ def family(model: Any) -> Family:
     would only be guessed.
     """
     kind = model.config.model_type
-    known = {**vlm.FAMILIES, **speech.FAMILIES}
-    if kind in known:
+    known = {**vlm.FAMILIES, **speech.FAMILIES, **image.FAMILIES}
+    if kind in known and (kind not in image.FAMILIES or image.draws(model)):
         return known[kind]
     takes = sorted(set(getattr(model, "input_modalities", ("text",))))
     composite = model.config.get_text_config(decoder=True) is not model.config
@@ -39,7 +39,15 @@ def backbone(model: Any) -> Backbone:
     Raises ValueError for what cannot work, before any forward.
     """
     described = family(model)
+    if described.draws:
+        guided: Any = image.backbone(model)
+        return guided  # type: ignore[no-any-return]  # the same calls
     if getattr(model.config, "is_encoder_decoder", False):
         reader: Any = EncoderDecoder(model, described)
         return reader  # type: ignore[no-any-return]  # the same calls
     return Backbone(model, described)
+
+
+def is_pipeline(model: Any) -> bool:
+    """Whether this is a diffusers pipeline (asked by name: diffusers may not be loaded yet)."""
+    return any(base.__name__ == "DiffusionPipeline" for base in type(model).__mro__)

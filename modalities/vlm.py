@@ -71,6 +71,11 @@ def check(model: Any, family: Family, inputs: Mapping[str, Any]) -> None:
     Raises ValueError: picture for a text model, picture without placeholder, placeholder without
     picture, rows with different numbers of pictures, an empty prompt.
     """
+    if not family.writes:
+        raise ValueError(
+            f"{type(model).__name__} draws pictures here and writes no text; call "
+            "generate_images()"
+        )
     ids: Tensor | None = inputs.get("input_ids")
     embeds = inputs.get("inputs_embeds")
     if ids is None and embeds is None:

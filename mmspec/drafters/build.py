@@ -24,7 +24,7 @@ from mmspec.modalities import vlm
 from mmspec.recipe import Kit
 from mmspec.visual import Compressor, check_needs
 
-SIGHTS = ("nothing", "placeholders", "pixels", "target-features")
+SIGHTS = ("nothing", "placeholders", "prompt", "pixels", "target-features")
 
 
 def no_drafter(kit: Kit) -> Drafter:
@@ -181,6 +181,8 @@ def sight(kit: Kit) -> Sight:
         return Nothing(_ignored(kit))
     if kit.sees == "placeholders":
         return Placeholders()
+    if kit.sees == "prompt":  # as the target has it, guidance included
+        return Pixels(name="prompt")
     raise ValueError(f"sees={kit.sees!r} is not known; choose one of {', '.join(SIGHTS)}")
 
 

@@ -118,7 +118,7 @@ class SmallModel:
 
     def say(self, context: Context, state: _Reading, nodes: Nodes) -> Categorical:
         logits, _ = self.backbone.read(state.memory, nodes.block(state.memory.like))
-        return draft_law(context, logits, nodes.prefix(context))
+        return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
 
     def keep(self, context: Context, state: _Reading, news: News) -> _Reading:
         kept = state.memory.commit([0] * context.batch, news.read, news.nodes_read)
@@ -134,16 +134,20 @@ class _Reading:
     read: list[int]
 
 
-def draft_law(context: Context, logits: Tensor, prefix: Prefix | None) -> Categorical:
+def draft_law(
+    context: Context, logits: Tensor, prefix: Prefix | None, ahead: Tensor | int = 0
+) -> Categorical:
     """The drafter's logits (B, n, V') become its law by the very settings of the target.
 
-    Vocabularies that differ by padding only are brought to the target's size; what the drafter
+    `ahead` (1 or B, n) tokens of the draft lie between the context and the token that a law speaks
+    of. Vocabularies that differ by padding only are brought to the target's size; what the drafter
     lacks is impossible under q.
     """
     missing = context.vocabulary - logits.shape[-1]
     if missing:
         logits = functional.pad(logits, (0, missing), value=-torch.inf)  # negative = cut
-    return context.sampling.law(logits, prefix)
+    position = context.position() + ahead if context.sampling.places else None
+    return context.sampling.law(logits, prefix, position)
 
 
 def committed(context: Context) -> Prefix | None:

@@ -77,7 +77,7 @@ class SharedBackbone:
     def say(self, context: Context, state: None, nodes: Nodes) -> Categorical:
         waiting = len(context.waiting()[0])
         logits, _ = self.thin.read(context.memory, nodes.block(context.memory.like, waiting))
-        return draft_law(context, logits, nodes.prefix(context))
+        return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
 
     def keep(self, context: Context, state: None, news: News) -> None:
         return None

@@ -13,11 +13,13 @@ import torch
 
 import mmspec
 from mmspec import recipes
+from mmspec.codebook import Codebook
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 from tests import toys
 from tests.conftest import noisy
 
+ALL = recipes.names()
 NAMES = recipes.names("tokens")
 ROOM = 10
 
@@ -28,17 +30,22 @@ def module(name: str) -> ModuleType:
 
 def bound(name: str, family: str = "llava") -> mmspec.Accelerated:
     drafter = noisy(family) if recipes.get(name).takes_drafter else None
-    return mmspec.accelerate(toys.model(family), name, drafter=drafter)
+    model, options = toys.model(family), dict[str, Any]()
+    if "codebook" in recipes.get(name).options:  # this model draws nothing and has none
+        rows = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+        options["codebook"] = Codebook.at(rows, 10, model.config.text_config.vocab_size)
+    return mmspec.accelerate(model, name, drafter=drafter, **options)
 
 
 def test_the_folder_is_the_registry() -> None:
     files = {info.name.replace("_", "-") for info in pkgutil.iter_modules(recipes.__path__)}
-    assert set(NAMES) == files
-    assert list(NAMES) == sorted(NAMES)
+    assert set(ALL) == files
+    assert list(ALL) == sorted(ALL)
+    assert set(ALL) == {*NAMES, *recipes.names("latents")}
     assert {"plain", "coupled", "prompt-lookup", "spd-mllm"} <= files
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_a_recipe_says_what_it_is(name: str) -> None:
     text = module(name).__doc__ or ""
     summary, blank, *rest = text.splitlines()
@@ -58,7 +65,7 @@ def test_a_recipe_says_what_it_is(name: str) -> None:
         assert re.search(r"\d{4}", recipe.paper)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_a_recipe_has_its_five_parts(name: str) -> None:
     recipe = recipes.get(name)
     assert isinstance(recipe, Recipe)

@@ -1,0 +1,1 @@
+"""Models that transformers and diffusers lack, in their style."""

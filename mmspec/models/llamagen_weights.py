@@ -1,0 +1,140 @@
+"""Public LlamaGen checkpoints under this package's names, and back.
+
+Only names and the order of channels differ. Fused projections are split; the rows of q and k are
+reordered within each head, because a rotary pair is (2i, 2i + 1) there and (i, i + d/2) here:
+
+    there   0 1 2 3 4 5        here   0 2 4 1 3 5
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from einops import rearrange
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
+
+MODEL = (  # ours -> theirs
+    (r"model\.embed_tokens\.", "tok_embeddings."),
+    (r"model\.norm\.", "norm."),
+    (r"lm_head\.", "output."),
+    (r"model\.condition\.embedding\.", "cls_embedding.embedding_table."),
+    (r"model\.condition\.fc", "cls_embedding.cap_proj.fc"),
+    (r"model\.condition\.unconditional", "cls_embedding.uncond_embedding"),
+    (r"model\.layers\.(\d+)\.self_attn\.o_proj\.", r"layers.\1.attention.wo."),
+    (r"model\.layers\.(\d+)\.mlp\.gate_proj\.", r"layers.\1.feed_forward.w1."),
+    (r"model\.layers\.(\d+)\.mlp\.up_proj\.", r"layers.\1.feed_forward.w3."),
+    (r"model\.layers\.(\d+)\.mlp\.down_proj\.", r"layers.\1.feed_forward.w2."),
+    (r"model\.layers\.(\d+)\.input_layernorm\.", r"layers.\1.attention_norm."),
+    (r"model\.layers\.(\d+)\.post_attention_layernorm\.", r"layers.\1.ffn_norm."),
+)
+PICTURE = (
+    (r"vqmodel\.embedding\.", "quantize.embedding."),
+    (r"vqmodel\.post_quant_conv\.", "post_quant_conv."),
+    (r"vqmodel\.decoder\.mid\.block_1\.", "decoder.mid.0."),
+    (r"vqmodel\.decoder\.mid\.attn_1\.", "decoder.mid.1."),
+    (r"vqmodel\.decoder\.mid\.block_2\.", "decoder.mid.2."),
+    (r"vqmodel\.decoder\.", "decoder."),
+)
+_LEVEL = re.compile(r"(vqmodel\.decoder)\.up\.(\d+)\.(block|attn|upsample)\.")
+_FUSED = re.compile(r"(model\.layers\.(\d+)\.self_attn)\.([qkv])_proj\.weight")
+
+
+def load_public(
+    model: LlamaGenForImageGeneration, weights: str | Path, picture: str | Path | None = None
+) -> None:
+    """Fill a model in place from public weights, converted to safetensors files.
+
+    `weights` are the language model's, `picture` the tokeniser's, which a model with a `vq_config`
+    needs. Raises ValueError naming what is missing.
+    """
+    if (picture is None) != (model.vqmodel is None):
+        raise ValueError(
+            "the tokeniser's weights go with a vq_config; give both picture= and a model whose "
+            "configuration has one, or neither"
+        )
+    files = [weights] if picture is None else [weights, picture]
+    found = {name: value for file in files for name, value in load_file(file).items()}
+    model.load_state_dict(from_public(found, model))
+
+
+def from_public(
+    public: Mapping[str, Tensor], model: LlamaGenForImageGeneration
+) -> dict[str, Tensor]:
+    """Public weights under the model's names; what decodes nothing (the encoder) stays out."""
+    config, own = model.config, model.state_dict()
+    theirs = _Names(config)
+    lacking = sorted({name for name in map(theirs, own) if name not in public})
+    if lacking:
+        raise ValueError(f"the public weights lack {', '.join(lacking[:5])}")
+    ours = {}
+    for name, like in own.items():
+        value = public[theirs(name)]
+        if fused := _FUSED.fullmatch(name):
+            value = _parts(value, config)[fused[3]]
+        if value.shape != like.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)} in the public weights, but the "
+                f"configuration asks for {tuple(like.shape)}"
+            )
+        ours[name] = value
+    return ours
+
+
+def to_public(model: LlamaGenForImageGeneration) -> dict[str, Tensor]:
+    """The model's weights as the public checkpoints name them."""
+    config, own, public = model.config, model.state_dict(), dict[str, Tensor]()
+    theirs = _Names(config)
+    for name, value in own.items():
+        fused = _FUSED.fullmatch(name)
+        if fused is None:
+            public[theirs(name)] = value
+        elif fused[3] == "q":
+            q, k, v = (own[f"{fused[1]}.{part}_proj.weight"] for part in "qkv")
+            halves = [_interleaved(q, config), _interleaved(k, config), v]
+            public[theirs(name)] = torch.cat(halves)
+    return public
+
+
+class _Names:
+    """The public name of one of the model's weights."""
+
+    def __init__(self, config: LlamaGenConfig) -> None:
+        picture = config.vq_config or {}
+        self.deepest = len(picture.get("channel_multiplier", (1, 1, 2, 2, 4))) - 1
+
+    def __call__(self, name: str) -> str:
+        if fused := _FUSED.fullmatch(name):
+            return f"layers.{fused[2]}.attention.wqkv.weight"
+        if level := _LEVEL.match(name):
+            part = {"block": "res"}.get(level[3], level[3])
+            block = self.deepest - int(level[2])  # theirs count from the deepest level
+            return f"decoder.conv_blocks.{block}.{part}.{name[level.end() :]}"
+        for ours, public in MODEL + PICTURE:
+            renamed, count = re.subn(f"^{ours}", public, name)
+            if count:
+                return renamed
+        raise AssertionError(f"{name} has no public name")
+
+
+def _parts(fused: Tensor, config: LlamaGenConfig) -> dict[str, Tensor]:
+    """Queries, keys and values of a fused projection, in the order of this package."""
+    width = config.hidden_size // config.num_attention_heads
+    keys = width * (config.num_key_value_heads or config.num_attention_heads)
+    q, k, v = fused.split([config.hidden_size, keys, keys])
+    return {"q": _halves(q, config), "k": _halves(k, config), "v": v}
+
+
+def _halves(rows: Tensor, config: LlamaGenConfig) -> Tensor:
+    half = config.hidden_size // config.num_attention_heads // 2
+    return rearrange(rows, "(h i two) d -> (h two i) d", i=half, two=2)
+
+
+def _interleaved(rows: Tensor, config: LlamaGenConfig) -> Tensor:
+    half = config.hidden_size // config.num_attention_heads // 2
+    return rearrange(rows, "(h two i) d -> (h i two) d", i=half, two=2)

@@ -1,0 +1,79 @@
+"""Chameleon weights that draw: Anole's plain raster, Lumina-mGPT's rows with newlines.
+
+The prompt ends with begin-of-image; unconditional is that token alone (Liu et al. 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from mmspec.backbone import Family
+from mmspec.grid import Grid
+from mmspec.images import Painter, codebook, token_request
+from mmspec.models.chameleon import ChameleonForImageGeneration
+
+FAMILY = Family(
+    "Chameleon", ("pixel_values",), direct=True, placeholders=("image_token_id",), draws=True
+)
+NEWLINE, END, SIZES = 8803, 8196, 8804  # Lumina-mGPT: row end, image end, first size token
+SHRINKS = 16  # pixels per code
+
+
+def draws(model: Any) -> bool:
+    """Whether it is Chameleon with picture logits; transformers' own class rules them out."""
+    return isinstance(model, ChameleonForImageGeneration)
+
+
+def painter(model: ChameleonForImageGeneration) -> Painter:
+    """How a Chameleon draws: rows of codes, as Anole does; for newlines give `grid=lumina(...)`."""
+    mapping: Any = model.model.vocabulary_mapping
+    vq: Any = model.model.vqmodel
+    name = type(model).__name__
+    codes = torch.tensor([token for _, token in sorted(mapping.img2bpe.items())])
+    vision: Any = model.config.vq_config
+    side = vision.resolution // SHRINKS
+
+    def layout(height: int, width: int) -> Grid:
+        return Grid(height, width, codes)
+
+    return Painter(
+        name=name,
+        codebook=codebook(name, vq.quantize.embedding.weight, codes, model.config.vocab_size),
+        layout=layout,
+        size=(side, side),
+        guidance=3.0,
+        decode=model.decode_codes,
+        inputs=("input_ids", "attention_mask"),
+        request=token_request,
+        unconditional=unconditional,
+    )
+
+
+def lumina(
+    model: ChameleonForImageGeneration,
+    height: int,
+    width: int,
+    newline: int = NEWLINE,
+    end: int = END,
+    sizes: int = SIZES,
+) -> Grid:
+    """Lumina-mGPT's layout: two size tokens, rows that end with a newline, image end.
+
+    A size token counts steps of two codes. Raises ValueError for odd sizes.
+    """
+    if height % 2 or width % 2:
+        raise ValueError(
+            f"{height} x {width} has no size tokens: they count steps of two codes; give even "
+            "numbers"
+        )
+    header = (sizes + height // 2, sizes + width // 2)
+    codes = painter(model).codebook.ids.cpu()
+    return Grid(height, width, codes, separator=newline, header=header, footer=(end,))
+
+
+def unconditional(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The last token of every prompt."""
+    return {name: inputs[name][:, -1:] for name in ("input_ids", "attention_mask")}
