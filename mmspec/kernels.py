@@ -11,10 +11,13 @@ knows an x0 (its own, or an old one of the target) has a law like the target's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
 from torch import Tensor
+
+Levels = tuple[Tensor, Tensor]  # alpha and sigma of some states
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,9 @@ class GaussianKernel:
             )
 
     @classmethod
-    def ancestral(cls, alpha: Tensor, sigma: Tensor) -> GaussianKernel:
+    def ancestral(
+        cls, alpha: Tensor, sigma: Tensor, landing: Levels | None = None
+    ) -> GaussianKernel:
         """The posterior of the forward process, for any grid of (alpha, sigma), each (N + 1,).
 
         DDPM with variance "fixed_small", DDIM with eta = 1, Euler ancestral (alpha = 1),
@@ -50,24 +55,74 @@ class GaussianKernel:
         it serves flow matching too (alpha = 1 - t, sigma = t). With s = alpha^2 / sigma^2:
 
             a = (alpha' / s') s / alpha,  b = alpha' (1 - s / s'),  std = (alpha' / s') (s' - s)^.5
+
+        `landing` (N,) each says where the steps aim, for a sampler that reads its state at the
+        next level of the grid though it made it for another (DDIM, whose stride is fixed).
         """
         alpha, sigma = alpha.double(), sigma.double()
-        last, noise = alpha[1:], sigma[1:]
+        last, noise = _landing(alpha, sigma, landing)
         share = (noise / last) ** 2 * (alpha[:-1] / sigma[:-1]) ** 2  # s / s', 0 on a clean end
         state = (noise / last) ** 2 * last * alpha[:-1] / sigma[:-1] ** 2
         std = noise * (1 - share).clamp_min(0).sqrt()  # (alpha' / s') (s' - s)^.5
         return cls(state, last * (1 - share), std, alpha, sigma)
 
     @classmethod
-    def ddim(cls, alpha: Tensor, sigma: Tensor, eta: float | Tensor) -> GaussianKernel:
+    def fixed_large(cls, alpha: Tensor, sigma: Tensor) -> GaussianKernel:
+        """The mean of `ancestral`, the std of the forward step (Ho et al. 2020, beta_t).
+
+        For alpha^2 + sigma^2 = 1. Not zero on a clean end: a sampler that adds no noise in its last
+        step says so with `quiet`.
+        """
+        kernel = cls.ancestral(alpha, sigma)
+        share = (kernel.alpha[:-1] / kernel.alpha[1:]) ** 2
+        return replace(kernel, std=(1 - share).clamp_min(0).sqrt())
+
+    @classmethod
+    def ddim(
+        cls, alpha: Tensor, sigma: Tensor, eta: float | Tensor, landing: Levels | None = None
+    ) -> GaussianKernel:
         """DDIM (Song et al. 2021, eq. 12): mean alpha' x0 + (sigma'^2 - std^2)^.5 eps.
 
         std is `eta` times that of the ancestral kernel; eta = 0 is deterministic.
         """
         alpha, sigma = alpha.double(), sigma.double()
-        std = eta * cls.ancestral(alpha, sigma).std
-        toward = (sigma[1:] ** 2 - std**2).clamp_min(0).sqrt() / sigma[:-1]
-        return cls(toward, alpha[1:] - toward * alpha[:-1], std, alpha, sigma)
+        last, noise = _landing(alpha, sigma, landing)
+        std = eta * cls.ancestral(alpha, sigma, landing).std
+        toward = (noise**2 - std**2).clamp_min(0).sqrt() / sigma[:-1]
+        return cls(toward, last - toward * alpha[:-1], std, alpha, sigma)
+
+    @classmethod
+    def flow_churn(cls, t: Tensor, churn: float) -> GaussianKernel:
+        """Euler-Maruyama steps of a flow x = (1 - t) x0 + t eps, at times t (N + 1,) falling to 0.
+
+        The reverse equation with the marginals of the flow (De Bortoli et al. 2025), step h:
+
+            dx = h (-u + g^2 score / 2) + g h^.5 z,  g^2 = 2 churn^2 t / (1 - t),  u = eps - x0
+
+        churn = 0 is the deterministic Euler step; so are the step from t = 1, where g is infinite,
+        and a step to t = 0, which would leave noise in the sample.
+        """
+        t = t.double()
+        now, step = t[:-1], t[:-1] - t[1:]
+        noisy = (now < 1) & (t[1:] > 0)
+        rate = torch.where(noisy, churn**2 / (1 - now).clamp_min(1e-12), torch.zeros_like(now))
+        toward = torch.where(noisy, -step * (1 + churn**2), -step)  # of u = (x - x0) / t
+        std = (2 * rate * now * step).sqrt()
+        return cls(1 - step * rate + toward / now, -toward / now, std, 1 - t, t)
+
+    @classmethod
+    def flow_renoise(cls, t: Tensor) -> GaussianKernel:
+        """Jump to the clean sample of a flow and add fresh noise: N((1 - t') x0, t'^2).
+
+        Nothing of the old state stays but what x0 says, so drafts are rejected more often than
+        those of `ancestral`, which has the same marginals.
+        """
+        t = t.double()
+        return cls(torch.zeros_like(t[1:]), 1 - t[1:], t[1:], 1 - t, t)
+
+    def quiet(self, silent: Tensor) -> GaussianKernel:  # (N,) bool
+        """The same means, but no noise in the `silent` steps."""
+        return replace(self, std=self.std.masked_fill(silent, 0.0))
 
     @property
     def steps(self) -> int:
@@ -78,36 +133,49 @@ class GaussianKernel:
         """Which transitions draw noise; no draft is verified across one that does not."""
         return tuple((self.std > 0).tolist())
 
+    @cached_property
+    def noise_scale(self) -> Tensor:  # (N,)
+        """The std of the ancestral step on this grid: a scale for errors where `std` is 0 too."""
+        return GaussianKernel.ancestral(self.alpha, self.sigma).std
+
     def mean(self, x: Tensor, clean: Tensor, step: Tensor) -> Tensor:  # (..., *E) x2, (...)
         """The mean of the next state, given x at `step` and the clean sample seen in it."""
-        a, b = (_table(t, step, x) for t in (self.state, self.clean))
+        a, b = (at_step(table, step, x) for table in (self.state, self.clean))
         return a * x + b * clean
 
     def deviation(self, step: Tensor, like: Tensor) -> Tensor:  # (...) -> (..., 1, 1, ...)
         """The standard deviation of the next state, shaped to broadcast against `like`."""
-        return _table(self.std, step, like)
+        return at_step(self.std, step, like)
 
     def noise_in(self, x: Tensor, clean: Tensor, step: Tensor) -> Tensor:
         """eps with x = alpha clean + sigma eps."""
-        return (x - _table(self.alpha, step, x) * clean) / _table(self.sigma, step, x)
+        return (x - at_step(self.alpha, step, x) * clean) / at_step(self.sigma, step, x)
 
     def clean_from_noise(self, x: Tensor, eps: Tensor, step: Tensor) -> Tensor:
         """The clean sample with x = alpha clean + sigma eps."""
-        return (x - _table(self.sigma, step, x) * eps) / _table(self.alpha, step, x)
+        return (x - at_step(self.sigma, step, x) * eps) / at_step(self.alpha, step, x)
 
     def velocity_in(self, x: Tensor, clean: Tensor, step: Tensor) -> Tensor:
-        """v = alpha eps - sigma clean (Salimans & Ho 2022)."""
+        """v = alpha eps - sigma clean (Salimans & Ho 2022) of the state scaled to variance 1."""
+        alpha, sigma = at_step(self.alpha, step, x), at_step(self.sigma, step, x)
         eps = self.noise_in(x, clean, step)
-        return _table(self.alpha, step, x) * eps - _table(self.sigma, step, x) * clean
+        return (alpha * eps - sigma * clean) / (alpha**2 + sigma**2).sqrt()
 
     def clean_from_velocity(self, x: Tensor, v: Tensor, step: Tensor) -> Tensor:
-        """The clean sample with v = alpha eps - sigma clean."""
-        alpha, sigma = _table(self.alpha, step, x), _table(self.sigma, step, x)
-        return (alpha * x - sigma * v) / (alpha**2 + sigma**2)
+        """The clean sample whose `velocity_in` x is v."""
+        alpha, sigma = at_step(self.alpha, step, x), at_step(self.sigma, step, x)
+        scale = alpha**2 + sigma**2
+        return (alpha * x - sigma * scale.sqrt() * v) / scale
 
 
-def _table(values: Tensor, step: Tensor, like: Tensor) -> Tensor:
+def at_step(values: Tensor, step: Tensor, like: Tensor) -> Tensor:
     """Entries at `step` (...), shaped to broadcast against `like` (..., *E)."""
-    picked = values.to(like.device)[step].to(like.dtype)
+    picked = values.to(like.dtype).to(like.device)[step]
     shape: Sequence[int] = (*step.shape, *(1,) * (like.dim() - step.dim()))
     return picked.reshape(shape)
+
+
+def _landing(alpha: Tensor, sigma: Tensor, landing: Levels | None) -> Levels:
+    if landing is None:
+        return alpha[1:], sigma[1:]
+    return landing[0].double(), landing[1].double()

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Round, Scores
-from mmspec.kernels import GaussianKernel
+from mmspec.kernels import GaussianKernel, at_step
 from mmspec.laws import Gaussian
 from mmspec.noise import KeyedNoise
 
@@ -127,15 +127,16 @@ class Trajectory:
     def at_round(self, index: int) -> Trajectory:
         return replace(self, noise=self.noise.at_round(index))
 
-    def room(self, most: int) -> list[int]:
+    def room(self, most: int, quiet: bool = False) -> list[int]:
         """How many states may be drafted per row: random transitions ahead, and one to follow.
 
         The last state of a chain is never drafted: it is the target's own, after the last node.
+        With `quiet`, transitions without noise count as well; only a tolerance can verify them.
         """
         found = []
         for step, done in zip(self.step, self.finished, strict=True):
             ahead = self.kernel.is_random[step : step + most]
-            run = ahead.index(False) if False in ahead else len(ahead)
+            run = ahead.index(False) if False in ahead and not quiet else len(ahead)
             found.append(0 if done else max(0, min(run, self.kernel.steps - step - 1)))
         return found
 
@@ -150,6 +151,7 @@ class ChainTarget:
 
     denoiser: Denoiser
     max_rows: int | None = None
+    can_branch: ClassVar[bool] = True  # nothing is remembered that a branch could disturb
 
     def __post_init__(self) -> None:
         if self.max_rows is not None and self.max_rows < self.denoiser.width:
@@ -216,7 +218,10 @@ class ChainTarget:
         mean = self.denoiser.kernel.mean(states, clean, step)
         spread = self.denoiser.kernel.deviation(step, states) if std is None else std
         calls, known.calls = known.calls, 0
-        return Scores(Gaussian(mean, spread, len(context.event)), position, calls=calls)
+        law = Gaussian(mean, spread, len(context.event))
+        scale = at_step(self.denoiser.kernel.noise_scale, step, states)
+        features = {"state": states, "clean": clean, "scale": scale}
+        return Scores(law, position, features, calls)
 
     def keep(self, context: Trajectory, draft: Draft, kept: Round) -> Trajectory:
         """Move every row to the last state kept of it; remember what was seen just before."""

@@ -1,0 +1,236 @@
+"""Reflection gives the target's law, accepts as often as anything can, and moves along one line."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.laws import Gaussian
+from mmspec.noise import KeyedNoise, Lane, Noise
+from mmspec.trees import Tree
+from mmspec.verifiers.gaussian_steps import Steps, chain, dot, fit, own, steps
+from mmspec.verifiers.reflection import Reflection, acceptance, mirror
+from tests.verifiers.gaussian_rounds import (
+    BENT,
+    apart,
+    check_acceptance,
+    check_coupling,
+    check_joint,
+    check_law,
+    check_untouched,
+    drafted,
+    overlap,
+    play,
+)
+
+N = {1: 40_000, 6: 20_000, 64: 5_000}
+
+
+@pytest.mark.parametrize("d", N)
+@pytest.mark.parametrize("r", [0.3, 1.0, 2.0, 3.0])
+def test_states_have_the_target_law_and_the_greatest_acceptance(r: float, d: int) -> None:
+    case = apart(r, d)
+    played = play(Reflection(), case, N[d])
+    check_law(played, case)
+    check_acceptance(played, overlap(r))
+    check_untouched(played, case)
+    check_coupling(played, case)
+
+
+@pytest.mark.parametrize("r", [0.0, 1e-20, 1e-8])
+def test_equal_laws_are_always_accepted(r: float) -> None:
+    played = play(Reflection(), apart(r, 6), 5_000)
+    assert bool((played.length == 1).all())
+    assert bool(played.following.isfinite().all())
+
+
+def test_far_drafts_are_refused_and_the_states_stay_exact() -> None:
+    case = apart(60.0, 6)
+    played = play(Reflection(), case, 20_000)
+    assert not bool(played.length.any())
+    check_law(played, case)
+
+
+@pytest.mark.parametrize(("d", "kind"), [(1, Kind.RACE), (2, Kind.IID)])
+def test_a_chain_whose_means_depend_on_the_states_is_exact_jointly(d: int, kind: Kind) -> None:
+    check_joint(play(Reflection(), replace(BENT, d=d, kind=kind), 60_000))
+    check_joint(play(Reflection(), replace(BENT, d=d, kind=kind, ragged=True), 40_000))
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Reflection with one mistake; the tests above must find it."""
+
+    lossless: ClassVar[bool] = False
+    trees: ClassVar[bool] = False
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.IID)
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        step = self.seen(steps(self, draft, scores), draft)
+        hits = noise.flip(self.chance(step), Lane.ACCEPT)
+        length = hits.cumprod(-1).sum(-1)
+        state = self.correct(step.at(length.clamp_max(draft.nodes - 1)), noise)
+        full = fit(length == draft.nodes, state) > 0
+        return chain(draft, length, torch.where(full, own(scores, length, noise), state))
+
+    def seen(self, step: Steps, draft: Draft) -> Steps:
+        return step
+
+    def chance(self, step: Steps) -> Tensor:
+        return acceptance(step)
+
+    def correct(self, step: Steps, noise: Noise) -> Tensor:
+        return mirror(step)
+
+
+class AroundTheDraft(Wrong):
+    """Puts the reflected noise back at the draft's mean."""
+
+    def correct(self, step: Steps, noise: Noise) -> Tensor:
+        return mirror(step) - step.p.mean + step.q.mean
+
+
+class KeepsTheNoise(Wrong):
+    """Moves the refused state to the target's mean without reflecting its noise."""
+
+    def correct(self, step: Steps, noise: Noise) -> Tensor:
+        return step.p.mean + step.std * step.noise
+
+
+class DrawsFromTheTarget(Wrong):
+    """Draws the refused state anew, from the target instead of the residual."""
+
+    def correct(self, step: Steps, noise: Noise) -> Tensor:
+        return step.p.mean + step.std * fresh(step, noise)
+
+
+class Rounded(Wrong):
+    """Recovers the noise from states that were rounded to bfloat16."""
+
+    def seen(self, step: Steps, draft: Draft) -> Steps:
+        rounded = draft.tokens.bfloat16().float()
+        return replace(step, noise=(rounded - step.q.mean) / step.std)
+
+
+class NoSquare(Wrong):
+    """Forgets r^2 / 2: the test of a draft that is centred between the two."""
+
+    def chance(self, step: Steps) -> Tensor:
+        return (-dot(step.noise, step.away, step.p.events)).clamp_max(0).exp()
+
+
+class NeverAccepts(Wrong):
+    """Always draws anew: the right law, and nothing gained."""
+
+    def chance(self, step: Steps) -> Tensor:
+        return torch.zeros_like(acceptance(step))
+
+    def correct(self, step: Steps, noise: Noise) -> Tensor:
+        return step.p.mean + step.std * fresh(step, noise)
+
+
+class FreshAcross(Wrong):
+    """Draws the orthogonal part of a refused state anew: the right law, but uncoupled."""
+
+    def correct(self, step: Steps, noise: Noise) -> Tensor:
+        new, unit = fresh(step, noise), step.away / step.away.norm(dim=-1, keepdim=True)
+        kept = dot(new - step.noise, unit, 1)
+        return mirror(replace(step, noise=new - fit(kept, unit) * unit))
+
+
+def fresh(step: Steps, noise: Noise) -> Tensor:
+    keys = noise.fresh(Lane.OTHER, torch.zeros(1, dtype=torch.int64))
+    return keys.normal(step.noise.shape[-1])[:, 0]
+
+
+@pytest.mark.parametrize(
+    "wrong", [AroundTheDraft, KeepsTheNoise, DrawsFromTheTarget, NoSquare], ids=lambda w: w.__name__
+)
+def test_wrong_laws_are_found(wrong: type[Wrong]) -> None:
+    case = apart(1.0, 6)
+    with pytest.raises(AssertionError, match="along"):
+        check_law(play(wrong(), case, N[6]), case)
+
+
+def test_noise_recovered_from_rounded_states_is_found() -> None:
+    case = apart(2.0, 1, at=8.0, std=0.05)
+    check_law(play(Reflection(), case, N[1]), case)
+    with pytest.raises(AssertionError, match="along"):
+        check_law(play(Rounded(), case, N[1]), case)
+
+
+def test_the_right_law_alone_does_not_make_a_reflection() -> None:
+    case = apart(1.0, 6)
+    played = play(NeverAccepts(), case, N[6])
+    check_law(played, case)
+    with pytest.raises(AssertionError, match="acceptance"):
+        check_acceptance(played, overlap(1.0))
+    played = play(FreshAcross(), case, N[6])
+    check_law(played, case)
+    check_acceptance(played, overlap(1.0))
+    with pytest.raises(AssertionError, match="across the line"):
+        check_coupling(played, case)
+
+
+def test_states_of_any_shape_and_a_deviation_per_entry() -> None:
+    noise, std = KeyedNoise(torch.arange(4_000)), torch.rand(2, 3) + 0.5
+    driving = noise.shared(torch.ones(4_000, 1, dtype=torch.int64)).normal(2, 3)
+    q = Gaussian(torch.full((4_000, 1, 2, 3), 0.3), std, 2)
+    draft = Draft.of(Tree.chain(1), q.mean + std * driving, Kind.RACE, q, driving=driving)
+    scores = Scores(Gaussian(torch.zeros(4_000, 2, 2, 3), std, 2), torch.tensor([[1, 2]] * 4_000))
+    verdict = Reflection().verify(draft, scores, noise)
+    r = float((0.3 / std).norm())
+    share = float(verdict.length.double().mean())
+    assert abs(share - overlap(r)) < 4.5 * math.sqrt(overlap(r) / 4_000)
+    assert verdict.next is not None
+    state = torch.where(verdict.length.view(-1, 1, 1) > 0, draft.tokens[:, 0], verdict.next) / std
+    gram = state.flatten(1).T @ state.flatten(1) / 4_000
+    assert_close(gram, torch.eye(6), atol=0.1, rtol=0)  # 4.5 standard errors
+
+
+def test_after_full_acceptance_and_without_a_draft_comes_the_plain_state() -> None:
+    noise = KeyedNoise(torch.arange(7))
+    draft, scores = drafted(replace(apart(0.0, 3), tree=Tree.chain(3)), noise, 7)
+    verdict = Reflection().verify(draft, scores, noise)
+    plain = scores.law.sample(noise.shared(scores.position))
+    assert verdict.length.tolist() == [3] * 7
+    assert verdict.path.tolist() == [[0, 1, 2]] * 7
+    assert_close(verdict.next, plain[:, 3], rtol=0, atol=0)
+    empty = Draft.empty(7, torch.device("cpu"), torch.float32, (3,))
+    verdict = Reflection().verify(empty, replace(scores, law=scores.law[:, :1]), noise)
+    assert verdict.path.shape == (7, 0)
+    assert_close(verdict.next, plain[:, 0], rtol=0, atol=0)
+
+
+def test_padded_states_are_not_looked_at() -> None:
+    noise = KeyedNoise(torch.arange(500))
+    draft, scores = drafted(replace(apart(0.0, 2), tree=Tree.chain(3)), noise, 500)
+    mask = torch.arange(3) < (torch.arange(500) % 4)[:, None]
+    spoiled = torch.where(mask[..., None], draft.tokens, torch.nan)
+    draft = replace(draft, tokens=spoiled, mask=mask, padded=True)
+    verdict = Reflection().verify(draft, scores, noise)
+    assert verdict.length.tolist() == mask.sum(-1).tolist()
+    assert verdict.next is not None
+    assert bool(verdict.next.isfinite().all())
+
+
+def test_what_cannot_be_reflected_is_refused() -> None:
+    noise = KeyedNoise(torch.arange(5))
+    draft, scores = drafted(apart(1.0, 2), noise, 5)
+    with pytest.raises(ValueError, match=r"set Draft\.driving"):
+        Reflection().verify(replace(draft, driving=None), scores, noise)
+    other, scores_of_other = drafted(replace(apart(1.0, 2), draft_std=0.5), noise, 5)
+    with pytest.raises(ValueError, match="GaussianRatio"):
+        Reflection().verify(other, scores_of_other, noise)
+    tree, scores_of_tree = drafted(apart(1.0, 2, width=2), noise, 5)
+    with pytest.raises(ValueError, match="verifies chains only"):
+        Reflection().verify(tree, scores_of_tree, noise)
+    with pytest.raises(ValueError, match="DET"):
+        Reflection().verify(replace(draft, kind=Kind.DET), scores, noise)

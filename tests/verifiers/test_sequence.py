@@ -1,0 +1,150 @@
+"""Sequence coupling: the published acceptance, the target's law, whole trees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.draft import Draft, Kind
+from mmspec.noise import KeyedNoise
+from mmspec.trees import Tree
+from mmspec.verifiers import gaussian_line, sequence
+from mmspec.verifiers.gaussian_steps import Steps, residual
+from mmspec.verifiers.reflection import Reflection
+from mmspec.verifiers.sequence import Family, Sequence, odds
+from tests.verifiers.gaussian_rounds import (
+    BENT,
+    apart,
+    check_acceptance,
+    check_coupling,
+    check_joint,
+    check_law,
+    check_untouched,
+    drafted,
+    overlap,
+    play,
+)
+
+TABLE = {  # methods: acceptance of 1, 2, 3 and 4 siblings
+    1.0: (0.617, 0.714, 0.765, 0.798),
+    2.0: (0.317, 0.404, 0.458, 0.497),
+    3.0: (0.134, 0.180, 0.211, 0.235),
+}
+
+
+def accepted(r: float, siblings: int) -> float:
+    """1 - G after that many, from the rule's own recursion."""
+    real = torch.ones(1, 1, siblings, dtype=torch.bool)
+    place = torch.zeros(1, 1, siblings, dtype=torch.float64)
+    far = torch.full((1, 1), r, dtype=torch.float64)
+    _, taken = odds(Family(place.long(), real, place, far))
+    return 1 - float(gaussian_line.excess(far, 1 / taken) * taken)
+
+
+@pytest.mark.parametrize("r", TABLE)
+def test_acceptance_is_the_published_one(r: float) -> None:
+    found = [round(accepted(r, siblings), 3) for siblings in (1, 2, 3, 4)]
+    assert found == list(TABLE[r])
+    assert accepted(r, 1) == pytest.approx(overlap(r), abs=1e-12)
+
+
+@pytest.mark.parametrize(("r", "siblings"), [(1.0, 4), (2.0, 1), (2.0, 3), (3.0, 2)])
+def test_siblings_have_the_target_law_and_that_acceptance(r: float, siblings: int) -> None:
+    case = apart(r, 3, width=siblings)
+    played = play(Sequence(), case, 20_000)
+    check_law(played, case)
+    check_acceptance(played, accepted(r, siblings))
+    check_untouched(played, case)
+    check_coupling(played, case)
+
+
+def test_one_sibling_decides_as_reflection_does() -> None:
+    case = replace(apart(1.3, 2), kind=Kind.RACE)
+    assert play(Sequence(), case, 5_000).length.equal(play(Reflection(), case, 5_000).length)
+
+
+TREES = [Tree.branching([2, 2]), Tree((-1, -1, -1, 0, 1, 1)), Tree.chain(2)]
+
+
+@pytest.mark.parametrize("d", [1, 2])
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: str(tree.parents))
+def test_trees_are_exact_jointly(tree: Tree, d: int) -> None:
+    check_joint(play(Sequence(), replace(BENT, tree=tree, d=d, kind=Kind.IID), 40_000))
+
+
+def test_equal_laws_take_the_first_branch_to_its_end() -> None:
+    noise = KeyedNoise(torch.arange(100))
+    case = replace(apart(0.0, 2), tree=Tree.branching([2, 2, 1]), kind=Kind.IID)
+    draft, scores = drafted(case, noise, 100)
+    verdict = Sequence().verify(draft, scores, noise)
+    assert verdict.path.tolist() == [[0, 2, 6]] * 100
+    assert verdict.next is not None
+    plain = scores.law.sample(noise.shared(scores.position))
+    assert verdict.next.equal(plain[:, 7])
+
+
+def test_padded_siblings_are_not_tried() -> None:
+    noise = KeyedNoise(torch.arange(1_000))
+    draft, scores = drafted(replace(apart(1.0, 2, width=3)), noise, 1_000)
+    one = draft.mask & (torch.arange(3) == 0)
+    none = replace(draft, mask=draft.mask & False, padded=True)
+    verdict = Sequence().verify(replace(draft, mask=one, padded=True), scores, noise)
+    assert not bool((verdict.path > 0).any())
+    verdict = Sequence().verify(none, scores, noise)
+    assert not bool(verdict.length.any())
+    assert verdict.next is not None
+    assert verdict.next.equal(scores.law.sample(noise.shared(scores.position))[:, 0])
+
+
+@dataclass(frozen=True)
+class SharedBySiblings:
+    """A right verifier whose siblings were all made with the same noise."""
+
+    lossless = False
+    kinds = Sequence.kinds
+
+    def verify(self, draft: Draft, scores: object, noise: object) -> object:
+        assert draft.driving is not None
+        first = draft.driving[:, :1].expand_as(draft.driving)
+        tokens = draft.tokens[:, :1].expand_as(draft.tokens)
+        changed = replace(draft, tokens=tokens, driving=first)
+        return Sequence().verify(changed, scores, noise)  # type: ignore[arg-type]
+
+
+def around_the_draft(step: Steps, w: Tensor, uniform: Tensor) -> Tensor:
+    """Wrong: the coordinate, measured from the draft's mean, is put at the target's."""
+    return residual(step, w, uniform) + step.p.mean - step.q.mean
+
+
+def of_one_sibling(step: Steps, w: Tensor, uniform: Tensor) -> Tensor:
+    """Wrong: the residual of a single proposal, whatever was tried."""
+    return residual(step, torch.ones_like(w), uniform)
+
+
+def nothing_across(step: Steps, w: Tensor, uniform: Tensor) -> Tensor:
+    """Wrong: the orthogonal part is left out."""
+    unit = step.away / step.away.norm(dim=-1, keepdim=True)
+    along = (step.noise * unit).sum(-1, keepdim=True) * unit
+    return residual(replace(step, noise=along), w, uniform)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [(around_the_draft, "along"), (of_one_sibling, "along"), (nothing_across, "across")],
+)
+def test_wrong_residuals_are_found(
+    monkeypatch: pytest.MonkeyPatch, wrong: object, where: str
+) -> None:
+    case = apart(2.0, 3, width=3)
+    monkeypatch.setattr(sequence, "residual", wrong)
+    with pytest.raises(AssertionError, match=where):
+        check_law(play(Sequence(), case, 20_000), case)
+
+
+def test_siblings_with_the_same_noise_are_found() -> None:
+    case = apart(2.0, 3, width=3)
+    with pytest.raises(AssertionError, match="along"):
+        check_law(play(SharedBySiblings(), case, 20_000), case)  # type: ignore[arg-type]

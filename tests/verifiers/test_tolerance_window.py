@@ -1,0 +1,94 @@
+"""Tolerances keep what their inequality says, and the state behind is the target's own.
+
+Tolerance 0 equals sequential sampling in test_gaussian_chains.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from mmspec.draft import Draft, Kind, Scores, Verifier
+from mmspec.laws import Gaussian
+from mmspec.noise import KeyedNoise
+from mmspec.trees import Tree
+from mmspec.verifiers.tolerance_window import MeanTolerance, ToleranceWindow
+
+NOISE = KeyedNoise(torch.tensor([5]))
+
+
+def window(missed: list[float], std: float = 0.0) -> tuple[Draft, Scores]:
+    """States 1, 2, 3 .. in two entries; the target would go to each plus what it was `missed` by.
+
+    Steps are 1 long in both entries, their noise scale is 0.5.
+    """
+    n = len(missed)
+    states = torch.arange(n + 1.0)[None, :, None].expand(1, n + 1, 2)
+    position = torch.arange(n + 1)[None] + 1
+    noise = std * NOISE.shared(position).normal(2)
+    mean = states + 1 - noise
+    mean[:, :-1] += torch.tensor(missed)[:, None]
+    features = {"state": states, "scale": torch.full((1, n + 1, 1), 0.5)}
+    scores = Scores(Gaussian(mean, torch.tensor(std), 1), position, features)
+    return Draft.of(Tree.chain(n), states[:, 1:], Kind.RACE), scores
+
+
+def kept(verifier: Verifier, missed: list[float], std: float = 0.0) -> int:
+    draft, scores = window(missed, std)
+    verdict = verifier.verify(draft, scores, NOISE)
+    length = int(verdict.length)
+    plain: Tensor = scores.law.sample(NOISE.shared(scores.position))
+    assert_close(verdict.next, plain[:, length], rtol=0, atol=0)
+    return length
+
+
+def test_a_sweep_adds_up_what_was_missed() -> None:
+    """|sum|^2 / d <= (0.4 * 0.5)^2, that is |sum| <= 0.2 in both entries."""
+    rule = ToleranceWindow(0.4)
+    assert kept(rule, [0.09, 0.09, 0.09]) == 2
+    assert kept(rule, [0.15, -0.15, 0.15]) == 3
+    assert kept(rule, [0.21, -0.21]) == 0
+
+
+def test_means_are_judged_step_by_step_against_the_step() -> None:
+    """|missed| <= 0.1 |1 + missed|: 0.11 passes against a step of 1.11, -0.1 not against 0.9."""
+    rule = MeanTolerance(0.1)
+    assert kept(rule, [0.09, 0.09, 0.11, 0.09]) == 4
+    assert kept(rule, [0.09, -0.1, 0.09]) == 1
+
+
+@pytest.mark.parametrize("rule", [ToleranceWindow, MeanTolerance])
+def test_noise_of_the_position_cancels_and_a_wider_tolerance_keeps_more(
+    rule: type[ToleranceWindow] | type[MeanTolerance],
+) -> None:
+    missed = [0.0, 0.01, 0.05, 0.2, 0.8, 3.0]
+    wide = [kept(rule(tolerance), missed, std=1e-3) for tolerance in (0.1, 0.3, 1.0, 100.0)]
+    assert wide == sorted(wide)
+    assert wide[-1] == 6
+
+
+@pytest.mark.parametrize("rule", [ToleranceWindow, MeanTolerance])
+def test_no_tolerance_keeps_what_is_equal(
+    rule: type[ToleranceWindow] | type[MeanTolerance],
+) -> None:
+    assert rule(0.0).lossless
+    assert not rule(0.1).lossless
+    assert kept(rule(0.0), [0.0, 0.0, 1e-3, 0.0]) == 2
+    with pytest.raises(ValueError, match="below 0"):
+        rule(-0.1)
+    with pytest.raises(ValueError, match="below 0"):
+        rule(float("nan"))
+
+
+def test_padded_states_and_trees_are_not_kept() -> None:
+    draft, scores = window([0.0, 0.0])
+    mask = torch.tensor([[True, False]])
+    verdict = ToleranceWindow().verify(replace(draft, mask=mask, padded=True), scores, NOISE)
+    assert verdict.length.tolist() == [1]
+    tree = Draft.of(Tree.branching([2]), draft.tokens, Kind.RACE)
+    with pytest.raises(ValueError, match="verifies chains only"):
+        ToleranceWindow().verify(tree, scores, NOISE)

@@ -1,0 +1,65 @@
+"""Density-ratio coupling: Gaussian steps whose standard deviations differ as well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.laws import Gaussian, GaussianResidual
+from mmspec.noise import Keys, Lane, Noise
+from mmspec.verifiers.gaussian_steps import chain, own, pairs, plain
+
+
+@dataclass(frozen=True)
+class GaussianRatio:
+    """Rejection sampling of a chain of Gaussian steps with any standard deviations, lossless.
+
+    For learned variances and for drafts with another noise schedule, where a reflection would be
+    wrong. A state is accepted with min(1, p(x) / q(x)), full densities; the first one refused is
+    drawn anew from norm((p - q)+) by thinning p: on average 1 / TV(p, q) tries, none of which calls
+    the network. Densities are compared in float64. Where standard deviations agree `Reflection`
+    accepts as often and needs no tries.
+
+    Raises ValueError for trees, for states without `Draft.driving`, for steps without noise, and
+    after `most_tries` tries: with nearly equal laws, where a refusal is as rare as the tries are
+    many.
+    """
+
+    most_tries: int = 100_000
+    lossless: ClassVar[bool] = True
+    trees: ClassVar[bool] = False
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.IID)
+
+    def __post_init__(self) -> None:
+        if self.most_tries < 1:
+            raise ValueError(f"most_tries={self.most_tries} leaves no try; give at least 1")
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        if not draft.nodes:
+            return plain(draft, scores, noise)
+        p, q, driving = pairs(self, draft, scores)
+        p, q = _wide(p), _wide(q)
+        if bool(((p.std <= 0) | (q.std <= 0)).flatten(2).any(-1).logical_and(draft.mask).any()):
+            raise ValueError(
+                "a step with standard deviation 0 has no density; draft random steps only, or use "
+                "a sampler that draws noise"
+            )
+        x = q.mean + q.std * driving
+        ratio = (p.log_prob(x) - q.log_prob(x)).clamp_max(0).exp()
+        hits = noise.flip(ratio, Lane.ACCEPT) & draft.mask
+        length = hits.cumprod(-1).sum(-1)
+        following = own(scores, length, noise)
+        refused = (length < draft.mask.sum(-1)).nonzero().squeeze(1)
+        if len(refused):
+            node = length[refused]
+            left = GaussianResidual(p[refused, node], q[refused, node], self.most_tries)
+            keys = Keys(noise.fresh(Lane.RESIDUAL, torch.zeros_like(length[:1])).key[refused, 0])
+            following = following.index_copy(0, refused, left.sample(keys).to(following))
+        return chain(draft, length, following)
+
+
+def _wide(law: Gaussian) -> Gaussian:
+    return Gaussian(law.mean.double(), law.std.double().expand_as(law.mean), law.events)
