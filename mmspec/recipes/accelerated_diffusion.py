@@ -1,0 +1,22 @@
+"""Speculative diffusion: a smaller denoiser drafts steps, the target checks a window in one call.
+
+De Bortoli, Galashov, Gretton and Doucet 2025 (arXiv 2501.05370), with an independent draft model on
+the target's grid. The first step that the target would not take is mirrored at the plane between
+the two means. Exact: the law of the samples is that of the same stochastic sampler with the same
+number of steps.
+"""
+
+from mmspec.drafters.build_chains import small_denoiser
+from mmspec.drafters.window import Window
+from mmspec.recipe import Recipe
+from mmspec.verifiers.reflection import Reflection
+
+RECIPE = Recipe(
+    architecture=small_denoiser,
+    execution=Window(),
+    verifier=Reflection(),
+    takes_drafter=True,
+    paper="De Bortoli et al. 2025",
+    reconstructed="pace of the window",
+    decodes="latents",
+)

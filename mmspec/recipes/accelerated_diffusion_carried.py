@@ -1,0 +1,24 @@
+"""Speculative diffusion, carried: every step is drafted with what was last seen at that very step.
+
+The window of ParaDiGMS (Shih et al. 2023) under the reflection coupling of De Bortoli et al. 2025.
+A call looks at a whole window; what it saw behind a rejection is not thrown away, but drafts the
+same steps again. Exact: the law of the samples is that of the same stochastic sampler, because a
+prediction made at a state is used for that step and later ones only, whose noise no decision has
+looked at yet. Takes the fewest calls of all recipes that need no draft model.
+"""
+
+from mmspec.drafters.build_chains import carried_window
+from mmspec.drafters.window import Mismatch, Window
+from mmspec.recipe import Recipe
+from mmspec.verifiers.reflection import Reflection
+
+RECIPE = Recipe(
+    architecture=carried_window,
+    execution=Window(pace=Mismatch(most=3.0)),
+    verifier=Reflection(),
+    sees="target-memory",
+    options={"freeze": "clean", "root": "prefetch"},
+    paper="Shih et al. 2023; De Bortoli et al. 2025",
+    reconstructed="the combination of the two is this project's",
+    decodes="latents",
+)

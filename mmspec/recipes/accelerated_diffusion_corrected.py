@@ -1,0 +1,30 @@
+"""Speculative diffusion, corrected: the target's last predictions, continued, draft ahead.
+
+After De Bortoli, Galashov, Gretton and Doucet 2025 (arXiv 2501.05370): a frozen draft and a cheap
+correction, here the polynomial of degree `order` through what was seen at the last committed
+states. Exact: the law of the samples is that of the same stochastic sampler. An ideal denoiser's
+clean sample is a martingale, which nothing improves on: expect a gain over the frozen draft only
+for samplers with little noise, or networks that drift.
+"""
+
+from mmspec.drafters.build_chains import extrapolated_prediction
+from mmspec.drafters.window import Mismatch, Window
+from mmspec.recipe import Recipe
+from mmspec.verifiers.reflection import Reflection
+
+RECIPE = Recipe(
+    architecture=extrapolated_prediction,
+    execution=Window(pace=Mismatch()),
+    verifier=Reflection(),
+    sees="target-memory",
+    options={
+        "freeze": "clean",
+        "root": "prefetch",
+        "forecast": "newton",
+        "order": 1,
+        "axis": "index",
+    },
+    paper="De Bortoli et al. 2025",
+    reconstructed="the correction and the pace of the window",
+    decodes="latents",
+)

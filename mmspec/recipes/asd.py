@@ -1,0 +1,23 @@
+"""Autospeculative decoding: increments of a denoising chain are exchangeable, so one drafts all.
+
+Hu, Das, Sadigh and Anari 2025 (arXiv 2505.03983). In the coordinates of stochastic localisation the
+best guess of every increment ahead is the one seen now, which is the speculative diffusion of De
+Bortoli et al. with a frozen clean sample. Exact for every ancestral sampler with noise; the
+exchangeability, and with it most of the gain, needs DDPM's smaller variance ("fixed_small").
+"""
+
+from mmspec.drafters.build_chains import frozen_clean_sample
+from mmspec.drafters.window import Mismatch, Window
+from mmspec.recipe import Recipe
+from mmspec.verifiers.reflection import Reflection
+
+RECIPE = Recipe(
+    architecture=frozen_clean_sample,
+    execution=Window(pace=Mismatch()),
+    verifier=Reflection(),
+    sees="target-memory",
+    options={"root": "refresh"},
+    paper="Hu et al. 2025",
+    reconstructed="pace of the window",
+    decodes="latents",
+)

@@ -1,0 +1,22 @@
+"""Autospeculative tree: several drafted states per step, tried one after the other.
+
+Bullo et al. 2026 (D-GRS): siblings are independent draws around one frozen prediction, coupled with
+the target by recursive rejection along the line between the two means. Exact, as the chain is
+(recipe "asd"); more siblings are accepted more often, and every one costs a row of the network.
+"""
+
+from mmspec.drafters.build_chains import frozen_clean_sample
+from mmspec.drafters.window import Window
+from mmspec.recipe import Recipe
+from mmspec.verifiers.sequence import Sequence
+
+RECIPE = Recipe(
+    architecture=frozen_clean_sample,
+    execution=Window.tree((2, 2, 2)),
+    verifier=Sequence(),
+    sees="target-memory",
+    options={"root": "prefetch"},
+    paper="Bullo et al. 2026",
+    reconstructed="widths of the tree",
+    decodes="latents",
+)

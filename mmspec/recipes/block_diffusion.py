@@ -1,0 +1,22 @@
+"""Block-verified diffusion: the longest run of drafted states that stands as a whole is kept.
+
+Soen et al. 2026, of which the abstract alone was at hand: reconstructed from block verification of
+tokens (Sun et al. 2024) with densities for probabilities. Exact, and never shorter in expectation
+than deciding step by step. The noise of a draft is that of its round.
+"""
+
+from mmspec.drafters.build_chains import frozen_prediction
+from mmspec.drafters.window import Mismatch, Window
+from mmspec.recipe import Recipe
+from mmspec.verifiers.gaussian_block import GaussianBlock
+
+RECIPE = Recipe(
+    architecture=frozen_prediction,
+    execution=Window(pace=Mismatch()),
+    verifier=GaussianBlock(),
+    sees="target-memory",
+    options={"freeze": "clean", "root": "prefetch"},
+    paper="Soen et al. 2026; Sun et al. 2024",
+    reconstructed="the whole algorithm, from its counterpart for tokens",
+    decodes="latents",
+)

@@ -1,0 +1,130 @@
+"""Extrapolated drafts: the weights are those of the polynomial, and only committed states count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.drafters.extrapolated import (
+    Axis,
+    Extrapolated,
+    Forecast,
+    Index,
+    LogRatio,
+    Newton,
+    Taylor,
+    axis_named,
+    forecast_named,
+)
+from mmspec.drafters.freeze import Velocity
+from mmspec.drafters.frozen import Frozen, Prefetch, Refresh, Root
+from mmspec.drafters.window import Window
+from mmspec.kernels import GaussianKernel
+from mmspec.trajectory import Prediction
+from mmspec.verifiers.sequence import Sequence
+from tests.chains import mixture, vp_grid
+from tests.drafters.denoising import Steep, denoiser, run, surprise
+
+STEEP = Steep(GaussianKernel.ancestral(*vp_grid(12)))
+
+
+def value(forecast: Forecast, seen: list[float], at: float, degree: int) -> float:
+    """What is forecast of x^degree."""
+    weights = forecast.weights(seen, at)
+    return sum(w * place**degree for w, place in zip(weights, seen, strict=True))
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3])
+def test_newton_is_exact_for_polynomials_of_its_order(order: int) -> None:
+    seen = [1.0, 2.5, 3.0, 5.0][-order - 1 :]
+    for degree in range(order + 1):
+        assert value(Newton(order), seen, 7.0, degree) == pytest.approx(7.0**degree)
+    assert value(Newton(order), seen, 7.0, order + 1) != pytest.approx(7.0 ** (order + 1))
+
+
+def test_taylor_is_exact_for_lines_and_misses_parabolas_by_a_known_amount() -> None:
+    """Backward differences miss c k^2 by h k c, so -h k here for c = 1."""
+    for seen in ([1.0, 2.5, 3.0, 5.0], [2.0, 3.0], [4.0]):
+        order = len(seen) - 1
+        assert value(Taylor(order), seen, 7.0, 0) == pytest.approx(1.0)
+        if order:
+            assert value(Taylor(order), seen, 7.0, 1) == pytest.approx(7.0)
+    k, h = 3.0, 1.0
+    assert value(Taylor(2), [-2.0, -1.0, 0.0], k, 2) == pytest.approx(k * k - h * k)
+    assert Taylor(1).weights([2.0, 5.0], 9.0) == pytest.approx(Newton(1).weights([2.0, 5.0], 9.0))
+
+
+@dataclass(frozen=True)
+class Moving:
+    """A denoiser whose clean sample is a polynomial of the step, whatever the state."""
+
+    kernel: GaussianKernel
+    degree: int
+    width: int = 1
+
+    def predict(self, states: Tensor, step: Tensor, row: Tensor) -> Prediction:
+        place = (step.float() / 10) ** self.degree
+        return Prediction(place[:, None].expand_as(states))
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("root", [Prefetch(), Refresh()], ids=repr)
+def test_drafts_of_what_moves_regularly_are_accepted(degree: int, root: Root) -> None:
+    """Only the rounds before the history is long enough can fail."""
+    network = Moving(GaussianKernel.ancestral(*vp_grid(30)), degree)
+    right = run(Extrapolated(Window.fixed(6), forecast=Newton(degree), root=root), network)
+    frozen = run(Frozen(Window.fixed(6), root=root), network)
+    tail = [kept for kept in right.rounds if kept.drafted[0]][degree + 2 :]
+    assert tail
+    assert all(kept.accepted == kept.drafted for kept in tail)
+    assert right.calls < frozen.calls
+
+
+@pytest.mark.parametrize("root", [Prefetch(), Refresh()], ids=repr)
+def test_order_0_is_the_frozen_draft_bit_for_bit(root: Root) -> None:
+    network = denoiser(20)
+    for window in (Window(), Window.tree((2, 2))):
+        left = run(Frozen(window, root=root), network, Sequence(), batch=4, seed=3)
+        drafter = Extrapolated(window, forecast=Newton(0), root=root)
+        right = run(drafter, network, Sequence(), batch=4, seed=3)
+        assert torch.equal(left.states, right.states)
+        assert left.calls == right.calls
+
+
+@pytest.mark.parametrize("root", [Prefetch(), Refresh()], ids=repr)
+@pytest.mark.parametrize("axis", [Index(), LogRatio()], ids=repr)
+@pytest.mark.parametrize("forecast", [Newton(1), Newton(2), Taylor(2)], ids=repr)
+def test_increments_are_those_of_the_sampler(forecast: Forecast, axis: Axis, root: Root) -> None:
+    drafter = Extrapolated(Window.fixed(5), Velocity(), forecast, axis, root)
+    assert surprise(run(drafter, STEEP, batch=300)) < 4.5
+
+
+def test_a_row_does_not_notice_its_batch() -> None:
+    network, ids = denoiser(20), [7, 3, 11]
+    together = run(Extrapolated(), network, batch=3, row_ids=ids, max_rows=1)
+    for row, one in enumerate(ids):
+        alone = run(Extrapolated(), network, row_ids=[one], max_rows=1)
+        assert torch.equal(together.states[row], alone.states[0])
+
+
+def test_it_helps_where_a_sampler_draws_little_noise() -> None:
+    kernel = GaussianKernel.ddim(*vp_grid(50, "linear"), eta=0.05)
+    network = mixture(64, 4, 0).denoiser(kernel)
+    window, calls = Window.fixed(10), []
+    for drafter in (Frozen(window, root=Prefetch()), Extrapolated(window, root=Prefetch())):
+        calls.append(sum(run(drafter, network, shape=(64,), seed=s).calls for s in range(2)))
+    assert calls[1] < calls[0]
+
+
+def test_names() -> None:
+    assert forecast_named("taylor", 2) == Taylor(2) == forecast_named(Taylor(2), 0)
+    assert axis_named("log-ratio") == LogRatio() == axis_named(LogRatio())
+    with pytest.raises(ValueError, match="forecast='spline' is not known"):
+        forecast_named("spline", 1)
+    with pytest.raises(ValueError, match="axis='time' is not known"):
+        axis_named("time")
+    with pytest.raises(ValueError, match="order=-1 is below 0"):
+        Newton(-1)

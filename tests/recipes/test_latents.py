@@ -1,0 +1,104 @@
+"""Recipes that decode latents: bound to a chain as the pipeline binds them, run, and exact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mmspec import recipes
+from mmspec.draft import Drafter
+from mmspec.drafters.window import Window
+from mmspec.kernels import GaussianKernel
+from mmspec.recipe import Kit, Recipe, made, pair
+from mmspec.trajectory import ChainTarget
+from tests.chains import vp_grid
+from tests.drafters.denoising import Run, Steep, denoiser, run, surprise
+
+NAMES = tuple(
+    name for name in recipes.names("latents") if isinstance(recipes.get(name).execution, Window)
+)
+STEEP = Steep(GaussianKernel.ancestral(*vp_grid(12)))
+
+
+def bound(recipe: Recipe, network: Any, **options: Any) -> Drafter:
+    target = ChainTarget(network)
+    small = ChainTarget(network) if recipe.takes_drafter else None
+    chosen = {**recipe.options, **options}
+    kit = Kit(target, small, recipe.execution, recipe.sees, None, chosen)
+    drafter: Drafter = recipe.architecture(kit)
+    return pair(drafter, made(recipe.verifier, kit), target)
+
+
+def ran(name: str, network: Any, **settings: Any) -> Run:
+    recipe = recipes.get(name)
+    return run(bound(recipe, network), network, recipe.verifier, **settings)
+
+
+def test_the_methods_are_there() -> None:
+    assert {
+        "accelerated-diffusion",
+        "accelerated-diffusion-carried",
+        "accelerated-diffusion-corrected",
+        "accelerated-diffusion-frozen",
+        "asd",
+        "asd-tree",
+        "block-diffusion",
+        "paradigms",
+    } <= set(NAMES)
+    assert [name for name in NAMES if not recipes.get(name).exact] == ["paradigms"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_saves_calls(name: str) -> None:
+    done = ran(name, denoiser(60), batch=2)
+    assert done.calls < 45
+    assert bool(done.states.isfinite().all())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if recipes.get(name).exact])
+def test_an_exact_recipe_has_the_increments_of_the_sampler(name: str) -> None:
+    assert surprise(ran(name, STEEP, batch=600)) < 4.5
+
+
+def test_asd_is_the_frozen_clean_sample_bit_for_bit() -> None:
+    network = denoiser(30, d=16)
+    one, two = recipes.get("asd"), recipes.get("accelerated-diffusion-frozen")
+    left = bound(one, network)
+    right = bound(two, network, freeze="clean", root="refresh")
+    runs = [run(drafter, network, shape=(16,), batch=3) for drafter in (left, right)]
+    assert torch.equal(runs[0].states, runs[1].states)
+    assert runs[0].calls == runs[1].calls
+
+
+def test_asd_drafts_euler_steps_of_stochastic_localisation() -> None:
+    """y = s x / alpha and y' = y + (s' - s) x0 + (s' - s)^.5 z, s = alpha^2 / sigma^2 (Hu 2025)."""
+    network = denoiser(30, d=4)
+    recipe = replace(recipes.get("asd"), execution=Window.fixed(8))
+    done = run(bound(recipe, network), network, shape=(4,))
+    draft, start, kernel = done.drafts[0], done.states[:, 0].double(), network.kernel
+    assert draft.driving is not None
+    s = (kernel.alpha / kernel.sigma) ** 2
+    first = torch.zeros(1, dtype=torch.int64)
+    clean = network.predict(start.float(), first, first).clean.double()
+    y = start * s[0] / kernel.alpha[0]
+    for node in range(7):
+        rise = s[node + 1] - s[node]
+        y = y + rise * clean + rise.sqrt() * draft.driving[:, node].double()
+        x = (y * kernel.alpha[node + 1] / s[node + 1]).float()
+        torch.testing.assert_close(draft.tokens[:, node], x, rtol=1e-4, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused_when_it_is_bound() -> None:
+    network = denoiser(6)
+    recipe = recipes.get("asd")
+    with pytest.raises(ValueError, match="window of 9 states is longer than the chain, which has"):
+        bound(replace(recipe, execution=Window.fixed(9)), network)
+    with pytest.raises(ValueError, match="root='soon' is not known"):
+        bound(recipe, network, root="soon")
+    with pytest.raises(ValueError, match="verifies chains"):
+        bound(replace(recipe, execution=Window.tree((2, 2))), network)
+    with pytest.raises(ValueError, match="drafted in windows"):
+        bound(replace(recipe, execution="chain"), network)
