@@ -1,0 +1,141 @@
+"""Extrapolates features over the steps of a sampler, from the steps that were computed in full.
+
+    full at step   3        5              computed: F(3), F(5)
+    forecast at             6    7         F(5) + 1 (F(5) - F(3)) / 2,  F(5) + 2 (F(5) - F(3)) / 2
+
+Every row of the batch has a history of its own, since each may be computed in full at other steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Basis(Protocol):
+    """Which differences of features are kept, and how they add up to a forecast.
+
+    `nodes` (R, order + 1) are the steps computed in full, the newest first.
+    """
+
+    def divisors(self, now: int, nodes: Tensor) -> Tensor: ...  # -> (R, order)
+    def weights(self, step: int, nodes: Tensor) -> Tensor: ...  # -> (R, order + 1)
+
+
+@dataclass(frozen=True)
+class Taylor:
+    """TaylorSeer (Liu et al. 2025): all differences over the latest spacing, weights k^j / j!.
+
+    Exact for features affine in the step. Of order 2 and more it is not exact even for polynomials:
+    differences look back, so c k^2 is missed by h k c.
+    """
+
+    def divisors(self, now: int, nodes: Tensor) -> Tensor:
+        return (now - nodes[:, :1]).expand(-1, nodes.shape[1] - 1)
+
+    def weights(self, step: int, nodes: Tensor) -> Tensor:
+        ahead = step - nodes[:, 0]
+        terms = [ahead**j / math.factorial(j) for j in range(nodes.shape[1])]
+        return torch.stack(terms, 1)
+
+
+@dataclass(frozen=True)
+class Newton:
+    """Divided differences over the true steps: exact for polynomials up to the order."""
+
+    def divisors(self, now: int, nodes: Tensor) -> Tensor:
+        return now - nodes[:, :-1]
+
+    def weights(self, step: int, nodes: Tensor) -> Tensor:
+        products = (step - nodes[:, :-1]).cumprod(1)
+        return torch.cat((torch.ones_like(nodes[:, :1]), products), 1)
+
+
+@dataclass
+class Timeline:
+    """When each of R rows was last computed in full; shared by all features of a network."""
+
+    basis: Basis
+    nodes: Tensor  # (R, order + 1) float32, newest first; meaningless from `known` on
+    known: Tensor  # (R,) int64, full steps so far, at most order + 1
+
+    @classmethod
+    def begin(cls, basis: Basis, order: int, rows: int, device: torch.device) -> Timeline:
+        """Nothing computed yet. Raises ValueError for a negative order."""
+        if order < 0:
+            raise ValueError(f"order={order} is negative; 0 repeats features, 1 extends lines")
+        nodes = torch.full((rows, order + 1), -1.0, device=device)
+        return cls(basis, nodes, torch.zeros(rows, dtype=torch.int64, device=device))
+
+    @property
+    def order(self) -> int:
+        return self.nodes.shape[1] - 1
+
+    def weights(self, step: int) -> Tensor:  # (R, order + 1)
+        """How much each factor counts in a forecast of `step`; 0 where a row lacks it."""
+        index = torch.arange(self.order + 1, device=self.nodes.device)
+        return self.basis.weights(step, self.nodes) * (index < self.known[:, None])
+
+    def advance(self, step: int, rows: Tensor) -> Tensor:  # (R',) -> (R', order)
+        """Note that `rows` are computed at `step`; what to multiply their differences by."""
+        nodes, known = self.nodes[rows], self.known[rows]
+        index = torch.arange(self.order, device=nodes.device)
+        is_known = index < known[:, None]
+        scale = is_known / torch.where(is_known, self.basis.divisors(step, nodes), 1.0)
+        now = torch.full_like(nodes[:, :1], step)
+        self.nodes = self.nodes.index_copy(0, rows, torch.cat((now, nodes[:, :-1]), 1))
+        self.known = self.known.index_copy(0, rows, (known + 1).clamp_max(self.order + 1))
+        return scale
+
+
+@dataclass
+class Factors:
+    """The differences of one feature: `values[j]` (R, *F) is of order j."""
+
+    values: list[Tensor] = field(default_factory=list)
+
+    def record(self, feature: Tensor, scale: Tensor, rows: Tensor | None) -> None:
+        """Take in a feature (R', *F) of `rows` (R',), or of all; `scale` is `advance`'s."""
+        if not self.values:
+            self.values = [feature]
+            return
+        fresh = [feature]
+        for j in range(min(scale.shape[1], len(self.values))):
+            old = self.values[j] if rows is None else self.values[j][rows]
+            fresh.append((fresh[j] - old) * _beside(scale[:, j], feature))
+        if rows is None:
+            self.values = fresh
+            return
+        while len(self.values) < len(fresh):
+            self.values.append(torch.zeros_like(self.values[0]))
+        self.values = [
+            value.index_copy(0, rows, new) for value, new in zip(self.values, fresh, strict=True)
+        ]
+
+    def forecast(self, weights: Tensor) -> Tensor:  # (R, order + 1) -> (R, *F)
+        """The sum of the factors, weighted per row."""
+        total = self.values[0].clone()
+        for j, value in enumerate(self.values[1:], 1):
+            total += _beside(weights[:, j], value) * value
+        return total
+
+
+def extrapolate(
+    basis: Basis, steps: Sequence[int], features: Sequence[Tensor], at: int, order: int
+) -> Tensor:
+    """The forecast at step `at` from features (*F) computed at `steps`."""
+    timeline = Timeline.begin(basis, order, 1, features[0].device)
+    factors, row = Factors(), torch.zeros(1, dtype=torch.int64, device=features[0].device)
+    for step, feature in zip(steps, features, strict=True):
+        factors.record(feature[None], timeline.advance(step, row), None)
+    return factors.forecast(timeline.weights(at))[0]
+
+
+def _beside(values: Tensor, like: Tensor) -> Tensor:
+    """One number per row (R,), shaped and typed to multiply `like` (R, *F)."""
+    return values.to(like.dtype).reshape(-1, *(1,) * (like.dim() - 1))

@@ -1,0 +1,38 @@
+"""SpeCa: features of the next denoising steps are forecast, the last block tells when to stop.
+
+Liu et al. 2025 (arXiv 2509.11628). Attention and feed-forward outputs are extrapolated as in
+TaylorSeer; every forecast step but the first ones also computes its last block, and an error above
+a threshold that falls over the steps sends the step back to the network. Lossy: what passes is not
+the network's prediction. It needs no noise, so it works with every scheduler.
+
+Other than in the published code a rejected step is redone at once (`rollback=False` redoes the next
+one instead), each picture is judged by itself (`per_sample=False`: the batch), and the error is
+||a - b|| / ||b|| as in the paper's text (`metric="relative-l1"`: as in the code).
+"""
+
+from mmspec.drafters.build_forecasts import decaying_gate, forecast_features
+from mmspec.forecast.gate import Stepwise
+from mmspec.recipe import Recipe, Tailored
+
+RECIPE = Recipe(
+    architecture=forecast_features,
+    execution=Stepwise(check="last block, per step"),
+    verifier=Tailored(decaying_gate, "decaying threshold on the error of the last block"),
+    sees="target-memory",
+    options={
+        "basis": "taylor",
+        "order": 2,
+        "base": 0.1,
+        "decay": 0.01,
+        "floor": 0.01,
+        "least": 2,
+        "most": 5,
+        "warm_up": 3,
+        "metric": "relative-norm",
+        "rollback": True,
+        "per_sample": True,
+    },
+    paper="Liu et al. 2025",
+    reconstructed="rollback and decisions per sample; metric of the paper's text",
+    decodes="latents",
+)

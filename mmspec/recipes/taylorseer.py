@@ -1,0 +1,23 @@
+"""TaylorSeer: features of most denoising steps are extrapolated, none of them is checked.
+
+Liu et al. 2025 (arXiv 2503.06923, ICCV). After `warm_up` steps in full one step in `interval` is
+computed; in the others attention and feed-forward outputs follow their Taylor expansion of the
+given order (`basis="newton"`: divided differences, exact for polynomials). Lossy, with no measure
+of its own; `interval=1` changes nothing. With `lite=True` the output of the whole network is
+extrapolated instead: less memory, and networks that are no stack of transformer blocks.
+"""
+
+from mmspec.drafters.build_forecasts import cadence_gate, forecast_features
+from mmspec.forecast.gate import Stepwise
+from mmspec.recipe import Recipe, Tailored
+
+RECIPE = Recipe(
+    architecture=forecast_features,
+    execution=Stepwise(),
+    verifier=Tailored(cadence_gate, "none: a fixed cadence"),
+    sees="target-memory",
+    options={"basis": "taylor", "order": 1, "interval": 4, "warm_up": 3, "lite": False},
+    paper="Liu et al. 2025",
+    reconstructed="",
+    decodes="latents",
+)

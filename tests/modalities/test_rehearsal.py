@@ -1,0 +1,198 @@
+"""What the rehearsal of a pipeline's loop finds out and refuses, and all other mistakes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+
+import mmspec
+from mmspec.decode import BrokenLogits
+from mmspec.recipe import Recipe
+from tests import toys
+from tests.modalities.sampling import FROZEN, PLAIN, STEPS, draw, shared
+from tests.toys.pipelines import PROMPTS, UNET, pipeline
+
+
+class Bad:
+    """Mistakes, each with what its message must say."""
+
+    @staticmethod
+    def solver() -> None:
+        pipe = pipeline("sd")
+        pipe.scheduler = diffusers.DPMSolverMultistepScheduler()
+        mmspec.accelerate(pipe, "asd")
+
+    @staticmethod
+    def unknown_scheduler() -> None:
+        pipe = pipeline("sd")
+        pipe.scheduler = diffusers.LCMScheduler()
+        mmspec.accelerate(pipe, "asd")
+
+    @staticmethod
+    def ddim() -> None:
+        draw(mmspec.accelerate(shared("ddim"), "asd", window=2), "ddim", seed=0)
+
+    @staticmethod
+    def token_recipe() -> None:
+        mmspec.accelerate(shared("sd"), "prompt-lookup")
+
+    @staticmethod
+    def latent_recipe() -> None:
+        mmspec.accelerate(toys.model("llama"), "asd")
+
+    @staticmethod
+    def long_window() -> None:
+        draw(mmspec.accelerate(shared("sd"), "asd", window=STEPS + 1), "sd")
+
+    @staticmethod
+    def both_shapes() -> None:
+        mmspec.accelerate(shared("sd"), "asd", window=3, tree=[2, 1])
+
+    @staticmethod
+    def unknown_part() -> None:
+        mmspec.accelerate(shared("sd"), "asd", windw=3)
+
+    @staticmethod
+    def compressor() -> None:
+        mmspec.accelerate(shared("sd"), "asd", compressor="average-pool")
+
+    @staticmethod
+    def unknown_argument() -> None:
+        draw(mmspec.accelerate(shared("sd"), PLAIN), "sd", guidance_scal=3.0)
+
+    @staticmethod
+    def twice() -> None:
+        mmspec.accelerate(shared("sd"), PLAIN)("a", prompt="b")  # type: ignore[call-arg]
+
+    @staticmethod
+    def two_noises() -> None:
+        fast = mmspec.accelerate(shared("sd"), PLAIN)
+        draw(fast, "sd", seed=0, generator=torch.Generator())
+
+    @staticmethod
+    def callback() -> None:
+        fast = mmspec.accelerate(shared("sd"), PLAIN)
+        draw(fast, "sd", callback_on_step_end=lambda *news: {})
+
+    @staticmethod
+    def no_network() -> None:
+        pipe = pipeline("sd")
+        pipe.unet = None
+        mmspec.accelerate(pipe, "asd")
+
+    @staticmethod
+    def no_drafter() -> None:
+        mmspec.accelerate(shared("sd"), "accelerated-diffusion")
+
+    @staticmethod
+    def needless_drafter() -> None:
+        mmspec.accelerate(shared("sd"), "asd", drafter=shared("sd"))
+
+    @staticmethod
+    def no_pipeline() -> None:
+        mmspec.accelerate(shared("sd"), "accelerated-diffusion", drafter=shared("sd").unet)
+
+    @staticmethod
+    def other_arguments() -> None:
+        mmspec.accelerate(shared("sd"), "accelerated-diffusion", drafter=shared("dit"))
+
+    @staticmethod
+    def other_size() -> None:
+        blocks = (("DownBlock2D",) * 2, ("UpBlock2D",) * 2)
+        sizes = {
+            **UNET,
+            "sample_size": 4,
+            "down_block_types": blocks[0],
+            "up_block_types": blocks[1],
+        }
+        small = diffusers.DDPMPipeline(diffusers.UNet2DModel(**sizes), diffusers.DDPMScheduler())
+        fast = mmspec.accelerate(shared("ddpm"), "accelerated-diffusion", drafter=small, window=2)
+        draw(fast, "ddpm")
+
+    @staticmethod
+    def small_max_rows() -> None:
+        draw(mmspec.accelerate(shared("sd"), PLAIN, max_rows=1), "sd")
+
+    @staticmethod
+    def half_way() -> None:
+        draw(mmspec.accelerate(shared("sdxl"), PLAIN), "sdxl", denoising_end=0.5)
+
+    @staticmethod
+    def cached() -> None:
+        pipe = pipeline("flux")
+        pipe.transformer.enable_cache(diffusers.FirstBlockCacheConfig())
+        mmspec.accelerate(pipe, "asd")
+
+    @staticmethod
+    def skipping_layers() -> None:
+        fast = mmspec.accelerate(shared("sd3"), PLAIN)
+        draw(fast, "sd3", skip_guidance_layers=[0], skip_layer_guidance_stop=0.6)
+
+    @staticmethod
+    def from_a_picture() -> None:
+        pipe = shared("sd")
+        other = diffusers.StableDiffusionImg2ImgPipeline(
+            **pipe.components, requires_safety_checker=False
+        )
+        other.set_progress_bar_config(disable=True)
+        fast: Any = mmspec.accelerate(other, PLAIN)
+        fast(PROMPTS[0], image=torch.rand(1, 3, 8, 8), num_inference_steps=STEPS)
+
+    @staticmethod
+    def inpainting() -> None:
+        pipe = shared("sd")
+        other = diffusers.StableDiffusionInpaintPipeline(
+            **pipe.components, requires_safety_checker=False
+        )
+        other.set_progress_bar_config(disable=True)
+        fast: Any = mmspec.accelerate(other, PLAIN)
+        picture, mask = torch.rand(1, 3, 8, 8), torch.zeros(1, 1, 8, 8)
+        mask[..., 4:] = 1
+        settings = {"num_inference_steps": STEPS, "height": 8, "width": 8}
+        fast(PROMPTS[0], image=picture, mask_image=mask, **settings)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (Bad.solver, "draws no noise.*sde-dpmsolver"),
+        (Bad.unknown_scheduler, "cannot read LCMScheduler"),
+        (Bad.ddim, "give eta=1.0"),
+        (Bad.token_recipe, "decodes tokens.*StableDiffusionPipeline gives latents.*asd"),
+        (Bad.latent_recipe, "'asd' decodes latents.*recipes for it:.*prompt-lookup"),
+        (Bad.long_window, f"window of {STEPS + 1} states is longer than the chain"),
+        (Bad.both_shapes, "give one of them"),
+        (Bad.unknown_part, "unknown keyword windw.*did you mean 'window'"),
+        (Bad.compressor, "unknown keyword compressor"),
+        (Bad.unknown_argument, "did you mean 'guidance_scale'"),
+        (Bad.twice, "prompt is given by place and by name"),
+        (Bad.two_noises, "give one of them"),
+        (Bad.callback, "callback_on_step_end.*out of order"),
+        (Bad.no_network, "no denoising network"),
+        (Bad.no_drafter, "needs a draft pipeline"),
+        (Bad.needless_drafter, "takes no draft pipeline"),
+        (Bad.no_pipeline, "give a diffusers pipeline"),
+        (Bad.other_arguments, "the draft pipeline needs class_labels"),
+        (Bad.other_size, "draft pipeline of their size"),
+        (Bad.small_max_rows, "max_rows=1 does not hold one state"),
+        (Bad.half_way, "denoising_end"),
+        (Bad.cached, "disable_cache"),
+        (Bad.skipping_layers, "all steps must be alike"),
+        (Bad.from_a_picture, "whole chains from pure noise"),
+        (Bad.inpainting, "changes its latents between steps|shown more than the latents"),
+    ],
+)
+def test_a_mistake_is_one_clear_error(mistake: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        mistake()
+
+
+@pytest.mark.parametrize("recipe", [PLAIN, FROZEN], ids=["plain", "frozen"])
+def test_broken_latents_name_the_round(recipe: Recipe) -> None:
+    latents = torch.zeros(2, 4, 8, 8)
+    latents[1, 0, 0, 0] = torch.nan
+    with pytest.raises(BrokenLogits, match=r"NaN or infinite in round 0 \(row 1"):
+        draw(mmspec.accelerate(shared("sd"), recipe), "sd", latents=latents)

@@ -1,0 +1,342 @@
+"""Tiny, randomly initialised diffusers pipelines of real classes. No downloads.
+
+`pipeline(name)` builds in milliseconds, `asked(name, pictures)` are arguments of its call. Weights
+are wide enough (`GAIN`) that predictions depend on state, step and condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from string import ascii_lowercase, digits
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from torch import nn
+
+GAIN = 1.5
+TEXT = 32  # width of the text encoders
+PROMPTS = ("a red square", "two blue dots", "the letter k on green")
+LONGEST = 16  # tokens of a prompt
+UNET: dict[str, Any] = {
+    "sample_size": 8,
+    "block_out_channels": (8, 16),
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+}
+
+
+def pipeline(name: str, seed: int = 0) -> Any:
+    """A float32 pipeline with a scheduler that draws noise where its class has one."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pipe = BUILDERS[name]()
+    generator = torch.Generator().manual_seed(seed)
+    for part in pipe.components.values():
+        if isinstance(part, nn.Module):
+            _randomise(part.eval(), generator)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def asked(name: str, pictures: int = 1) -> dict[str, Any]:
+    """Arguments for so many pictures."""
+    if name in ("ddpm", "ddim"):
+        return {"batch_size": pictures}
+    if name == "dit":
+        return {"class_labels": [3, 7, 1][:pictures]}
+    prompts = {"prompt": list(PROMPTS[:pictures])}
+    sizes = {"height": 8, "width": 8, "max_sequence_length": LONGEST}
+    if name in ("sd3", "flux"):
+        return {**prompts, **sizes}
+    if name == "pixart":
+        return {**prompts, **sizes, "use_resolution_binning": False, "clean_caption": False}
+    if name == "ltx":
+        return {**prompts, **sizes, "height": 32, "width": 32, "num_frames": 9}
+    return prompts
+
+
+def ddpm() -> Any:
+    unet = diffusers.UNet2DModel(
+        in_channels=3,
+        out_channels=3,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=8,
+        **UNET,
+    )
+    return diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler())
+
+
+def ddim() -> Any:
+    return diffusers.DDIMPipeline(ddpm().unet, diffusers.DDIMScheduler())
+
+
+def dit() -> Any:
+    transformer = diffusers.DiTTransformer2DModel(
+        sample_size=8,
+        num_layers=2,
+        patch_size=2,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        in_channels=4,
+        out_channels=8,
+        attention_bias=True,
+        activation_fn="gelu-approximate",
+        num_embeds_ada_norm=1000,
+        norm_type="ada_norm_zero",
+        norm_elementwise_affine=False,
+    )
+    return diffusers.DiTPipeline(transformer, autoencoder(4), diffusers.DDPMScheduler())
+
+
+def stable_diffusion() -> Any:
+    return diffusers.StableDiffusionPipeline(
+        vae=autoencoder(4),
+        text_encoder=clip(),
+        tokenizer=clip_tokenizer(),
+        unet=conditional(),
+        scheduler=diffusers.DDPMScheduler(clip_sample=False, steps_offset=1),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def stable_diffusion_xl() -> Any:
+    unet = conditional(
+        cross_attention_dim=2 * TEXT,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=6 * 8 + TEXT,
+        use_linear_projection=True,
+    )
+    return diffusers.StableDiffusionXLPipeline(
+        vae=autoencoder(4),
+        text_encoder=clip(),
+        text_encoder_2=clip(projected=True),
+        tokenizer=clip_tokenizer(),
+        tokenizer_2=clip_tokenizer(),
+        unet=unet,
+        scheduler=diffusers.EulerAncestralDiscreteScheduler(),
+        add_watermarker=False,
+    )
+
+
+def stable_diffusion_3() -> Any:
+    transformer = diffusers.SD3Transformer2DModel(
+        sample_size=8,
+        patch_size=1,
+        in_channels=4,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        joint_attention_dim=TEXT,
+        caption_projection_dim=32,
+        pooled_projection_dim=2 * TEXT,
+        out_channels=4,
+        pos_embed_max_size=8,
+    )
+    return diffusers.StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(stochastic_sampling=True),
+        vae=autoencoder(4, quantised=False),
+        text_encoder=clip(projected=True),
+        tokenizer=clip_tokenizer(),
+        text_encoder_2=clip(projected=True),
+        tokenizer_2=clip_tokenizer(),
+        text_encoder_3=t5(),
+        tokenizer_3=t5_tokenizer(),
+    )
+
+
+def flux() -> Any:
+    transformer = diffusers.FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=TEXT,
+        pooled_projection_dim=TEXT,
+        axes_dims_rope=(4, 4, 8),
+        guidance_embeds=True,
+    )
+    return diffusers.FluxPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(stochastic_sampling=True),
+        vae=autoencoder(4, quantised=False),
+        text_encoder=clip(),
+        tokenizer=clip_tokenizer(),
+        text_encoder_2=t5(),
+        tokenizer_2=t5_tokenizer(),
+        transformer=transformer,
+    )
+
+
+def pixart() -> Any:
+    transformer = diffusers.PixArtTransformer2DModel(
+        sample_size=8,
+        num_layers=2,
+        patch_size=2,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        caption_channels=TEXT,
+        in_channels=4,
+        cross_attention_dim=16,
+        out_channels=8,
+        attention_bias=True,
+        activation_fn="gelu-approximate",
+        num_embeds_ada_norm=1000,
+        norm_type="ada_norm_single",
+        norm_elementwise_affine=False,
+        norm_eps=1e-6,
+    )
+    return diffusers.PixArtAlphaPipeline(
+        tokenizer=t5_tokenizer(),
+        text_encoder=t5(),
+        vae=autoencoder(4),
+        transformer=transformer,
+        scheduler=diffusers.DDPMScheduler(clip_sample=False),
+    )
+
+
+def ltx() -> Any:
+    transformer = diffusers.LTXVideoTransformer3DModel(
+        in_channels=8,
+        out_channels=8,
+        patch_size=1,
+        patch_size_t=1,
+        num_attention_heads=4,
+        attention_head_dim=8,
+        cross_attention_dim=32,
+        num_layers=1,
+        caption_channels=TEXT,
+    )
+    vae = diffusers.AutoencoderKLLTXVideo(
+        in_channels=3,
+        out_channels=3,
+        latent_channels=8,
+        block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8, 8),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1, 1),
+        spatio_temporal_scaling=(True, True, False, False),
+        decoder_spatio_temporal_scaling=(True, True, False, False),
+        decoder_inject_noise=(False, False, False, False, False),
+        upsample_residual=(False, False, False, False),
+        upsample_factor=(1, 1, 1, 1),
+        timestep_conditioning=False,
+        patch_size=1,
+        patch_size_t=1,
+        encoder_causal=True,
+        decoder_causal=False,
+    )
+    return diffusers.LTXPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(stochastic_sampling=True),
+        vae=vae,
+        text_encoder=t5(),
+        tokenizer=t5_tokenizer(),
+        transformer=transformer,
+    )
+
+
+def autoencoder(channels: int, quantised: bool = True) -> Any:
+    """Four times smaller latents would cost time; these have the picture's half."""
+    return diffusers.AutoencoderKL(
+        in_channels=3,
+        out_channels=3,
+        latent_channels=channels,
+        block_out_channels=(4,),
+        norm_num_groups=2,
+        layers_per_block=1,
+        down_block_types=("DownEncoderBlock2D",),
+        up_block_types=("UpDecoderBlock2D",),
+        sample_size=8,
+        shift_factor=0.1,
+        use_quant_conv=quantised,
+        use_post_quant_conv=quantised,
+    )
+
+
+def conditional(**changes: Any) -> Any:
+    """A text-conditional UNet."""
+    settings: dict[str, Any] = {
+        "in_channels": 4,
+        "out_channels": 4,
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+        "attention_head_dim": 2,
+        "cross_attention_dim": TEXT,
+        **UNET,
+        **changes,
+    }
+    return diffusers.UNet2DConditionModel(**settings)
+
+
+def clip(projected: bool = False) -> Any:
+    config = transformers.CLIPTextConfig(
+        vocab_size=len(_words()),
+        hidden_size=TEXT,
+        intermediate_size=37,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=LONGEST,
+        projection_dim=TEXT,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
+    if projected:
+        return transformers.CLIPTextModelWithProjection(config)
+    return transformers.CLIPTextModel(config)
+
+
+def clip_tokenizer() -> Any:
+    vocabulary = {word: index for index, word in enumerate(_words())}
+    tokenizer = transformers.CLIPTokenizer(vocab=vocabulary, merges=[])
+    tokenizer.model_max_length = LONGEST
+    return tokenizer
+
+
+def t5() -> Any:
+    config = transformers.T5Config(
+        vocab_size=64, d_model=TEXT, d_kv=8, d_ff=37, num_layers=1, num_heads=2
+    )
+    return transformers.T5EncoderModel(config)
+
+
+def t5_tokenizer() -> Any:
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    pieces += [(letter, -float(at)) for at, letter in enumerate(["▁", *ascii_lowercase, *digits])]
+    return transformers.T5Tokenizer(vocab=pieces, extra_ids=0)
+
+
+def _words() -> list[str]:
+    letters = [*ascii_lowercase, *digits]
+    return ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{one}</w>" for one in letters)]
+
+
+def _randomise(module: nn.Module, generator: torch.Generator) -> None:
+    """Weights that keep signals alive; zero-initialised gates and outputs included."""
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            if weight.dim() > 1:
+                scale = GAIN / weight[0].numel() ** 0.5
+                weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+            elif name.endswith("bias"):
+                weight.copy_(torch.randn(weight.shape, generator=generator) * 0.1)
+
+
+BUILDERS: dict[str, Callable[[], Any]] = {
+    "ddpm": ddpm,
+    "ddim": ddim,
+    "dit": dit,
+    "sd": stable_diffusion,
+    "sdxl": stable_diffusion_xl,
+    "sd3": stable_diffusion_3,
+    "flux": flux,
+    "pixart": pixart,
+    "ltx": ltx,
+}

@@ -1,0 +1,44 @@
+"""Gates forecasts of features by the error of a cheap check: SpeCa, and TaylorSeer without any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.forecast.gate import Cadence, DecayingThreshold, Schedule
+from mmspec.forecast.metric import Metric, RelativeNorm
+from mmspec.noise import Noise
+
+
+@dataclass(frozen=True)
+class ForecastGate:
+    """Keep a forecast denoising step unless the check of its last block is off by too much.
+
+    SpeCa (Liu et al. 2025). `schedule` says which steps are forecast, which of those are checked
+    and how large an error passes; without checks (`Cadence`) this is TaylorSeer. With `rollback` a
+    rejected step is computed in full at once; without, as in the published code, it stays and the
+    next one is. With `per_sample` every picture is judged on its own, else the batch is as one.
+
+    Lossy: what passes is never the network's own prediction. Exact only where nothing passes
+    (a negative threshold, every step checked, `rollback`), or nothing is forecast (interval 1).
+    """
+
+    schedule: Schedule = field(default_factory=DecayingThreshold)
+    metric: Metric = field(default_factory=RelativeNorm)
+    rollback: bool = True
+    per_sample: bool = True
+    lossless: ClassVar[bool] = False
+    kinds: ClassVar[tuple[Kind, ...]] = ()  # no drafts of tokens
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        """Refused: the gate works inside the network, where no token is drafted."""
+        raise ValueError(
+            "a forecast gate verifies features inside a network, not drafted tokens; use it with "
+            "the recipes speca and taylorseer on a diffusers pipeline"
+        )
+
+
+def fixed_cadence(interval: int, warm_up: int) -> ForecastGate:
+    """One step in full, then `interval` - 1 forecasts unchecked; all samples go together."""
+    return ForecastGate(Cadence(interval, warm_up), per_sample=False)
