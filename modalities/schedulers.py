@@ -198,7 +198,7 @@ _READERS: dict[Any, Callable[[Any, float | None, float | None], Sampler]] = {
     diffusers.DPMSolverMultistepScheduler: _sde_dpm,
     diffusers.FlowMatchEulerDiscreteScheduler: _flow,
 }
-_LOSSY = "Or choose a recipe that keeps it but is lossy: speca, taylorseer or paradigms."
+_LOSSY = "Or choose a recipe that keeps it but is lossy: speca or taylorseer."
 _SDE = (
     "DPMSolverMultistepScheduler.from_config(pipe.scheduler.config, "
     'algorithm_type="sde-dpmsolver++", solver_order=1)'

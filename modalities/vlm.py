@@ -73,8 +73,7 @@ def check(model: Any, family: Family, inputs: Mapping[str, Any]) -> None:
     """
     if not family.writes:
         raise ValueError(
-            f"{type(model).__name__} draws pictures here and writes no text; call "
-            "generate_images()"
+            f"{type(model).__name__} draws pictures here and writes no text; call generate_images()"
         )
     ids: Tensor | None = inputs.get("input_ids")
     embeds = inputs.get("inputs_embeds")

@@ -1,6 +1,7 @@
 """Measuring and certifying: what `mmspec bench` and `mmspec certify` run."""
 
-from mmspec.bench.certify import Certificate, certify
+from mmspec.bench.certificate import Certificate
+from mmspec.bench.certify import certify
 from mmspec.bench.compare import Comparison, compare
 from mmspec.bench.growth import Growth, growth
 from mmspec.bench.scale import Scale, scale

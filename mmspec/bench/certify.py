@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
 
 from mmspec import recipes
 from mmspec.api import Accelerated, accelerate
+from mmspec.bench.certificate import ALPHA, Certificate, Check, outcome, verdict
+from mmspec.bench.certify_latents import certify_latents
 from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
 from mmspec.bench.equality import greedy_equality, seeded_equality
 from mmspec.bench.frequency import Frequencies, frequencies
@@ -17,36 +18,7 @@ from mmspec.bench.tiny import request, tiny
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 
-ALPHA = 1e-3  # most chance of refuting a right recipe, all frequency tests together
 MODELS = (0, 1)  # seeds of the tiny models that are sampled
-
-Outcome = Literal["passed", "refuted", "lossy", "skipped"]
-Verdict = Literal["exact", "lossy", "refuted", "untested"]
-
-
-@dataclass(frozen=True)
-class Check:
-    """One way of testing the claim, and what it found."""
-
-    name: str
-    outcome: Outcome
-    detail: str
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What `mmspec certify` reports."""
-
-    recipe: str
-    claims_exact: bool
-    verdict: Verdict
-    checks: list[Check]
-    distance: float | None  # total variation of the first two tokens, where it was measured
-    false_alarm_rate: float = ALPHA
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
 
 
 def certify(
@@ -59,22 +31,18 @@ def certify(
     samples: int = 6000,
     progress: Progress = silent,
 ) -> Certificate:
-    """Test a recipe on tiny models, and on `fast` answering `requests` where they are given."""
+    """Test a recipe on tiny models, and on `fast` answering `requests` where they are given.
+
+    A recipe that decodes latents is tested on chains with a known answer instead.
+    """
     plan = recipes.get(recipe) if isinstance(recipe, str) else recipe
+    if plan.decodes == "latents":
+        return certify_latents(plan, seeds=seeds, samples=samples, progress=progress)
     checks = [_enumeration(plan)]
     distance, sampled = _frequencies(plan, samples, progress)
     checks.append(sampled)
     checks += _equalities(plan, fast, requests, room, seeds, progress)
-    verdict = _verdict(plan, {check.outcome for check in checks})
-    return Certificate(plan.name or "custom", plan.exact, verdict, checks, distance)
-
-
-def _verdict(plan: Recipe, outcomes: set[Outcome]) -> Verdict:
-    if "refuted" in outcomes:
-        return "refuted"
-    if not plan.exact:
-        return "lossy"
-    return "exact" if "passed" in outcomes else "untested"
+    return Certificate(plan.name or "custom", plan.exact, verdict(plan, checks), checks, distance)
 
 
 def _enumeration(plan: Recipe) -> Check:
@@ -90,7 +58,7 @@ def _enumeration(plan: Recipe) -> Check:
         f"{found.cases} cases, kinds {', '.join(found.kinds)}: error {found.error:.1e} "
         f"(at most {TOLERANCE:.0e}), distance {found.distance:.3g}"
     )
-    return Check(name, _outcome(plan, found.passed), detail)
+    return Check(name, outcome(plan, found.passed), detail)
 
 
 def _frequencies(plan: Recipe, samples: int, progress: Progress) -> tuple[float | None, Check]:
@@ -117,7 +85,7 @@ def _frequencies(plan: Recipe, samples: int, progress: Progress) -> tuple[float 
         f"tokens {worst.distance:.3f}, of which {worst.floor:.3f} is chance"
     )
     passed = all(one.passes(alpha) for one in found)
-    return worst.distance, Check(name, _outcome(plan, passed), detail)
+    return worst.distance, Check(name, outcome(plan, passed), detail)
 
 
 def _equalities(
@@ -147,7 +115,7 @@ def _greedy(
     detail = (
         f"{found.same} of {found.total} answers are those of generate() {found.first_difference}"
     )
-    return Check("greedy equality", _outcome(plan, found.passed), detail.strip())
+    return Check("greedy equality", outcome(plan, found.passed), detail.strip())
 
 
 def _seeded(
@@ -165,14 +133,7 @@ def _seeded(
     detail = (
         f"{found.same} of {found.total} seeds give plain decoding's tokens {found.first_difference}"
     )
-    return Check(name, _outcome(plan, found.passed), detail.strip())
-
-
-def _outcome(plan: Recipe, passed: bool) -> Outcome:
-    """A failed test refutes a claim; where nothing was claimed it shows the loss."""
-    if passed:
-        return "passed"
-    return "refuted" if plan.exact else "lossy"
+    return Check(name, outcome(plan, found.passed), detail.strip())
 
 
 def _tiny(plan: Recipe, seed: int) -> Accelerated:

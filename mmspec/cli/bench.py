@@ -7,7 +7,20 @@ from typing import Annotated, Any
 import typer
 
 from mmspec.cli import inputs as given
-from mmspec.cli.generate import Drafter, Length, Model, Recipe, Temperature, Threads, Tree
+from mmspec.cli import painting
+from mmspec.cli.bench_pictures import bench_pictures
+from mmspec.cli.generate import (
+    Drafter,
+    Length,
+    Modality,
+    Model,
+    Recipe,
+    Steps,
+    Temperature,
+    Threads,
+    Tree,
+    Window,
+)
 from mmspec.cli.output import Json, console, emit, pairs, percent, progress, table
 
 app = typer.Typer(help="Measure speed-ups, efficiency and growth.", invoke_without_command=True)
@@ -37,6 +50,9 @@ def bench(
     growth: Annotated[
         bool, typer.Option("--growth", help="Host time per round at 512 and 4096 tokens.")
     ] = False,
+    modality: Modality = None,
+    steps: Steps = None,
+    window: Window = None,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -47,6 +63,10 @@ def bench(
     given.set_threads(threads, model)
     if growth:
         _growth(repeats, json)
+        return
+    if painting.is_meant(modality, model, recipe):
+        painter = painting.load(model, drafter, recipe, steps)
+        bench_pictures(painter, prompt, prompts, batch, window, repeats, seed, json)
         return
     from mmspec.bench.compare import compare
 

@@ -33,7 +33,9 @@ def certify(
     given.set_threads(threads)
     plan = recipes.get(recipe)
     fast, requests = None, list[Any]()
-    if model is not None or _has_zoo():
+    if plan.decodes == "latents":
+        _refuse_models(recipe, model, drafter)
+    elif model is not None or _has_zoo():
         model = model or given.MODEL
         pair = given.load_pair(model, drafter, recipe)
         fast = accelerate(pair.model, recipe, drafter=pair.drafter)
@@ -55,11 +57,19 @@ def certify(
         claim = "exact" if found.claims_exact else "lossy"
         console().print(f"\n{recipe} claims to be {claim}: [bold]{found.verdict}[/bold]")
         if found.distance is not None and not found.claims_exact:
-            console().print(f"total variation of the first two tokens: {found.distance:.3f}")
+            console().print(f"{found.distance_of}: {found.distance:.3f}")
     if found.verdict == "refuted":
         failed = ", ".join(c.name for c in found.checks if c.outcome == "refuted")
         complain(f"{recipe} is refuted by {failed}")
         raise typer.Exit(1)
+
+
+def _refuse_models(recipe: str, model: str | None, drafter: str | None) -> None:
+    if model is not None or drafter is not None:
+        raise ValueError(
+            f"recipe {recipe!r} decodes latents and is tested on chains with a known answer; drop "
+            "--model and --drafter"
+        )
 
 
 def _has_zoo() -> bool:

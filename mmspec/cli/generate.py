@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mmspec.cli import inputs as given
+from mmspec.cli import painting
 from mmspec.cli.output import Json, console, emit, pairs, percent, progress
+from mmspec.cli.paint import paint
 
 Model = Annotated[str, typer.Option(help="Target: a folder, a hub name or zoo:NAME.")]
 Drafter = Annotated[str | None, typer.Option(help="Draft model; the zoo has its own.")]
 Recipe = Annotated[str | None, typer.Option(help="One of `mmspec recipes`.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Processor threads to use.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
+Modality = Annotated[
+    str | None,
+    typer.Option(help="diffusion: draw a picture; else it follows from model and recipe."),
+]
+Steps = Annotated[int | None, typer.Option(min=2, help="Steps of a diffusion sampler.")]
+Window = Annotated[
+    int | None, typer.Option(min=1, help="States a round of diffusion moves a picture at most.")
+]
 Length = Annotated[str | None, typer.Option(help="Draft length: a number, auto, entropy, ...")]
 Tree = Annotated[str | None, typer.Option(help="Branching widths such as 3,2,1, or dynamic.")]
 
@@ -31,12 +42,20 @@ def generate(
     seed: int = 0,
     compare: Annotated[bool, typer.Option(help="Measure plain generate() as well.")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="How often to measure.")] = 5,
+    modality: Modality = None,
+    steps: Steps = None,
+    window: Window = None,
+    out: Annotated[Path, typer.Option(help="Where a drawn picture goes.")] = Path("mmspec.png"),
     threads: Threads = None,
     json: Json = False,
 ) -> None:
-    """Answer a prompt about a picture, and say how much sooner than plain `generate()`."""
+    """Answer a prompt about a picture, or draw one, and say how much sooner than without mmspec."""
     given.quiet()
     given.set_threads(threads, model)
+    if painting.is_meant(modality, model, recipe):
+        painter = painting.load(model, drafter, recipe, steps)
+        paint(painter, prompt, out, window, seed, repeats if compare else 0, json)
+        return
     pair = given.load_pair(model, drafter, recipe)
     request = given.encode(pair, prompt, image)
     settings: dict[str, Any] = {"do_sample": temperature > 0}
@@ -46,27 +65,27 @@ def generate(
 
     parts = given.shape(length, tree)
     fast = mmspec.accelerate(pair.model, pair.recipe, drafter=pair.drafter, **parts)
-    out = fast.generate(**request, **settings, max_new_tokens=max_new_tokens, seed=seed)
+    made = fast.generate(**request, **settings, max_new_tokens=max_new_tokens, seed=seed)
     tokenizer = getattr(pair.processor, "tokenizer", pair.processor)
-    new = out.sequences[0, request["input_ids"].shape[1] :]
+    new = made.sequences[0, request["input_ids"].shape[1] :]
     document: dict[str, Any] = {
         "text": tokenizer.decode(new, skip_special_tokens=True).strip(),
         "model": model,
         "drafter": pair.names[1],
         "recipe": pair.recipe,
-        "exact": out.stats.exact,
+        "exact": made.stats.exact,
         "tokens": new.tolist(),
     }
     if compare:
         with progress(json) as report:
             document |= _compared(fast, request, settings, max_new_tokens, seed, repeats, report)
-    document["stats"] = out.stats.to_dict()
+    document["stats"] = made.stats.to_dict()
     if json:
         emit(document)
         return
     console().print(document["text"], markup=False)
     console().print()
-    pairs(_rows(document, out.stats))
+    pairs(_rows(document, made.stats))
 
 
 def _compared(

@@ -20,10 +20,7 @@ def list_(json: Json = False) -> None:
     """List the models, what they see and whether they are there."""
     from mmspec import zoo
 
-    entries = [
-        {**asdict(zoo.info(name)), "present": (zoo.path(name) / "config.json").exists()}
-        for name in zoo.names()
-    ]
+    entries = [{**asdict(zoo.info(name)), "present": zoo.is_present(name)} for name in zoo.names()]
     if json:
         emit(entries)
         return

@@ -1,0 +1,118 @@
+"""`mmspec generate --modality diffusion`: a picture, and what speculation made of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mmspec.cli.output import console, emit, pairs, percent, progress
+from mmspec.cli.painting import Painter, accelerated
+
+
+def paint(
+    painter: Painter,
+    prompt: str,
+    out: Path,
+    window: int | None,
+    seed: int,
+    repeats: int,
+    json: bool,
+) -> None:
+    """Draw one picture into `out`; with `repeats` above 0 plain drawing is measured too."""
+    if not prompt.strip():
+        raise ValueError("the prompt is empty; give --prompt some text")
+    if not out.parent.is_dir():
+        raise ValueError(f"there is no folder {out.parent}; make it, or choose another --out")
+    asked = painter.asked([prompt])
+    fast = accelerated(painter, window)
+    drawn = fast(**asked, seed=seed).images[0]
+    drawn.save(out)
+    document: dict[str, Any] = {
+        "out": str(out),
+        "model": painter.names[0],
+        "drafter": painter.names[1],
+        "recipe": painter.recipe,
+        "exact": fast.recipe.exact,
+        "seed": seed,
+    }
+    if repeats:
+        document |= _compared(painter, asked, window, seed, repeats, json)
+    document["stats"] = asdict(fast.last_stats)
+    if json:
+        emit(document)
+        return
+    console().print(f"{out}: {prompt}", markup=False)
+    console().print()
+    pairs(rows(document, document["stats"]))
+
+
+def _compared(
+    painter: Painter, asked: dict[str, Any], window: int | None, seed: int, repeats: int, json: bool
+) -> dict[str, Any]:
+    from mmspec.bench.latents import Drawing, compare_latents
+
+    with progress(json) as report:
+        found = compare_latents(
+            painter.pipe,
+            painter.recipe,
+            Drawing([asked]),
+            drafter=painter.drafter,
+            names=painter.names,
+            window=window,
+            repeats=repeats,
+            seed=seed,
+            progress=report,
+        )
+    wanted = (
+        *("steps", "calls_plain", "calls", "calls_saved", "rows_plain", "rows"),
+        *("speedup_over_pipeline", "speedup_over_plain", "speedup_if_rows_were_free", "spread"),
+        *("mean_acceptance_length", "draft_acceptance_rate", "relative_distance", "psnr"),
+        "seconds_per_request",
+    )
+    every = found.to_dict()
+    return {name: every[name] for name in wanted}
+
+
+def rows(document: dict[str, Any], stats: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What is said of a drawn picture."""
+    found: list[tuple[str, Any]] = []
+    if "calls" in document:
+        low, high = document["spread"]["speedup_over_pipeline"]
+        times = document["seconds_per_request"]
+        found += [
+            ("network calls", [f"plain {document['calls_plain']:.0f}", _counted(document)]),
+            ("calls saved", percent(document["calls_saved"])),
+            ("speed-up if rows were free", _times(document["speedup_if_rows_were_free"])),
+            (
+                "speed-up over the pipeline, here",
+                f"{_times(document['speedup_over_pipeline'])} ({low:.2f} to {high:.2f})",
+            ),
+            ("seconds", ", ".join(f"{name} {value:.3g}" for name, value in times.items())),
+        ]
+        if document["relative_distance"] is not None:
+            found.append(("relative distance to plain", document["relative_distance"]))
+            found.append(("PSNR to plain, dB", document["psnr"]))
+    if "target_calls" in stats:
+        found += [
+            ("acceptance rate of drafts", percent(stats["draft_acceptance_rate"])),
+            ("mean acceptance length", stats["mean_acceptance_length"]),
+            ("steps, network calls", f"{stats['num_new_tokens']}, {stats['target_calls']}"),
+            ("network rows", stats["network_rows"]),
+        ]
+    else:
+        found.append(("steps in full, forecast", f"{stats['full']}, {stats['forecast']}"))
+    exact = "exact" if document["exact"] else "lossy"
+    found += [
+        ("recipe", f"{document['recipe']} ({exact})"),
+        ("model, drafter", [document["model"], document["drafter"]]),
+    ]
+    return found
+
+
+def _counted(document: dict[str, Any]) -> str:
+    return f"{document['recipe']} {document['calls']:.0f}"
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f}x"

@@ -1,0 +1,162 @@
+"""From what a user types to a pipeline that draws: pipelines, draft pipelines, arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmspec.cli import inputs as given
+
+MODEL = "zoo:diffusion"
+RECIPE = "asd"
+MODALITY = "diffusion"
+AS_TYPED = {"use_resolution_binning": False, "clean_caption": False}  # where a pipeline has them
+
+
+@dataclass(frozen=True)
+class Painter:
+    """A pipeline, the recipe's draft pipeline if it takes one, and arguments of every call."""
+
+    pipe: Any
+    recipe: str
+    drafter: Any | None
+    names: tuple[str, str | None]  # as typed: target, drafter
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_zoo(self) -> bool:
+        return self.names[0].startswith("zoo:")
+
+    def asked(self, prompts: Sequence[str]) -> dict[str, Any]:
+        """Arguments of a call that draws these; class numbers where the pipeline takes no text."""
+        known = inspect.signature(self.pipe.__call__).parameters
+        if "prompt" in known:
+            return {"prompt": list(prompts), **self.settings}
+        if "class_labels" in known:
+            return {"class_labels": [_class(prompt) for prompt in prompts], **self.settings}
+        return {"batch_size": len(prompts), **self.settings}
+
+
+def is_meant(modality: str | None, model: str, recipe: str | None) -> bool:
+    """Whether pictures are to be drawn: said, or clear from the model or the recipe.
+
+    Raises ValueError for a modality that is not known.
+    """
+    if modality not in (None, MODALITY):
+        raise ValueError(
+            f"--modality {modality} is not known; give {MODALITY}, or nothing for language models"
+        )
+    if modality is not None:
+        return True
+    if model.startswith("zoo:") and model != given.MODEL:
+        from mmspec import zoo
+
+        return zoo.info(model.removeprefix("zoo:")).modality == MODALITY
+    if Path(model).exists():
+        return (Path(model) / "model_index.json").exists()
+    if recipe is None:
+        return False
+    from mmspec import recipes
+
+    return recipes.get(recipe).decodes == "latents"
+
+
+def load(model: str, drafter: str | None, recipe: str | None, steps: int | None = None) -> Painter:
+    """Load a pipeline and, where the recipe takes one, its draft pipeline."""
+    from mmspec import recipes
+
+    model = MODEL if model == given.MODEL else model
+    recipe = recipe or RECIPE
+    plan = recipes.get(recipe)
+    if plan.decodes != "latents":
+        raise ValueError(
+            f"recipe {recipe!r} decodes {plan.decodes}; for pipelines there are "
+            f"{', '.join(recipes.names('latents'))}"
+        )
+    if drafter is not None and not plan.takes_drafter:
+        raise ValueError(f"recipe {recipe!r} takes no draft pipeline; drop --drafter")
+    if drafter is None and plan.takes_drafter and model.startswith("zoo:"):
+        drafter = given.default_drafter(model)
+    pipe = load_pipeline(model)
+    small = None if drafter is None else _drafter(pipe, drafter)
+    return Painter(pipe, recipe, small, (model, drafter), _settings(pipe, model, steps))
+
+
+def load_pipeline(name: str) -> Any:
+    """A diffusers pipeline from a folder, a hub name or zoo:NAME; safetensors only."""
+    from diffusers import DiffusionPipeline
+    from diffusers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    if name.startswith("zoo:"):
+        from mmspec import zoo
+
+        _present(name)
+        pipe = zoo.load(name.removeprefix("zoo:"))
+    else:
+        if not Path(name).exists() and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
+            raise ValueError(
+                f"there is no pipeline folder {name}; give a folder, a hub name or zoo:NAME"
+            )
+        pipe = DiffusionPipeline.from_pretrained(name, use_safetensors=True)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def accelerated(painter: Painter, window: int | None = None) -> Any:
+    """The pipeline under its recipe."""
+    from mmspec.pipeline import accelerate_pipeline
+
+    return accelerate_pipeline(painter.pipe, painter.recipe, drafter=painter.drafter, window=window)
+
+
+def _drafter(pipe: Any, name: str) -> Any:
+    """A draft pipeline; the zoo's draft denoisers work between the target's own parts."""
+    if not name.startswith("zoo:"):
+        return load_pipeline(name)
+    from mmspec import zoo
+
+    _present(name)
+    entry = name.removeprefix("zoo:")
+    if zoo.info(entry).kind == "target":
+        return load_pipeline(name)
+    small = type(pipe)(**{**pipe.components, "transformer": zoo.load(entry)})
+    small.set_progress_bar_config(disable=True)
+    return small
+
+
+def _present(name: str) -> None:
+    from mmspec import zoo
+
+    entry = zoo.info(name.removeprefix("zoo:"))
+    if entry.modality != MODALITY:
+        raise ValueError(f"{name} is no pipeline; give {MODEL}, or a folder of one")
+    if not zoo.is_present(entry.name):
+        raise ValueError(
+            f"{name} is not there ({zoo.path(entry.name)}); train it with `mmspec zoo train "
+            f"{entry.name}`"
+        )
+
+
+def _settings(pipe: Any, model: str, steps: int | None) -> dict[str, Any]:
+    known = inspect.signature(pipe.__call__).parameters
+    settings: dict[str, Any] = {name: value for name, value in AS_TYPED.items() if name in known}
+    if model.startswith("zoo:"):
+        from mmspec.zoo.diffusion_evaluate import WORDS_AT_MOST
+        from mmspec.zoo.diffusion_models import GUIDANCE, STEPS
+
+        settings |= {"max_sequence_length": WORDS_AT_MOST, "guidance_scale": GUIDANCE}
+        steps = steps or STEPS
+    if steps is not None:
+        settings["num_inference_steps"] = steps
+    return settings
+
+
+def _class(prompt: str) -> int:
+    if not prompt.strip().isdigit():
+        raise ValueError(f"this pipeline draws classes; give --prompt a number, not {prompt!r}")
+    return int(prompt)

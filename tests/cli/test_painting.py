@@ -1,0 +1,196 @@
+"""Commands for pipelines that draw: a picture, a benchmark, a certificate, one line per error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from mmspec import zoo
+from mmspec.cli import main, painting
+from tests.toys.pipelines import pipeline
+
+needs_zoo = pytest.mark.skipif(
+    not (zoo.is_present("diffusion") and zoo.is_present("diffusion-drafter")),
+    reason="the zoo's diffusion pipeline is not trained yet",
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A text-to-image pipeline, a class-conditional and an unconditional one."""
+    root = tmp_path_factory.mktemp("pipelines")
+    for name in ("sd", "dit", "ddpm"):
+        pipeline(name).save_pretrained(root / name)
+    return {path.name: str(path) for path in root.iterdir()}
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """A command's JSON document; it must succeed and print nothing else."""
+    capsys.readouterr()
+    code = main([*arguments, "--json"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_a_picture_is_drawn(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "square.png"
+    asked: tuple[str, ...] = (
+        "generate",
+        "--modality",
+        "diffusion",
+        "--model",
+        folders["sd"],
+        "--seed",
+        "3",
+    )
+    asked += ("--prompt", "a red square", "--steps", "6", "--out", str(out), "--repeats", "1")
+    found = run(capsys, *asked, "--recipe", "asd", "--window", "3")
+    assert Image.open(out).size == (8, 8)
+    assert (found["recipe"], found["exact"], found["steps"]) == ("asd", True, 6)
+    assert found["stats"]["num_new_tokens"] == 6
+    assert found["stats"]["target_calls"] == found["calls"]
+    assert found["seconds_per_request"].keys() == {"pipeline", "plain", "method"}
+    first = out.read_bytes()
+    assert main([*asked, "--recipe", "asd", "--window", "3", "--no-compare"]) == 0
+    assert out.read_bytes() == first  # a seed is a picture
+    assert "acceptance rate of drafts" in capsys.readouterr().out
+
+
+def test_pictures_are_drawn_by_class_or_by_nothing(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
+) -> None:
+    common = ("--steps", "4", "--out", str(tmp_path / "x.png"), "--no-compare")
+    found = run(
+        capsys,
+        *("generate", "--model", folders["dit"], "--prompt", "3", "--recipe", "taylorseer"),
+        *common,
+    )
+    assert found["exact"] is False
+    assert found["stats"]["full"] + found["stats"]["forecast"] == 4
+    found = run(capsys, "generate", "--model", folders["ddpm"], "--prompt", "any", *common)
+    assert found["recipe"] == "asd"
+    assert "calls" not in found
+
+
+def test_a_pipeline_is_benchmarked(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str]
+) -> None:
+    asked: tuple[str, ...] = (
+        "bench",
+        "--model",
+        folders["sd"],
+        "--recipe",
+        "paradigms",
+        "--repeats",
+        "1",
+    )
+    asked += ("--prompt", "a red square", "--steps", "5", "--batch", "2")
+    found = run(capsys, *asked)
+    assert (found["recipe"], found["steps"], found["requests"]) == ("paradigms", 5, 1)
+    assert found["rows_plain"] == 20  # two pictures, two branches, five steps
+    assert main(list(asked)) == 0
+    out = capsys.readouterr().out
+    assert "network calls saved" in out
+    assert "PSNR to plain" in out
+    assert "32 states" in out
+
+
+def test_a_recipe_of_latents_is_certified(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(capsys, "certify", "taylorseer", "--seeds", "1")
+    assert (found["verdict"], found["model"]) == ("lossy", None)
+    assert main(["certify", "taylorseer", "--seeds", "1"]) == 0
+    assert "relative distance of pictures with the same seed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate", "--prompt", "x", "--modality", "music"), "--modality music is not known"),
+        (("generate", "--prompt", " ", "--model", "SD"), "the prompt is empty"),
+        (("generate", "--prompt", "x", "--model", "DIT"), "give --prompt a number, not 'x'"),
+        (
+            ("generate", "--prompt", "x", "--model", "SD", "--out", "no/where/x.png"),
+            "there is no folder no/where",
+        ),
+        (
+            ("generate", "--prompt", "x", "--model", "SD", "--recipe", "coupled"),
+            "for pipelines there are accelerated-diffusion,",
+        ),
+        (
+            ("generate", "--prompt", "x", "--model", "SD", "--drafter", "DIT"),
+            "takes no draft pipeline",
+        ),
+        (
+            ("bench", "--model", "SD", "--recipe", "accelerated-diffusion"),
+            "needs a draft pipeline",
+        ),
+        (
+            ("bench", "--modality", "diffusion", "--model", "./nowhere"),
+            "there is no pipeline folder ./nowhere",
+        ),
+        (("bench", "--modality", "diffusion", "--model", "zoo:llava"), "zoo:llava is no pipeline"),
+        (("certify", "asd", "--model", "SD"), "drop --model and --drafter"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    folders: dict[str, str],
+) -> None:
+    names = {"SD": folders["sd"], "DIT": folders["dit"]}
+    capsys.readouterr()
+    assert main([names.get(word, word) for word in arguments]) != 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert message in err
+
+
+def test_a_zoo_without_weights_says_how_to_train(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mmspec.zoo.is_present", lambda name: False)
+    assert main(["generate", "--modality", "diffusion", "--prompt", "x"]) != 0
+    assert "train it with `mmspec zoo train diffusion`" in capsys.readouterr().err
+
+
+def test_what_draws_is_recognised(folders: dict[str, str], tmp_path: Path) -> None:
+    meant = painting.is_meant
+    assert meant("diffusion", "zoo:vlm", None)
+    assert meant(None, "zoo:diffusion", None)
+    assert meant(None, "zoo:vlm", "asd")
+    assert meant(None, folders["sd"], None)
+    assert meant(None, "someone/pipeline", "asd")
+    assert not meant(None, "zoo:vlm", None)
+    assert not meant(None, "zoo:vlm", "coupled")
+    assert not meant(None, str(tmp_path), "asd")
+
+
+@needs_zoo
+def test_the_zoo_draws_what_was_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from mmspec.zoo.prompts import prompts
+    from mmspec.zoo.reading import score_picture
+
+    out, wanted = tmp_path / "scene.png", prompts(1)[0]
+    asked = ("generate", "--modality", "diffusion", "--out", str(out), "--no-compare")
+    found = run(capsys, *asked, "--prompt", wanted.text)
+    assert found["stats"]["target_calls"] < found["stats"]["num_new_tokens"]
+    right, total = score_picture(wanted.scene, Image.open(out))
+    assert right >= total / 2
+
+
+@needs_zoo
+def test_the_zoo_is_benchmarked_with_its_drafter(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("bench", "--recipe", "accelerated-diffusion", "--prompts", "1", "--repeats", "1")
+    found = run(capsys, *asked, "--steps", "20")
+    assert found["drafter"] == "zoo:diffusion-drafter"
+    assert found["quality_metric"] == "facts right"
+    assert found["calls"] < 20
