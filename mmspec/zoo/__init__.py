@@ -7,7 +7,7 @@ downloaded to try, test or benchmark.
     processor = zoo.processor("llava")
 """
 
-from mmspec.zoo.catalogue import Entry, bundled_scene, info, names, path
+from mmspec.zoo.catalogue import Entry, bundled_scene, info, is_present, names, path
 from mmspec.zoo.loading import load, processor
 
-__all__ = ["Entry", "bundled_scene", "info", "load", "names", "path", "processor"]
+__all__ = ["Entry", "bundled_scene", "info", "is_present", "load", "names", "path", "processor"]

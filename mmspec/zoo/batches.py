@@ -104,7 +104,7 @@ def boards(batch: int, seed: int) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Pictures (B, P, P, 3) and what is in each cell, (B, 9, 3): name, colour, size; 0 is empty."""
     for scenes in _train_scenes(batch, seed):
         images = np.stack([pixels(scene) for scene, _ in scenes])
-        yield images, torch.stack([_board(scene) for scene, _ in scenes])
+        yield images, torch.stack([board(scene) for scene, _ in scenes])
 
 
 BOARD_CLASSES = (1 + len(SHAPES) + len(DIGITS), 1 + len(COLOURS), 3)
@@ -115,7 +115,7 @@ def pixels(scene: Scene) -> np.ndarray:  # -> (P, P, 3) bytes
     return np.array(scene.render(PIXELS))
 
 
-def _board(scene: Scene) -> Tensor:  # -> (9, 3)
+def board(scene: Scene) -> Tensor:  # -> (9, 3)
     board = torch.zeros(9, 3, dtype=torch.long)
     for t in scene.things:
         name = SHAPES.index(t.shape) if t.digit is None else len(SHAPES) + t.digit

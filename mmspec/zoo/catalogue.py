@@ -75,6 +75,24 @@ ENTRIES = (
         None,
         "Qwen2 of one layer with the tokenizer of its target; never sees the picture.",
     ),
+    Entry(
+        "diffusion",
+        "target",
+        "diffusion",
+        None,
+        "nothing",
+        "diffusion-drafter",
+        "PixArt: diffusion transformer of 10 layers, T5 encoder, 48 x 48 pictures from a prompt.",
+    ),
+    Entry(
+        "diffusion-drafter",
+        "drafter",
+        "diffusion",
+        "diffusion",
+        "nothing",
+        None,
+        "PixArt transformer of 2 layers; reads the states of its target's encoder.",
+    ),
 )
 ALIASES = {"vlm": "llava"}
 FOLDER = Path(__file__).parent
@@ -96,8 +114,13 @@ def info(name: str) -> Entry:
 
 
 def path(name: str) -> Path:
-    """The folder of a checkpoint, an ordinary Hugging Face one."""
+    """The folder of a checkpoint, an ordinary Hugging Face or diffusers one."""
     return FOLDER / "checkpoints" / info(name).name
+
+
+def is_present(name: str) -> bool:
+    """Whether a checkpoint has been trained: a model or a pipeline lies in its folder."""
+    return any((path(name) / file).exists() for file in ("config.json", "model_index.json"))
 
 
 def bundled_scene() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mmspec.zoo.scene import COLOURS, DIGITS, SHAPES, Scene
@@ -62,7 +63,11 @@ def score_caption(scene: Scene, text: str) -> tuple[int, int]:
     Each thing is held against the mention that agrees best with it, and no mention serves twice.
     Each thing the text makes up counts as one more fact, which is wrong.
     """
-    told = mentions(text)
+    return score_mentions(scene, mentions(text))
+
+
+def score_mentions(scene: Scene, told: Sequence[Mention]) -> tuple[int, int]:
+    """Facts right and facts asked, counted as `score_caption` counts them."""
     pairs = [
         (_agreement(fact, mention), i, j)
         for i, fact in enumerate(scene.facts())

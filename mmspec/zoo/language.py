@@ -72,7 +72,7 @@ def write(scene: Scene, seed: int, kind: Kind | None = None) -> tuple[str, str, 
         prompt, answer = caption(scene, generator)
     else:
         prompt, answer, facts = question(scene, generator)
-    return _loosen(_spell(prompt), generator), _spell(answer), facts
+    return _loosen(spell(prompt), generator), spell(answer), facts
 
 
 def score(example: Example, text: str) -> tuple[int, int]:
@@ -91,7 +91,7 @@ def format_prompt(processor: ProcessorMixin, prompt: str) -> str:
     return text
 
 
-def _spell(text: str) -> str:
+def spell(text: str) -> str:
     return re.sub(r"\ba(?= orange)", "an", text)
 
 

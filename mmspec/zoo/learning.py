@@ -51,7 +51,7 @@ def learn_to_see(
         return torch.stack(losses).sum()
 
     learnt = [*_vision(model), *heads.parameters()]
-    _fit(learnt, boards(batch, seed), loss_of, steps, rate, "see", progress)
+    fit(learnt, boards(batch, seed), loss_of, steps, rate, "see", progress)
 
 
 def learn_to_see_like(
@@ -77,7 +77,7 @@ def learn_to_see_like(
         features = image_features(model, family.image_inputs(images))
         return functional.mse_loss(features, wanted) / wanted.var()
 
-    _fit(_vision(model), boards(batch, seed), loss_of, steps, rate, "see", progress)
+    fit(_vision(model), boards(batch, seed), loss_of, steps, rate, "see", progress)
 
 
 def learn_to_talk(
@@ -96,7 +96,7 @@ def learn_to_talk(
             logits.float().flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=IGNORED
         )
 
-    _fit(list(model.parameters()), iter(batches), loss_of, steps, rate, "talk", progress)
+    fit(list(model.parameters()), iter(batches), loss_of, steps, rate, "talk", progress)
 
 
 def logits_of(model: PreTrainedModel, family: Family, batch: Batch) -> Tensor:  # -> (B, L, V)
@@ -114,7 +114,7 @@ def _vision(model: PreTrainedModel) -> list[nn.Parameter]:
     return [p for n, p in named if "language_model" not in n and "lm_head" not in n]
 
 
-def _fit(
+def fit(
     parameters: list[nn.Parameter],
     items: Iterator[T],
     loss_of: Callable[[T], Tensor],

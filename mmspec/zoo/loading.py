@@ -9,12 +9,21 @@ from mmspec.zoo.catalogue import info, path
 
 if TYPE_CHECKING:
     import torch
+    from diffusers import PixArtAlphaPipeline, PixArtTransformer2DModel
     from transformers import PreTrainedModel
 
 
-def load(name: str, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """A model in eval mode; in float32 unless told otherwise (the files hold float16)."""
-    return load_folder(path(name), info(name).sees == "pixels", dtype)
+def load(name: str, dtype: torch.dtype | None = None) -> Any:
+    """A model in eval mode; in float32 unless told otherwise (the files hold float16).
+
+    A diffusers pipeline for a diffusion target, and its denoiser alone for a drafter.
+    """
+    entry, folder = info(name), path(name)
+    if entry.modality != "diffusion":
+        return load_folder(folder, entry.sees == "pixels", dtype)
+    if entry.kind == "target":
+        return load_pipeline(folder, dtype)
+    return load_denoiser(folder, dtype)
 
 
 def load_folder(folder: Path, sees: bool, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -28,6 +37,31 @@ def load_folder(folder: Path, sees: bool, dtype: torch.dtype | None = None) -> P
     )
     model.train(False)
     return model
+
+
+def load_pipeline(folder: Path, dtype: torch.dtype | None = None) -> PixArtAlphaPipeline:
+    """A text-to-image pipeline from any folder of the same form."""
+    import torch
+    from diffusers import PixArtAlphaPipeline
+
+    load: Any = PixArtAlphaPipeline.from_pretrained
+    pipeline: PixArtAlphaPipeline = load(
+        folder, dtype=dtype or torch.float32, local_files_only=True
+    )
+    return pipeline
+
+
+def load_denoiser(folder: Path, dtype: torch.dtype | None = None) -> PixArtTransformer2DModel:
+    """A diffusion transformer from any folder of the same form."""
+    import torch
+    from diffusers import PixArtTransformer2DModel
+
+    load: Any = PixArtTransformer2DModel.from_pretrained
+    denoiser: PixArtTransformer2DModel = load(
+        folder, dtype=dtype or torch.float32, local_files_only=True
+    )
+    denoiser.train(False)
+    return denoiser
 
 
 def processor(name: str) -> Any:

@@ -64,7 +64,7 @@ def llava_processor() -> ProcessorMixin:
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
     )
-    tokenizer = _tokenizer(_LLAVA_SPECIAL, bos="<bos>", eos="<eos>", pad="<pad>", unk="<unk>")
+    tokenizer = word_tokenizer(_LLAVA_SPECIAL, bos="<bos>", eos="<eos>", pad="<pad>", unk="<unk>")
     build: Any = LlavaProcessor
     processor: ProcessorMixin = build(
         image_processor=image_processor,
@@ -90,7 +90,7 @@ def qwen_processor() -> ProcessorMixin:
         "image_mean": [0.5] * 3,
         "image_std": [0.5] * 3,
     }
-    tokenizer = _tokenizer(
+    tokenizer = word_tokenizer(
         _QWEN_SPECIAL, bos=None, eos="<|im_end|>", pad="<|endoftext|>", unk="<|unk|>"
     )
     build: Any = Qwen2_5_VLProcessor
@@ -103,7 +103,7 @@ def qwen_processor() -> ProcessorMixin:
     return processor
 
 
-def _tokenizer(
+def word_tokenizer(
     special: tuple[str, ...], bos: str | None, eos: str, pad: str, unk: str
 ) -> PreTrainedTokenizerFast:
     """Lower case, one token per word or mark; decoding joins with spaces but not before marks."""

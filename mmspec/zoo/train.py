@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mmspec.zoo import catalogue
+from mmspec.zoo import catalogue, diffusion_train
 from mmspec.zoo.architecture import (
     LLAVA_BLIND,
     LLAVA_SIGHTED,
@@ -85,6 +85,8 @@ def train(
     the model card, is measured on what was written.
     """
     entry = catalogue.info(name)
+    if entry.modality == "diffusion":
+        return diffusion_train.train(name, out, steps, seed, progress)
     plan = PLANS[entry.name]
     folder = out or catalogue.path(entry.name)
     started = time.monotonic()

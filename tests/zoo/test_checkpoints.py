@@ -131,5 +131,5 @@ def test_pictures_matter_to_a_target() -> None:
     said = []
     for example in examples(4, "held-out"):
         inputs = processor(text=text, images=example.image, return_tensors="pt")
-        said.append(model.generate(**inputs, max_new_tokens=24, do_sample=False)[0, -16:])  # type: ignore[operator]
+        said.append(model.generate(**inputs, max_new_tokens=24, do_sample=False)[0, -16:])
     assert len({tuple(np.asarray(row)) for row in said}) == 4

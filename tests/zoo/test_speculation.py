@@ -15,7 +15,7 @@ from mmspec.zoo import language
 
 TARGETS = ("llava", "qwen2.5-vl")
 # all but MASSV, for which the zoo has no projector: its training is not part of the package yet
-EXACT = tuple(n for n in recipes.names() if recipes.get(n).exact and n != "massv")
+EXACT = tuple(n for n in recipes.names("tokens") if recipes.get(n).exact and n != "massv")
 LONGEST = 96
 
 

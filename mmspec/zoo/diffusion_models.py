@@ -1,0 +1,170 @@
+"""The parts of the zoo's text-to-image pipeline: small models of ordinary classes.
+
+`PixArtAlphaPipeline` of a diffusion transformer, a T5 encoder and a convolutional autoencoder.
+Pictures of 48 x 48 pixels become 12 x 12 latents of four channels, which the transformer sees as
+nine patches, one for each place on the board: so few that a forward costs little more for eight
+states than for one, as it does for large models on large machines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from mmspec.zoo.processors import word_tokenizer
+
+if TYPE_CHECKING:
+    from diffusers import (
+        AutoencoderTiny,
+        DDPMScheduler,
+        PixArtAlphaPipeline,
+        PixArtTransformer2DModel,
+    )
+    from transformers import PreTrainedTokenizerFast, T5EncoderModel
+
+LATENT_SIDE, LATENT_CHANNELS = 12, 4
+PATCH = 4  # latents a side: one patch for each place on the board
+PICTURE_WIDTH = 16
+TEXT_WIDTH = 128
+STEPS = 100  # what pictures are judged at
+GUIDANCE = 2.0
+
+
+@dataclass(frozen=True)
+class DenoiserShape:
+    """Layers, width and attention heads of a diffusion transformer."""
+
+    layers: int
+    width: int
+    heads: int
+
+
+TARGET = DenoiserShape(layers=10, width=128, heads=4)
+DRAFTER = DenoiserShape(layers=2, width=128, heads=4)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One word per token, `</s>` at the end, padding on the right, as T5 has it."""
+    from tokenizers.processors import TemplateProcessing
+
+    built = word_tokenizer(
+        ("<pad>", "</s>", "<unk>"), bos=None, eos="</s>", pad="<pad>", unk="<unk>"
+    )
+    core: Any = built.backend_tokenizer
+    core.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    built.padding_side = "right"
+    return built
+
+
+def text_encoder(vocabulary: int) -> T5EncoderModel:
+    """A T5 encoder of three layers."""
+    from transformers import T5Config, T5EncoderModel
+
+    return T5EncoderModel(
+        T5Config(
+            vocab_size=vocabulary,
+            d_model=TEXT_WIDTH,
+            d_kv=32,
+            d_ff=2 * TEXT_WIDTH,
+            num_layers=3,
+            num_heads=4,
+            dropout_rate=0.0,
+            feed_forward_proj="gated-gelu",
+            relative_attention_num_buckets=32,
+            relative_attention_max_distance=64,
+            is_encoder_decoder=False,
+            use_cache=False,
+            pad_token_id=0,
+            eos_token_id=1,
+        )
+    )
+
+
+def autoencoder(scaling: float = 1.0) -> AutoencoderTiny:
+    """An autoencoder without normalisation: what it sees of a place does not depend on others."""
+    from diffusers import AutoencoderTiny
+
+    coder = AutoencoderTiny(
+        encoder_block_out_channels=(PICTURE_WIDTH,) * 3,
+        decoder_block_out_channels=(PICTURE_WIDTH,) * 3,
+        num_encoder_blocks=(1, 1, 3),
+        num_decoder_blocks=(3, 1, 1),
+        latent_channels=LATENT_CHANNELS,
+        scaling_factor=scaling,
+    )
+    _begin(coder)
+    return coder
+
+
+def _begin(coder: AutoencoderTiny) -> None:
+    """Begin near paper, with signals of even size in every layer (He et al. 2015).
+
+    Without normalisation, training from the usual start takes several times as long.
+    """
+    modules: Any = coder.modules()
+    convolutions = [m for m in modules if isinstance(m, nn.Conv2d)]
+    for convolution in convolutions:
+        nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+        if convolution.bias is not None:
+            nn.init.zeros_(convolution.bias)
+    last = convolutions[-1]
+    assert last.bias is not None
+    with torch.no_grad():
+        last.weight.mul_(0.1)
+        last.bias.fill_(0.95)
+
+
+def denoiser(shape: DenoiserShape) -> PixArtTransformer2DModel:
+    """A diffusion transformer that reads the words of the prompt in every layer."""
+    from diffusers import PixArtTransformer2DModel
+
+    return PixArtTransformer2DModel(
+        num_attention_heads=shape.heads,
+        attention_head_dim=shape.width // shape.heads,
+        num_layers=shape.layers,
+        cross_attention_dim=shape.width,
+        caption_channels=TEXT_WIDTH,
+        in_channels=LATENT_CHANNELS,
+        out_channels=LATENT_CHANNELS,
+        sample_size=LATENT_SIDE,
+        patch_size=PATCH,
+        norm_num_groups=1,
+        interpolation_scale=1,
+        use_additional_conditions=False,
+    )
+
+
+def scheduler() -> DDPMScheduler:
+    """A cosine schedule of a thousand steps; the model predicts velocity."""
+    from diffusers import DDPMScheduler
+
+    return DDPMScheduler(
+        beta_schedule="squaredcos_cap_v2",
+        prediction_type="v_prediction",
+        variance_type="fixed_small",
+        timestep_spacing="trailing",
+        clip_sample=False,
+    )
+
+
+def pipeline(
+    words: PreTrainedTokenizerFast,
+    text: T5EncoderModel,
+    pictures: AutoencoderTiny,
+    transformer: PixArtTransformer2DModel,
+) -> PixArtAlphaPipeline:
+    """Put the parts together."""
+    from diffusers import PixArtAlphaPipeline
+
+    build: Any = PixArtAlphaPipeline
+    made: PixArtAlphaPipeline = build(
+        tokenizer=words,
+        text_encoder=text,
+        vae=pictures,
+        transformer=transformer,
+        scheduler=scheduler(),
+    )
+    return made
