@@ -4,8 +4,8 @@ Teng et al. 2025 (ICLR 2025), "Accelerating auto-regressive text-to-image genera
 training-free speculative Jacobi decoding". A window of tokens is scored in one pass and verified by
 rejection; what stands behind the first rejection is drawn anew from the laws just computed. Exact,
 no training, no draft model, for any causal model. The papers' window of L tokens is length L - 1;
-`initial` fills new slots: "random", "left", "left-argmax" or "above" (`mmspec.drafters.
-jacobi_init`).
+`initial` fills new slots: "random", "left", "left-argmax" or "above"; see
+`mmspec.drafters.jacobi_init`.
 """
 
 from mmspec.drafters.grow import Chain
