@@ -188,6 +188,29 @@ class SlotCache(Cache):
                 _copy_row(mine, layer, index)
         return twin
 
+    @staticmethod
+    def stacked(config: Any, caches: Sequence[SlotCache], lengths: Sequence[int]) -> SlotCache:
+        """The rows of several caches under each other, for attention layers only.
+
+        Of cache i the first `lengths[i]` slots count; all end at slot max(lengths).
+        """
+        stop = max(lengths)
+        both = SlotCache(config, max(cache.plan.capacity for cache in caches))
+        for index, layer in enumerate(both.layers):
+            parts = [cache.layers[index] for cache in caches]
+            if not (isinstance(layer, SlotLayer) and parts[0].is_initialized):
+                continue
+            rows = torch.cat([part.keys[:, :, :1] for part in parts])
+            values = torch.cat([part.values[:, :, :1] for part in parts])
+            layer.lazy_initialization(rows, values)
+            first = 0
+            for part, length in zip(parts, lengths, strict=True):
+                own = slice(first, first + len(part.keys))
+                layer.keys[own, :, stop - length : stop] = part.keys[:, :, :length]
+                layer.values[own, :, stop - length : stop] = part.values[:, :, :length]
+                first = own.stop
+        return both
+
     def bytes(self) -> int:
         """Memory held by the buffers."""
         tensors = [

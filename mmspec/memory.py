@@ -56,6 +56,18 @@ class Block:
             self.behind,
         )
 
+    def tiled(self, times: int) -> Block:
+        """The same block for `times` batches under each other."""
+        depths, corner = self.depths, self.corner
+        return Block(
+            self.tokens.repeat(times, 1),
+            depths if depths.shape[0] == 1 else depths.repeat(times, 1),
+            corner if corner.shape[0] == 1 else corner.repeat(times, 1, 1),
+            self.waiting,
+            None if self.pads is None else self.pads * times,
+            self.behind,
+        )
+
 
 def block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -> Block:
     """Lay out waiting tokens and a draft below the last of them.
@@ -100,6 +112,7 @@ class Memory:
         self.cache = cache
         self.kept = [slots] * len(padding)  # slots in use per row, padding included
         self.rope = list(rope)  # rotary position of the next token per row
+        self.padding = tuple(padding)  # slots per row that nobody sees
         self.window = window
         self.bare = bare and not any(padding)  # a lone token goes without a mask
         self.mask = Mask(padding, slots, like)
@@ -222,6 +235,10 @@ class Rows:
     @property
     def kept(self) -> list[int]:
         return [row.kept[0] for row in self.rows]
+
+    @property
+    def padding(self) -> tuple[int, ...]:
+        return tuple(row.padding[0] for row in self.rows)
 
     @property
     def like(self) -> Tensor:

@@ -116,20 +116,20 @@ def _ensemble(kit: Kit, weighting: Weighting) -> Drafter:
     views: Sequence[str] = kit.options["views"]
     if isinstance(views, str) or not views or set(views) - set(VIEWS):
         raise ValueError(f"views={views!r} must be a list out of {', '.join(VIEWS)}")
-    members = tuple(_view(kit, name) for name in views)
-    return _grown(kit, Ensemble(members, weighting))
+    assert kit.drafter is not None
+    sights = tuple(_view(kit, name) for name in views)
+    return _grown(kit, Ensemble(kit.drafter, sights, weighting))
 
 
-def _view(kit: Kit, name: str) -> SmallModel:
+def _view(kit: Kit, name: str) -> Sight:
     assert kit.drafter is not None
     if name == "pooled":
-        compressor = kit.compressor or AveragePool()
-        return SmallModel(kit.drafter, _pixels(kit.drafter, compressor))
+        return _pixels(kit.drafter, kit.compressor or AveragePool())
     if name == "pixels":
-        return SmallModel(kit.drafter, Pixels())
+        return Pixels()
     if name == "placeholders":
-        return SmallModel(kit.drafter, Placeholders())
-    return SmallModel(kit.drafter, Nothing(_ignored(kit)))
+        return Placeholders()
+    return Nothing(_ignored(kit))
 
 
 def prompt_lookup(kit: Kit) -> Drafter:

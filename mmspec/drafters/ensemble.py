@@ -1,4 +1,4 @@
-"""Several draft models speak as one: laws are mixed, and the mixture is what is drawn from."""
+"""Several views of one draft model speak as one: laws are mixed, and the mixture is drawn from."""
 
 from __future__ import annotations
 
@@ -9,68 +9,85 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.backbone import Backbone
+from mmspec.cache import SlotCache
 from mmspec.context import Context
 from mmspec.draft import categorical
-from mmspec.drafters.grow import DraftModel, News, Nodes
+from mmspec.drafters.grow import News, Nodes
+from mmspec.drafters.model import Sight, committed, draft_law, waiting_block
 from mmspec.drafters.weighting import Evidence, Fixed, Weighting
 from mmspec.laws import Categorical
+from mmspec.memory import Memory, Rows
+from mmspec.sampling import Prefix
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """The law q = sum_m w_m q_m over `members` (IbED, Lee et al. 2024; TABED, 2026).
+    """The law q = sum_m w_m q_m over the `sights` of a draft model (IbED, Lee et al. 2024; TABED).
 
-    All members read the same draft. The members' probabilities are mixed, not their logits, and
-    the mixture is recorded, so this is exact with every lossless verifier. Greedy drafting takes
-    the best token of the mixture of softmax laws. Weights belong to rows. Members run one after
-    the other.
+    All views read the same draft, as one batch of M x B rows, so that a level of the draft is one
+    forward; only their prompts are read one by one. Probabilities are mixed, not logits, and the
+    mixture is recorded, so this is exact with every lossless verifier. Greedy drafting takes the
+    best token of the mixture of softmax laws. Weights belong to rows.
     """
 
-    members: tuple[DraftModel, ...]
+    backbone: Backbone
+    sights: tuple[Sight, ...]
     weighting: Weighting = field(default_factory=Fixed)
 
     def __post_init__(self) -> None:
-        if not self.members:
-            raise ValueError("an ensemble needs at least one member")
+        if not self.sights:
+            raise ValueError("an ensemble needs at least one view")
 
     @property
     def sees(self) -> str:
-        return "+".join(member.sees for member in self.members)
-
-    @property
-    def backbone(self) -> Any:
-        """The draft model that all members are views of, for saving; None where they differ."""
-        found = [getattr(member, "backbone", None) for member in self.members]
-        return found[0] if all(one is found[0] for one in found) else None
+        return "+".join(sight.name for sight in self.sights)
 
     @property
     def wants(self) -> frozenset[str]:
         empty: frozenset[str] = frozenset()
-        return empty.union(*(getattr(member, "wants", ()) for member in self.members))
+        return empty.union(*(getattr(sight, "wants", ()) for sight in self.sights))
 
     def begin(self, context: Context) -> _Choir:
-        own = self.weighting.begin(context.batch, len(self.members), context.device)
-        members = [member.begin(context) for member in self.members]
-        return _Choir(members, own, self.weighting.weights(own))
+        own = self.weighting.begin(context.batch, len(self.sights), context.device)
+        room = context.request.room + 64
+        seen = [sight.inputs(context, self.backbone) for sight in self.sights]
+        memory = stacked(self.backbone, [self.backbone.prefill(inputs, room)[0] for inputs in seen])
+        return _Choir(memory, list(context.prompt), own, self.weighting.weights(own))
 
     def listen(self, context: Context, state: _Choir) -> Categorical:
-        parts = zip(self.members, state.members, strict=True)
+        layout, counts = waiting_block(context, state.read, state.memory.like)
+        logits, _ = self.backbone.read(state.memory, layout.tiled(len(self.sights)))
+        state.memory.advance(counts * len(self.sights))
+        state.read = [len(row) for row in context.history]
         state.said = []
-        return self._mix(state, [member.listen(context, own) for member, own in parts])
+        return self._mix(context, state, logits, committed(context))
 
     def say(self, context: Context, state: _Choir, nodes: Nodes) -> Categorical:
-        parts = zip(self.members, state.members, strict=True)
-        return self._mix(state, [member.say(context, own, nodes) for member, own in parts])
+        layout = nodes.block(state.memory.like).tiled(len(self.sights))
+        logits, _ = self.backbone.read(state.memory, layout)
+        return self._mix(context, state, logits, nodes.prefix(context), nodes.layout.depths + 1)
 
     def keep(self, context: Context, state: _Choir, news: News) -> _Choir:
-        parts = zip(self.members, state.members, strict=True)
-        members = [member.keep(context, own, news) for member, own in parts]
-        if not self.weighting.learns:
-            return _Choir(members, state.weighting, state.weights)
-        own = self.weighting.observe(state.weighting, evidence(state.said, news))
-        return _Choir(members, own, self.weighting.weights(own))
+        views = len(self.sights)
+        paths = [*news.read] * views
+        kept = state.memory.commit([0] * len(paths), paths, news.nodes_read)[: context.batch]
+        state.read = [read + new for read, new in zip(state.read, kept, strict=True)]
+        if self.weighting.learns:
+            state.weighting = self.weighting.observe(state.weighting, evidence(state.said, news))
+            state.weights = self.weighting.weights(state.weighting)
+        return state
 
-    def _mix(self, state: _Choir, laws: Sequence[Categorical]) -> Categorical:
+    def _mix(
+        self,
+        context: Context,
+        state: _Choir,
+        logits: Tensor,
+        prefix: Prefix | None,
+        ahead: Tensor | int = 0,
+    ) -> Categorical:  # (M * B, n, V') -> (B, n, V)
+        parts = logits.chunk(len(self.sights))
+        laws = [draft_law(context, part, prefix, ahead) for part in parts]
         said = torch.stack([law.scores for law in laws], -2).log_softmax(-1)
         if self.weighting.learns:
             state.said.append(said)
@@ -79,12 +96,34 @@ class Ensemble:
 
 @dataclass
 class _Choir:
-    """The members' states, the weighting's, and the laws the members gave in this round."""
+    """The memory of all views, and the laws they gave in this round."""
 
-    members: list[Any]
+    memory: Memory | Rows  # M x B rows, view by view
+    read: list[int]  # committed tokens of each of B rows that are in it
     weighting: Any
     weights: Tensor  # (B, M) of this round
     said: list[Tensor] = field(default_factory=list)  # (B, n, M, V) log-probabilities each
+
+
+def stacked(backbone: Backbone, memories: Sequence[Memory | Rows]) -> Memory | Rows:
+    """Memories of one model as one batch, shorter prompts padded on the left."""
+    rows = [row for memory in memories for row in _rows(memory)]
+    if isinstance(memories[0], Rows) or rows[0].saved is not None:
+        return Rows(rows)
+    lengths = [memory.kept[0] for memory in rows]
+    pads = [
+        pad + max(lengths) - length
+        for memory, length in zip(rows, lengths, strict=True)
+        for pad in memory.padding
+    ]
+    cache = SlotCache.stacked(backbone.cache_config, [memory.cache for memory in rows], lengths)
+    rope = [position for memory in rows for position in memory.rope]
+    like = rows[0].like
+    return Memory(cache, max(lengths), pads, rope, like, backbone.window, backbone.bare)
+
+
+def _rows(memory: Memory | Rows) -> list[Memory]:
+    return memory.rows if isinstance(memory, Rows) else [memory]
 
 
 def mixture(log_probs: Tensor, weights: Tensor, hard: bool) -> Categorical:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from mmspec.context import Context
 from mmspec.draft import Draft, Kind, Round, Scores
 from mmspec.drafters.grow import Chain, DraftModel, News, Nodes, Shape, Sprout, read_path
 from mmspec.laws import Categorical
-from mmspec.memory import Memory, Rows, block
+from mmspec.memory import Block, Memory, Rows, block
 from mmspec.sampling import Prefix
 
 
@@ -105,12 +105,7 @@ class SmallModel:
         return _Reading(memory, [context.prompt[row] for row in range(context.batch)])
 
     def listen(self, context: Context, state: _Reading) -> Categorical:
-        counts = [len(row) - read for row, read in zip(context.history, state.read, strict=True)]
-        waiting = [  # a finished row repeats its last token
-            row[len(row) - max(count, 1) :]
-            for row, count in zip(context.history, counts, strict=True)
-        ]
-        layout = block(waiting, None, state.memory.like)
+        layout, counts = waiting_block(context, state.read, state.memory.like)
         logits, _ = self.backbone.read(state.memory, layout)
         state.memory.advance(counts)
         state.read = [len(row) for row in context.history]
@@ -132,6 +127,18 @@ class _Reading:
 
     memory: Memory | Rows
     read: list[int]
+
+
+def waiting_block(context: Context, read: Sequence[int], like: Tensor) -> tuple[Block, list[int]]:
+    """The committed tokens behind the first `read[b]` of each row, and how many they are.
+
+    A finished row repeats its last token.
+    """
+    counts = [len(row) - done for row, done in zip(context.history, read, strict=True)]
+    waiting = [
+        row[len(row) - max(count, 1) :] for row, count in zip(context.history, counts, strict=True)
+    ]
+    return block(waiting, None, like), counts
 
 
 def draft_law(

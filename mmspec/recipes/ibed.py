@@ -2,8 +2,8 @@
 
 Lee et al. 2024, "In-batch ensemble drafting: toward fast and robust speculative decoding for
 multimodal language models". Views: "pixels" (M), "nothing" (T), "pooled" (P, 2 x 2 image tokens
-averaged). The recorded law is the mixture, so it is exact at every temperature. Here the views
-run one after the other, and there is no caption view.
+averaged). The recorded law is the mixture, so it is exact at every temperature. All views
+draft as one batch; there is no caption view.
 """
 
 from mmspec.drafters.build import uniform_ensemble
@@ -20,5 +20,5 @@ RECIPE = Recipe(
     takes_drafter=True,
     options={"views": ("pixels", "nothing", "pooled"), "weights": None},
     paper="Lee et al. 2024",
-    reconstructed="views run in sequence; no caption view",
+    reconstructed="no caption view",
 )

@@ -2,8 +2,8 @@
 
 "TABED: test-time adaptive ensemble drafting for robust speculative decoding in LVLMs", 2026.
 After each verification the weights move to the point of a grid (step 0.1) whose mixture would
-have named the target's choice most often; ties go to the smallest divergence. Exact. Here the
-views run one after the other, and there is no caption view.
+have named the target's choice most often; ties go to the smallest divergence. Exact. All views
+draft as one batch; there is no caption view.
 """
 
 from mmspec.drafters.build import tested_ensemble
@@ -20,5 +20,5 @@ RECIPE = Recipe(
     takes_drafter=True,
     options={"views": ("pixels", "nothing", "pooled"), "steps": 10, "window": 0},
     paper="TABED, 2026",
-    reconstructed="views run in sequence; no caption view",
+    reconstructed="no caption view",
 )

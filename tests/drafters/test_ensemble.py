@@ -118,8 +118,26 @@ def test_identical_views_do_not_depend_on_weights() -> None:
     assert calls("ibed", views=twice) == calls("ibed", views=twice, weights=[0.3, 0.7])
 
 
-def test_a_vertex_is_that_view() -> None:
-    assert calls("ibed", views=VIEWS, weights=[1, 0, 0]) == 5
+@pytest.mark.parametrize("view", [0, 1, 2])
+def test_a_vertex_is_that_view(view: int) -> None:
+    """Prompts of different lengths in one batch do not disturb each other."""
+    weights = [float(other == view) for other in range(3)]
+    alone = calls("ibed", views=[VIEWS[view]])
+    assert calls("ibed", views=VIEWS, weights=weights) == alone
+    assert view or alone == 5
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_views_of_a_recurrent_model_keep_a_memory_each(batch: int) -> None:
+    target, request = toys.model("qwen3_5"), toys.inputs("qwen3_5", batch=batch, ragged=batch > 1)
+    views = ["pixels", "nothing"]
+    parts: dict[str, Any] = {"drafter": toys.model("qwen3_5"), "length": LENGTH, "views": views}
+    fast = mmspec.accelerate(target, "ibed", weights=[1, 0], **parts)
+    expected = target.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    assert torch.equal(out.sequences, expected)
+    assert out.stats.fallback is None
+    assert out.stats.tokens_per_target_call > LENGTH
 
 
 def test_tabed_finds_the_view_that_is_a_copy_of_the_target() -> None:
