@@ -29,6 +29,7 @@ LATENT_SIDE, LATENT_CHANNELS = 12, 4
 PATCH = 4  # latents a side: one patch for each place on the board
 PICTURE_WIDTH = 16
 TEXT_WIDTH = 128
+_FARTHEST = 63  # words between which the text encoder tells distances apart
 STEPS = 100  # what pictures are judged at
 GUIDANCE = 2.0
 
@@ -60,10 +61,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def text_encoder(vocabulary: int) -> T5EncoderModel:
-    """A T5 encoder of three layers."""
+    """A T5 encoder of three layers that looks around near every word at first.
+
+    Words of one phrase belong together. Begun without such a leaning, it takes several times as
+    long to learn which colour goes with which shape.
+    """
     from transformers import T5Config, T5EncoderModel
 
-    return T5EncoderModel(
+    encoder = T5EncoderModel(
         T5Config(
             vocab_size=vocabulary,
             d_model=TEXT_WIDTH,
@@ -74,13 +79,32 @@ def text_encoder(vocabulary: int) -> T5EncoderModel:
             dropout_rate=0.0,
             feed_forward_proj="gated-gelu",
             relative_attention_num_buckets=32,
-            relative_attention_max_distance=64,
+            relative_attention_max_distance=_FARTHEST + 1,
             is_encoder_decoder=False,
             use_cache=False,
             pad_token_id=0,
             eos_token_id=1,
         )
     )
+    _lean_near(encoder)
+    return encoder
+
+
+def _lean_near(encoder: T5EncoderModel) -> None:
+    """Let attention fall with distance: one head looks back, one ahead, two both ways."""
+    parts: Any = encoder
+    attention = parts.encoder.block[0].layer[0].SelfAttention
+    distance = torch.arange(-_FARTHEST, _FARTHEST + 1)  # of the word looked at, in words
+    bucket = attention._relative_position_bucket(
+        distance,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=attention.relative_attention_max_distance,
+    )
+    falls = torch.tensor([[0.5, 3.0, 1.0, 0.25], [3.0, 0.5, 1.0, 0.25]])  # behind, ahead; per word
+    with torch.no_grad():
+        for index in bucket.unique():
+            middle = distance[bucket == index].float().mean()
+            attention.relative_attention_bias.weight[index] = -falls[int(middle > 0)] * middle.abs()
 
 
 def autoencoder(scaling: float = 1.0) -> AutoencoderTiny:

@@ -44,7 +44,7 @@ class Plan:
 
 
 PLANS = {
-    "diffusion": Plan(models.TARGET, 2400, 1.5e-3, 16384, painting=800, reading=400),
+    "diffusion": Plan(models.TARGET, 2400, 1.5e-3, 16384, painting=800, reading=600),
     "diffusion-drafter": Plan(models.DRAFTER, 1500, 1.5e-3, 8192),
 }
 

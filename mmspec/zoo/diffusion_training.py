@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _DISTURBANCE = 0.1  # noise on latents in training, so that a denoiser may be slightly wrong
 _REACH = 1.5  # largest latent that costs nothing
+_NARROWEST = 6  # a weight with fewer rows or columns is a table, say of scales or of heads
 _SILENCE = 0.1  # how often a denoiser is told nothing, for guidance
 
 
@@ -67,7 +68,7 @@ def learn_words(
     steps: int,
     seed: int,
     batch: int = 64,
-    rate: float = 2e-3,
+    rate: float = 1.5e-3,
     progress: Progress = silent,
 ) -> None:
     """Train the text encoder until nine questions, one for each place, find their answers."""
@@ -83,8 +84,10 @@ def learn_words(
         ]
         return torch.stack(losses).sum()
 
-    learnt = [*encoder.parameters(), *reader.parameters()]
-    fit(learnt, _described(batch, seed), loss_of, steps, rate, "read", progress)
+    blocks: Any = encoder.encoder.block
+    matrices, others = _divided(encoder, blocks)
+    others = [*others, *reader.parameters()]
+    fit(others, _described(batch, seed), loss_of, steps, rate, "read", progress, matrices)
 
 
 def learn_to_draw(
@@ -111,10 +114,15 @@ def learn_to_draw(
         return functional.mse_loss(predicted(denoiser, noisy, times, words), wanted)
 
     blocks: Any = denoiser.transformer_blocks
-    matrices = [p for p in blocks.parameters() if p.dim() == 2 and p.shape[0] > 6]
-    chosen = set(map(id, matrices))
-    others = [p for p in denoiser.parameters() if id(p) not in chosen]
+    matrices, others = _divided(denoiser, blocks)
     fit(others, batches, loss_of, steps, rate, "draw", progress, matrices)
+
+
+def _divided(model: nn.Module, blocks: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The weight matrices of the layers `blocks`, and all else; tables are not matrices."""
+    matrices = [p for p in blocks.parameters() if p.dim() == 2 and min(p.shape) > _NARROWEST]
+    chosen = set(map(id, matrices))
+    return matrices, [p for p in model.parameters() if id(p) not in chosen]
 
 
 def predicted(
