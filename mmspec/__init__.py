@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmspec import compressors, drafters, modalities, recipes, verifiers, zoo
     from mmspec.api import Accelerated, Output, accelerate, decode_plain, load
+    from mmspec.pipeline import AcceleratedPipeline
     from mmspec.recipe import Recipe
     from mmspec.stats import Stats
 
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Accelerated",
+    "AcceleratedPipeline",
     "Output",
     "Recipe",
     "Stats",
@@ -40,6 +42,7 @@ __all__ = [
 
 _HOMES = {
     "Accelerated": "mmspec.api",
+    "AcceleratedPipeline": "mmspec.pipeline",
     "Output": "mmspec.api",
     "Recipe": "mmspec.recipe",
     "Stats": "mmspec.stats",

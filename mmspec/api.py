@@ -29,15 +29,14 @@ from mmspec.arguments import (
     sampled,
     unknown_message,
 )
-from mmspec.backbone import Backbone
 from mmspec.compressors.naming import named as compressor_named
 from mmspec.context import Request
 from mmspec.decode import Parts, decode
 from mmspec.draft import Drafter, Round, Verifier
-from mmspec.loading import load_model
 from mmspec.modalities import image, vlm
-from mmspec.modalities.families import backbone, is_pipeline
+from mmspec.modalities.families import backbone, surface
 from mmspec.noise import KeyedNoise
+from mmspec.partner import is_drafter, sight_of, small_of
 from mmspec.recipe import Kit, Recipe, made, pair, shape_of
 from mmspec.sampling import Sampling
 from mmspec.seq2seq import EncoderDecoder, source_inputs
@@ -72,27 +71,29 @@ def accelerate(
     tree: Any = None,
     length: Any = None,
     sees: str | None = None,
+    processor: Any = None,
     **options: Any,
 ) -> Accelerated:
     """Make a Hugging Face model generate faster by speculation.
 
-    A diffusers pipeline gives an `AcceleratedPipeline`; see `mmspec.pipeline` for its arguments.
+    A diffusers pipeline gives an `AcceleratedPipeline`, a MAR model an `AcceleratedContinuous`; see
+    `mmspec.pipeline` and `mmspec.continuous` for their arguments.
 
     `recipe` is a name (see `mmspec.recipes.names()`), a `Recipe`, or None: "coupled" with a
     drafter, else "prompt-lookup". `drafter` is a model, a folder, "zoo:NAME", or a `Drafter`. The
-    other arguments replace parts of the recipe; `options` are its own knobs. Nothing is written
-    onto the model.
+    other arguments replace parts of the recipe; `options` are its own knobs. `processor` is what
+    turns the prompts of `generate_images` into tensors. Nothing is written onto the model.
 
     Raises ValueError, before anything runs, for parts that do not fit: unknown names, different
     vocabularies, a proposal kind the verifier is biased for, a cache that cannot roll back.
     """
-    if is_pipeline(model):
-        from mmspec.pipeline import accelerate_pipeline
-
+    special = surface(model)
+    if special is not None:
         parts = {"compressor": compressor, "tree": tree, "length": length, "sees": sees, **options}
+        parts["processor"] = processor
         given = {name: value for name, value in parts.items() if value is not None}
-        fast: Any = accelerate_pipeline(model, recipe, drafter=drafter, verifier=verifier, **given)
-        return fast  # type: ignore[no-any-return]  # an `AcceleratedPipeline`
+        fast: Any = special(model, recipe, drafter=drafter, verifier=verifier, **given)
+        return fast  # type: ignore[no-any-return]  # an `AcceleratedPipeline`, say
     if recipe is None:
         recipe = "prompt-lookup" if drafter is None else "coupled"
     plan = recipes.get(recipe) if isinstance(recipe, str) else recipe
@@ -119,25 +120,32 @@ def accelerate(
         sees=sees or plan.sees,
         options={**plan.options, **options},
     )
-    return Accelerated(model, plan, drafter, {k: v for k, v in given.items() if v is not None})
+    kept = {k: v for k, v in given.items() if v is not None}
+    return Accelerated(model, plan, drafter, kept, processor)
 
 
 class Accelerated:
     """A model bound to a recipe; `generate`, `stream`, or pass it as `custom_generate`."""
 
     def __init__(
-        self, model: Any, recipe: Recipe, drafter: Any, given: Mapping[str, Any] | None = None
+        self,
+        model: Any,
+        recipe: Recipe,
+        drafter: Any,
+        given: Mapping[str, Any] | None = None,
+        processor: Any = None,
     ) -> None:
-        self.model = model
+        self.model, self.processor = model, processor
         self.given = dict(given or {})  # the parts the user replaced, for save_pretrained
         self.backbone = backbone(model)
         self.painter = image.painter(model) if self.backbone.family.draws else None
-        self.small = None if _is_drafter(drafter) else _small(recipe, drafter)
-        sees = _sight(self.backbone, self.small, recipe.sees)
+        self.small = None if is_drafter(drafter) else small_of(recipe, drafter)
+        sees = sight_of(self.backbone, self.small, recipe.sees)
         options = (recipe.execution, sees, recipe.compressor, recipe.options)
         kit = Kit(self.backbone, self.small, *options)
-        self.recipe = recipe = replace(recipe, verifier=made(recipe.verifier, kit))
-        if not _is_drafter(drafter):
+        verifier, gate = made(recipe.verifier, kit), made(recipe.gate, kit)
+        self.recipe = recipe = replace(recipe, verifier=verifier, gate=gate)
+        if not is_drafter(drafter):
             drafter = recipe.architecture(kit)
         self.drafter: Drafter = pair(drafter, recipe.verifier, self.backbone)
         if not getattr(self.drafter, "lossless", True):
@@ -160,15 +168,22 @@ class Accelerated:
         assert self.last_stats is not None
         return Output(padded_sequences(call.ids, tokens, call.pad), self.last_stats)
 
-    def _run(self, call: _Call, streamer: Any = None) -> list[list[int]]:
-        """New tokens per row; a Hugging Face streamer gets the prompt, then verified tokens."""
+    def _run(
+        self, call: _Call, streamer: Any = None, rounds: list[list[int]] | None = None
+    ) -> list[list[int]]:
+        """New tokens per row; a Hugging Face streamer gets the prompt, then verified tokens.
+
+        Every token's round is appended to `rounds`, where there is one list per row.
+        """
         if streamer is not None:
             streamer.put(call.ids.cpu())
         ledger = self._ledger()
         tokens: list[list[int]] = [[] for _ in range(call.ids.shape[0])]
         for kept in ledger.follow(decode(call.parts, call.request)):
-            for row, new in zip(tokens, kept.tokens, strict=True):
-                row.extend(new)
+            for index, new in enumerate(kept.tokens):
+                tokens[index].extend(new)
+                if rounds is not None:
+                    rounds[index].extend([kept.index] * len(new))
             if streamer is not None and kept.tokens[0]:
                 streamer.put(torch.tensor(kept.tokens[0]))
         if streamer is not None:
@@ -193,20 +208,26 @@ class Accelerated:
     def generate_images(self, **arguments: Any) -> images.Images:
         """Draw pictures with a model that speaks picture tokens, under the same promises.
 
-        Takes the inputs of the model's prompt (`input_ids` and `attention_mask`, or a class, or
-        caption features), `grid=` (height, width) in codes or a `Grid`, `guidance=` a scale
-        (default: the published one; 1 = none), `negative=` inputs of unconditional prompts, and
-        `seed`, `row_ids` and sampling settings as `generate` does. Greedy without any.
+        Takes `prompt=`, a text or a list, where `accelerate` was given the processor, or what the
+        model draws behind (`input_ids` and `attention_mask`, a class, caption features); `grid=`
+        (height, width) in codes or a `Grid`, `guidance=` a scale (default: the published one;
+        1 = none), `negative=` inputs or words of unconditional prompts, and `seed`, `row_ids` and
+        sampling settings as `generate` does. Greedy without any.
         """
-        most = getattr(self.backbone.config, "max_position_embeddings", None)
-        painter = self.painter or image.painter(self.model)
-        drawing = images.prepare(painter, self.backbone.vocabulary, most, arguments)
+        drawing = self.drawing(**arguments)
         how = (drawing.sampling, drawing.stop, drawing.seed, drawing.row_ids)
         call = self._bind(drawing.inputs, *how, drafter_inputs={})
         request = replace(call.request, shared={"grid": drawing.grid})
-        tokens = self._run(replace(call, request=request))
+        rounds: list[list[int]] = [[] for _ in range(call.ids.shape[0])]
+        tokens = self._run(replace(call, request=request), rounds=rounds)
         assert self.last_stats is not None
-        return drawing.finish(tokens, self.last_stats)
+        return drawing.finish(tokens, rounds, self.last_stats)
+
+    def drawing(self, **arguments: Any) -> images.Drawing:
+        """What `generate_images` makes of its arguments, before anything is drawn."""
+        most = getattr(self.backbone.config, "max_position_embeddings", None)
+        painter = self.painter or image.painter(self.model)
+        return images.prepare(painter, self.backbone.vocabulary, most, arguments, self.processor)
 
     @torch.no_grad()
     def stream(self, **arguments: Any) -> Iterator[Round]:
@@ -364,33 +385,3 @@ def load(folder: str | Path, model: Any = None) -> Accelerated:
 
     restored: Accelerated = restore(Path(folder), model, accelerate)
     return restored
-
-
-def _is_drafter(drafter: Any) -> bool:
-    return all(hasattr(drafter, name) for name in ("propose", "observe"))
-
-
-def _small(recipe: Recipe, drafter: Any) -> Backbone | None:
-    """The draft model that the recipe takes, loaded where it is named."""
-    if drafter is None and recipe.takes_drafter:
-        raise ValueError(
-            f"recipe {recipe.name!r} needs a draft model; give drafter= a model, a folder or "
-            "'zoo:NAME'"
-        )
-    if drafter is None:
-        return None
-    if not recipe.takes_drafter:
-        raise ValueError(f"recipe {recipe.name!r} takes no draft model; drop drafter=")
-    return backbone(load_model(drafter) if isinstance(drafter, str | Path) else drafter)
-
-
-def _sight(target: Backbone, small: Backbone | None, sees: str) -> str:
-    """What the draft model sees: its own pixels where it can, if the recipe leaves it open."""
-    if small is None:
-        return sees
-    if sees == "auto" and target.family.draws:
-        sees = "prompt"
-    elif sees == "auto":
-        sees = "pixels" if small.family.media and target.family.media else "nothing"
-    vlm.check_pair(target, small, sees)
-    return sees

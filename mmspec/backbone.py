@@ -72,6 +72,11 @@ class Backbone:
     def vocabulary(self) -> int:
         return int(self.config.vocab_size)
 
+    def embed(self, tokens: Tensor) -> Tensor:  # (B, q) -> (B, q, D)
+        """What the decoder reads for tokens."""
+        embeds: Tensor = self.model.get_input_embeddings()(tokens)
+        return embeds
+
     def prefill(
         self, inputs: Mapping[str, Any], room: int
     ) -> tuple[Memory | Rows, Tensor, Mapping[str, Any]]:
@@ -120,7 +125,8 @@ class Backbone:
             batch = block.tokens.shape[0]
             positions = positions.expand(self.family.rope_axes, batch, -1)
         arguments = {
-            "input_ids": block.tokens,
+            "input_ids": block.tokens if block.embeds is None else None,
+            "inputs_embeds": None if block.embeds is None else block.embedded(self.embed),
             "attention_mask": self._masks(memory, mask, queries),
             "position_ids": positions,
             "past_key_values": memory.cache,

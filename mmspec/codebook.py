@@ -110,6 +110,18 @@ class Codebook:
             near.append(distances.sort(dim=-1, stable=True).indices[:, :k].int())
         return Neighbours(torch.cat(near), self.ids, self.vocabulary, self.metric, self.fingerprint)
 
+    def nearest(self, vectors: Tensor) -> Tensor:  # (..., d) -> (...) codes
+        """The code that is most like each vector; ties go to the lower code."""
+        found = [
+            torch.cdist(part, self._points, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
+            for part in self._compared(vectors).flatten(0, -2).split(CHUNK)
+        ]
+        return torch.cat(found).view(vectors.shape[:-1])
+
+    def middle(self, codes: Tensor) -> Tensor:  # (..., n) -> (...) codes
+        """The code nearest to the mean of n codes, each as the decoder sees it."""
+        return self.nearest(self._points[codes].mean(-2))
+
     def check(self, size: int) -> None:
         """Refuse laws over another vocabulary."""
         _check_size(self.vocabulary, size)

@@ -65,6 +65,10 @@ class CodeBackbone:
     def vocabulary(self) -> int:
         return self.tables.size
 
+    def embed(self, tokens: Tensor) -> Tensor:  # (B, q) -> (B, q, D)
+        """What the decoder reads for codes."""
+        return self.tables.codes(tokens)
+
     def prefill(self, inputs: Mapping[str, Any], room: int) -> tuple[Memory, Tensor, Any]:
         """Read the prompt, padded on the left; the logits (B, K) are of the first code."""
         embeds, positions = self.tables.prompt(inputs)
@@ -91,7 +95,7 @@ class CodeBackbone:
         """Read a block of codes behind what `memory` keeps; as `Backbone.read`."""
         positions, mask, _ = memory.place(block)
         out = self.decoder(
-            inputs_embeds=self.tables.codes(block.tokens),
+            inputs_embeds=block.embedded(self.embed),
             attention_mask=mask,
             position_ids=positions,
             past_key_values=memory.cache,

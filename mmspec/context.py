@@ -41,6 +41,7 @@ class Context:
     scores: Scores | None = None  # the law after the prompt, until its token is chosen
     shared: Mapping[str, Any] = field(default_factory=dict)  # what target and call offer drafters
     finished: tuple[bool, ...] = ()
+    skipped: int = 0  # rounds since the target was asked last; their tokens are pending
 
     @property
     def batch(self) -> int:

@@ -46,18 +46,24 @@ class Draft:
     `law` row i is the drafter's law at the parent of node i, before any sibling was removed:
     siblings share a row's content. None means the verifier has no use for it (DET and RACE
     proposals). `tree` is set when every row has the same topology; then `parents` repeats it.
+
+    A node off the mask is read and spoken about like any other, but is no proposal: it cannot be
+    kept. That is padding, a place that holds noise, or a token behind a gap (`ahead`).
     """
 
     tokens: (
         Tensor  # (B, N) int64, or (B, N, *E) float for continuous tokens; parents before children
     )
     parents: Tensor  # (B, N) int64 node index, -1 = hangs from the context
-    mask: Tensor  # (B, N) bool, False = padding; a padded node has only padded descendants
+    mask: Tensor  # (B, N) bool, False = no proposal; then its descendants are none either
     kind: Kind
     law: Law | None = None  # batch shape (B, N)
     tree: Tree | None = None  # the shared topology, when there is one
     padded: bool = True  # whether `mask` may hide anything; False spares looking at it
     driving: Tensor | None = None  # (B, N, *E) the normal noise that made each continuous token
+    ahead: Tensor | None = None  # (B, N) places behind the context; None = the depths
+    embeds: Tensor | None = None  # (B, N, D) what the target reads; None = the tokens
+    cells: Tensor | None = None  # (B, N, 2) row, column of what is yet to be judged, -1 = settled
 
     @classmethod
     def chain(
@@ -112,6 +118,10 @@ class Draft:
             return self.tree.depths_on(self.tokens.device).expand(self.batch, -1)
         return self.ancestors().sum(-1) - 1
 
+    def places(self) -> Tensor:  # (B, N), 0 = right behind the context
+        """Where every node stands in the text: at its depth, unless there are gaps."""
+        return self.depths() if self.ahead is None else self.ahead
+
     def ancestors(self) -> Tensor:  # (B, N, N) bool, [b, i, j]: j is i or an ancestor of i
         """Which nodes each node may attend to: itself and the path above it."""
         if self.tree is not None:
@@ -157,6 +167,8 @@ class Verdict:
         Tensor | None
     )  # (B,) or (B, *E): one more token of the target; None = not scored yet (gate)
     excess: Tensor | None = None  # (B,) over-accepted mass of the tests made; None = not measured
+    mended: Tensor | None = None  # (B, N, *E) continuous tokens, parts redrawn in place; None = no
+    failed: Tensor | None = None  # (B, N) bool: nodes to be drawn anew; None = those off the path
 
 
 @dataclass(frozen=True)
@@ -180,6 +192,11 @@ class Round:
     seconds: Mapping[str, float] = field(default_factory=dict)  # prefill, draft, verify, host
     fallback: str | None = None  # why the drafter was retired in this round
     excess: tuple[float, ...] | None = None  # over-accepted mass per row; None = not measured
+
+    @property
+    def skips(self) -> bool:
+        """Whether a gate kept these tokens without asking the target."""
+        return self.verdict.next is None
 
 
 class Target(Protocol):

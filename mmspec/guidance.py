@@ -48,6 +48,11 @@ class Guided:
     def vocabulary(self) -> int:
         return int(self.reader.vocabulary)
 
+    def embed(self, tokens: Tensor) -> Tensor:  # (B, q) -> (B, q, D)
+        """What the decoder reads for tokens, of any number of branches."""
+        embeds: Tensor = self.reader.embed(tokens)
+        return embeds
+
     def prefill(self, inputs: Mapping[str, Any], room: int) -> tuple[Any, Tensor, Any]:
         """Read both prompts; as `Backbone.prefill`.
 
@@ -55,7 +60,7 @@ class Guided:
         put into one batch.
         """
         own = {name: value for name, value in inputs.items() if name not in (SCALE, NEGATIVE)}
-        scale, negative = float(inputs.get(SCALE, 1.0)), inputs.get(NEGATIVE)
+        scale, negative = scale_of(inputs), inputs.get(NEGATIVE)
         if scale == 1:
             memory, logits, out = self.reader.prefill(own, room)
             return memory, logits, out
@@ -66,18 +71,17 @@ class Guided:
             )
         both, shift = joined(own, negative)
         memory, logits, out = self.reader.prefill(both, room)
-        return Pair(memory, shift, scale), _guided(logits, scale), out
+        return Pair(memory, shift, scale), guided(logits, scale), out
 
     def read(
         self, memory: Memory | Rows | Pair, block: Block, hidden: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Read a block behind both prompts; as `Backbone.read`, hidden states of the first."""
+        """Read a block behind both prompts; as `Backbone.read`, hidden states (2B, ...) of both."""
         if not isinstance(memory, Pair):
             logits, states = self.reader.read(memory, block, hidden)
             return logits, states
-        logits, states = self.reader.read(memory.both, doubled(block), hidden)
-        own = None if states is None else states.chunk(2)[0]
-        return _guided(logits, memory.scale), own
+        logits, states = self.reader.read(memory.both, block.tiled(2), hidden)
+        return guided(logits, memory.scale), states
 
     def thinned(self, skip: Sequence[int], depth: int | None = None) -> Guided:
         """The same weights with some layers left out; as `Backbone.thinned`."""
@@ -100,6 +104,11 @@ class Pair:
         return [slots - self.shift for slots in self.both.kept[: self.batch]]
 
     @property
+    def padding(self) -> tuple[int, ...]:
+        """Slots that nobody sees, for the 2B rows of both branches."""
+        return self.both.padding
+
+    @property
     def like(self) -> Tensor:
         return self.both.like
 
@@ -117,17 +126,9 @@ class Pair:
         return self.both.commit([*waiting, *waiting], [*paths, *paths], nodes)[: self.batch]
 
 
-def doubled(block: Block) -> Block:
-    """The same block for both branches."""
-    depths, corner = block.depths, block.corner
-    return Block(
-        torch.cat((block.tokens, block.tokens)),
-        depths if depths.shape[0] == 1 else torch.cat((depths, depths)),
-        corner if corner.shape[0] == 1 else torch.cat((corner, corner)),
-        block.waiting,
-        None if block.pads is None else block.pads * 2,
-        block.behind,
-    )
+def scale_of(inputs: Mapping[str, Any]) -> float:
+    """The guidance scale of a request; 1 = one branch only."""
+    return float(inputs.get(SCALE, 1.0))
 
 
 def joined(inputs: Mapping[str, Any], negative: Mapping[str, Any]) -> tuple[dict[str, Tensor], int]:
@@ -151,7 +152,8 @@ def joined(inputs: Mapping[str, Any], negative: Mapping[str, Any]) -> tuple[dict
     return both, width - widths[0]
 
 
-def _guided(logits: Tensor, scale: float) -> Tensor:  # (2B, ..., V) -> (B, ..., V)
+def guided(logits: Tensor, scale: float) -> Tensor:  # (2B, ..., V) -> (B, ..., V)
+    """Logits of both branches as one."""
     cond, uncond = logits.chunk(2)
     return guide(cond, uncond, scale)
 

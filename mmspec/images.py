@@ -23,7 +23,9 @@ from mmspec.sampling import Sampling
 from mmspec.stats import Stats
 from mmspec.stop import Stop
 
-OWN = ("grid", "guidance", "negative", "seed", "row_ids", "do_sample", *SAMPLED)
+OWN = ("prompt", "grid", "guidance", "negative", "seed", "row_ids", "do_sample", *SAMPLED)
+Words = Callable[[Any, Sequence[str], Grid], Mapping[str, Any]]  # processor, prompts, grid
+Peer = Callable[[Mapping[str, Any], Sampling], Tensor]  # request, settings -> tokens (B, L)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +35,9 @@ class Painter:
     `decode` takes code indices, in the order of the codebook. `layout` lays out rows and columns
     and raises ValueError for what the model cannot draw. `request` turns a processor's tensors into
     the engine's, `unconditional` those into the unconditional prompt's; it is None where only the
-    user can give one.
+    user can give one. `words` turns prompts into what `request` takes, None where the model reads
+    none; `peer` is the model's own way to draw, where it has one. `encode` is the way back from
+    `decode`, None where the model has no encoder.
     """
 
     name: str
@@ -45,6 +49,9 @@ class Painter:
     inputs: tuple[str, ...]  # names of what `request` reads
     request: Callable[[Mapping[str, Any]], dict[str, Any]]
     unconditional: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    words: Words | None = None
+    peer: Peer | None = None
+    encode: Callable[[Tensor], Tensor] | None = None  # (B, 3, h, w) in [-1, 1] -> (B, H, W)
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class Images:
     images: list[Image.Image]
     ids: Tensor  # (B, H, W) int64: the token in each cell
     sequences: Tensor  # (B, L) int64: all new tokens, structure included
+    rounds: Tensor  # (B, H, W) int64: the round that each cell was accepted in, 0 = the prompt's
     stats: Stats
 
 
@@ -69,12 +77,19 @@ class Drawing:
     seed: int
     row_ids: Sequence[int] | None
 
-    def finish(self, tokens: Sequence[Sequence[int]], stats: Stats) -> Images:
+    def finish(
+        self, tokens: Sequence[Sequence[int]], rounds: Sequence[Sequence[int]], stats: Stats
+    ) -> Images:
         """Cut the cells out of the new tokens and decode them."""
         codes = self.painter.codebook.codes
-        sequences = torch.tensor(tokens, device=codes.device)
-        ids = sequences[:, cells(self.grid, codes.device)]
-        return Images(pictures(self.painter.decode(codes[ids])), ids, sequences, stats)
+        sequences, turns = (torch.tensor(rows, device=codes.device) for rows in (tokens, rounds))
+        ids = self.placed(sequences)
+        drawn = pictures(self.painter.decode(codes[ids]))
+        return Images(drawn, ids, sequences, self.placed(turns), stats)
+
+    def placed(self, sequences: Tensor) -> Tensor:  # (B, L) -> (B, H, W)
+        """What of a picture's tokens stands in cells."""
+        return sequences[:, cells(self.grid, sequences.device)]
 
 
 def codebook(
@@ -93,19 +108,25 @@ def codebook(
 
 
 def prepare(
-    painter: Painter, vocabulary: int, most: int | None, arguments: Mapping[str, Any]
+    painter: Painter,
+    vocabulary: int,
+    most: int | None,
+    arguments: Mapping[str, Any],
+    processor: Any = None,
 ) -> Drawing:
     """Check the arguments of `generate_images`.
 
-    `vocabulary` is the size of the target's, `most` its longest sequence. Raises ValueError for
-    unknown names, a grid that the model cannot draw, guidance without an unconditional prompt.
+    `vocabulary` is the size of the target's, `most` its longest sequence; `processor` turns prompts
+    into tensors. Raises ValueError for unknown names, a grid that the model cannot draw, guidance
+    without an unconditional prompt, words for a model that reads none.
     """
     unknown = sorted(set(arguments) - set(OWN) - set(painter.inputs))
     if unknown:
         known = [*painter.inputs, *OWN]
         raise ValueError(unknown_message(unknown, known, "generate_images()"))
-    inputs = painter.request({n: arguments[n] for n in painter.inputs if n in arguments})
     grid = _grid(painter, arguments.get("grid"), vocabulary)
+    arguments = _read(painter, processor, grid, arguments)
+    inputs = painter.request({n: arguments[n] for n in painter.inputs if n in arguments})
     length = inputs["attention_mask"].shape[1]
     if most is not None and length + grid.length > most:
         raise ValueError(
@@ -150,6 +171,44 @@ def token_request(inputs: Mapping[str, Any]) -> dict[str, Any]:
     if bool((mask[:, -1] == 0).any()):
         raise ValueError("the prompts are padded on the right; pad on the left")
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def _read(
+    painter: Painter, processor: Any, grid: Grid, arguments: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The arguments with tensors in place of prompts in words."""
+    prompt, negative = arguments.get("prompt"), arguments.get("negative")
+    rest = {name: value for name, value in arguments.items() if name != "prompt"}
+    texts = [prompt] if isinstance(prompt, str) else prompt
+    if texts is not None:
+        clash = [name for name in painter.inputs if name in arguments]
+        if clash:
+            raise ValueError(f"prompt= and {', '.join(clash)}= both say what to draw; give one")
+        rest |= _worded(painter, processor, texts, grid)
+    if negative is not None and not isinstance(negative, Mapping):
+        single = isinstance(negative, str)
+        others = [negative] * (1 if texts is None else len(texts)) if single else negative
+        rest["negative"] = _worded(painter, processor, others, grid)
+    return rest
+
+
+def _worded(
+    painter: Painter, processor: Any, texts: Sequence[str], grid: Grid
+) -> Mapping[str, Any]:
+    if painter.words is None:
+        raise ValueError(
+            f"{painter.name} reads no words; give what it draws behind: "
+            f"generate_images({'=..., '.join(painter.inputs)}=...)"
+        )
+    if processor is None:
+        raise ValueError(
+            "a prompt in words needs the model's processor; give it once, as accelerate(model, "
+            f"processor=...), or pass its tensors ({', '.join(painter.inputs)})"
+        )
+    if not len(texts) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"prompt={texts!r} is neither a text nor a list of texts")
+    made, device = painter.words(processor, texts, grid), painter.codebook.vectors.device
+    return {name: value.to(device) for name, value in made.items()}
 
 
 def _grid(painter: Painter, given: Any, vocabulary: int) -> Grid:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmspec.arguments import fresh_seed
 from mmspec.decode import Parts, decode
-from mmspec.draft import Drafter
+from mmspec.draft import Drafter, Round
 from mmspec.modalities.diffusion import Network, check_arguments, check_network, check_scheduler
 from mmspec.modalities.rehearsal import Noises, Opening, perform
 from mmspec.noise import KeyedNoise
@@ -28,14 +28,15 @@ class Chains:
     Recipes are bound per call: the target holds the call's conditions and its grid.
     """
 
-    own = ("seed", "row_ids", "eta", "churn")
+    own = ("seed", "row_ids", "eta", "churn", "on_round")
 
     def __init__(self, pipe: Any, recipe: Recipe, small: Any, max_rows: int | None) -> None:
         self.pipe, self.recipe, self.small, self.max_rows = pipe, recipe, small, max_rows
         for one in (pipe, small):
             if one is not None:
                 check_network(one)
-        check_scheduler(pipe.scheduler)
+        self.quiet = recipe.execution.quiet
+        check_scheduler(pipe.scheduler, self.quiet)
         self.network = Network(pipe)
         self.quick = None if small is None else Network(small)
 
@@ -45,7 +46,7 @@ class Chains:
         if own["seed"] is not None and given.get("generator") is not None:
             raise ValueError("seed= and generator= both choose the noise; give one of them")
         eta = given.get("eta") if own["eta"] is None else own["eta"]
-        noises = Noises(eta, own["churn"])
+        noises = Noises(eta, own["churn"], self.quiet)
         ledgers: list[Ledger] = []
 
         def sample(opening: Opening) -> Tensor:
@@ -56,7 +57,7 @@ class Chains:
             ledgers.append(_ledger(recipe, drafter))
             stop = Stop(opening.denoiser.kernel.steps)
             parts = Parts(target, drafter, recipe.verifier, stop, recipe.gate)
-            return self._follow(parts, request, ledgers[0])
+            return self._follow(parts, request, ledgers[0], own["on_round"])
 
         output = perform(self.pipe, self.network, given, sample, noises)
         return output, ledgers[0].stats()
@@ -82,8 +83,14 @@ class Chains:
             )
         return ChainTarget(theirs.denoiser, self.max_rows)
 
-    def _follow(self, parts: Parts, request: ChainRequest, ledger: Ledger) -> Tensor:
-        """The last states (B, *E); shows the slowest picture's progress."""
+    def _follow(
+        self,
+        parts: Parts,
+        request: ChainRequest,
+        ledger: Ledger,
+        watch: Callable[[Round], Any] | None,
+    ) -> Tensor:
+        """The last states (B, *E); shows the slowest picture's progress, and `watch` each round."""
         counted, steps = self.network.rows, parts.stop.max_new_tokens
         states, left = list(request.start), [steps] * len(request.start)
         with self.pipe.progress_bar(total=steps) as bar:
@@ -93,6 +100,8 @@ class Chains:
                     states[row] = new[-1] if new else states[row]
                     left[row] -= len(new)
                 bar.update(slowest - max(left))
+                if watch is not None:
+                    watch(kept)
         ledger.network_rows = self.network.rows - counted
         return torch.stack(states)
 

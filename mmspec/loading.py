@@ -6,13 +6,16 @@ Weights load from safetensors only.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mmspec import recipes
 from mmspec.drafters import massv
+from mmspec.models.feature_head import FeatureHead, FeatureHeadConfig, load_head
+from mmspec.recipe import Recipe
 
 FILE = "mmspec.json"
 
@@ -20,6 +23,7 @@ FILE = "mmspec.json"
 def load_model(source: str | Path, dtype: torch.dtype | str = "auto", **arguments: Any) -> Any:
     """Load a causal or vision-language model from a folder, a hub name, or "zoo:NAME".
 
+    A folder of a feature head gives a `mmspec.models.feature_head.FeatureHead`.
     Raises ValueError for a folder whose weights are pickled: unpickling runs code.
     """
     name = str(source)
@@ -30,6 +34,8 @@ def load_model(source: str | Path, dtype: torch.dtype | str = "auto", **argument
     folder = Path(name)
     if folder.is_dir():
         _refuse_pickle(folder)
+        if _model_type(folder) == FeatureHeadConfig.model_type:
+            return load_head(folder)
     import transformers
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as VISION,
@@ -43,6 +49,11 @@ def load_model(source: str | Path, dtype: torch.dtype | str = "auto", **argument
     )
     model = auto.from_pretrained(name, dtype=dtype, use_safetensors=True, **arguments)
     return model.eval()
+
+
+def _model_type(folder: Path) -> str | None:
+    file = folder / "config.json"
+    return json.loads(file.read_text()).get("model_type") if file.exists() else None
 
 
 def _refuse_pickle(folder: Path) -> None:
@@ -63,29 +74,41 @@ def _refuse_pickle(folder: Path) -> None:
 def save(fast: Any, folder: Path) -> None:
     """Write the recipe's name and options and the draft model, not the target."""
     recipe = fast.recipe
+    parts = described(recipe, fast.given)
+    if recipe.takes_drafter and fast.small is None:
+        raise ValueError(f"{type(fast.drafter).__name__} was made by hand and cannot be saved")
+    if fast.small is not None:
+        small = fast.small if isinstance(fast.small, FeatureHead) else fast.small.model
+        small.save_pretrained(folder / "drafter")
+    if "projector" in recipe.options and fast.drafter.model.sight.projector is not None:
+        massv.save_projector(folder / "drafter", fast.drafter.model.sight.projector)
+    write(folder, recipe, fast.model.config._name_or_path, parts)
+
+
+def described(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts given beside a recipe. Raises ValueError for what no file can hold."""
     if not recipe.name:
         raise ValueError(
             "only a recipe from mmspec.recipes can be saved; this one was made by hand"
         )
-    if recipe.takes_drafter and fast.small is None:
-        raise ValueError(f"{type(fast.drafter).__name__} was made by hand and cannot be saved")
-    parts = {name: value for name, value in fast.given.items() if name != "projector"}
+    parts = {name: value for name, value in given.items() if name != "projector"}
     made = [name for name, value in parts.items() if not _is_plain(value)]
     if made:
         raise ValueError(
             f"{', '.join(made)} was given as an object and cannot be saved; give a name or a number"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    if fast.small is not None:
-        fast.small.model.save_pretrained(folder / "drafter")
-    if "projector" in recipe.options and fast.drafter.model.sight.projector is not None:
-        massv.save_projector(folder / "drafter", fast.drafter.model.sight.projector)
+    return parts
+
+
+def write(folder: Path, recipe: Recipe, target: str | None, parts: Mapping[str, Any]) -> None:
+    """Write what `restore` reads; a draft model lies in the folder "drafter" already."""
     content = {
         "recipe": recipe.name,
-        "target": fast.model.config._name_or_path or None,
+        "target": target or None,
         "parts": parts,
         "drafter": "drafter" if recipe.takes_drafter else None,
     }
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -107,6 +130,15 @@ def restore(folder: Path, model: Any, accelerate: Callable[..., Any]) -> Any:
     if model is None:
         if not content["target"]:
             raise ValueError(f"{folder / FILE} names no target model; pass model=")
-        model = load_model(content["target"])
+        model = _loader(content["recipe"])(content["target"])
     drafter = folder / content["drafter"] if content["drafter"] else None
     return accelerate(model, content["recipe"], drafter=drafter, **content["parts"])
+
+
+def _loader(recipe: str) -> Callable[[str], Any]:
+    """What loads the target of a recipe."""
+    if recipes.get(recipe).decodes != "latents":
+        return load_model
+    from mmspec.loading_pipelines import load_pipeline
+
+    return load_pipeline

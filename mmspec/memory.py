@@ -9,7 +9,7 @@ the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -37,10 +37,18 @@ class Block:
     waiting: int  # P
     pads: tuple[int, ...] | None = None  # left padding per row, None = none anywhere
     behind: int = 0
+    embeds: Tensor | None = None  # (B, N, D) what is read in place of the draft's tokens
 
     @property
     def length(self) -> int:
         return self.tokens.shape[1]
+
+    def embedded(self, embed: Callable[[Tensor], Tensor]) -> Tensor:  # (B, q, D)
+        """What a decoder reads, `embed` being its table: (B, n) -> (B, n, D)."""
+        if self.embeds is None:
+            return embed(self.tokens)
+        before = embed(self.tokens[:, : self.length - self.embeds.shape[1]])
+        return torch.cat((before, self.embeds.to(before)), 1)
 
     def row(self, index: int) -> Block:
         """One row of a chain, without its padding."""
@@ -54,6 +62,7 @@ class Block:
             max(self.waiting - pad, 0),
             None,
             self.behind,
+            None if self.embeds is None else self.embeds[index : index + 1],
         )
 
     def tiled(self, times: int) -> Block:
@@ -66,6 +75,7 @@ class Block:
             self.waiting,
             None if self.pads is None else self.pads * times,
             self.behind,
+            None if self.embeds is None else self.embeds.repeat(times, 1, 1),
         )
 
 
@@ -87,10 +97,15 @@ def block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -
     else:
         assert draft is not None
         depths, corner = _dynamic(draft, waiting, like.dtype)
+    if draft is not None and draft.ahead is not None:
+        before = torch.arange(waiting, device=device).expand(len(tokens), -1)
+        depths = torch.cat((before, waiting + draft.ahead), 1)
+    embeds = None if draft is None else draft.embeds
     if not short:
-        return Block(tokens, depths, corner, waiting)
+        return Block(tokens, depths, corner, waiting, embeds=embeds)
     pads = tuple(waiting - len(row) for row in pending)
-    return Block(tokens, depths - torch.tensor(pads, device=device)[:, None], corner, waiting, pads)
+    depths = depths - torch.tensor(pads, device=device)[:, None]
+    return Block(tokens, depths, corner, waiting, pads, embeds=embeds)
 
 
 class Memory:

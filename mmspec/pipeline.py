@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,7 @@ from mmspec.arguments import unknown_message
 from mmspec.draft import Verifier
 from mmspec.drafters.window import Window
 from mmspec.latents import Chains
+from mmspec.loading_pipelines import load_draft, save
 from mmspec.modalities.diffusion import pictures
 from mmspec.modalities.families import is_pipeline
 from mmspec.recipe import Kit, Recipe, made
@@ -42,7 +44,8 @@ def accelerate_pipeline(
 
     `window` is how many states a round moves a picture at most, or a `Window`; `tree` gives widths
     of branching instead. `max_rows` bounds the rows of the network at a time. `drafter` is a small
-    pipeline, where the recipe takes one. The pipeline is not changed.
+    pipeline, its folder or "zoo:NAME", where the recipe takes one; a folder may hold a denoising
+    network alone. The pipeline is not changed.
 
     Raises ValueError for parts that do not fit, before anything runs.
     """
@@ -59,7 +62,9 @@ def accelerate_pipeline(
         execution=_execution(plan, window, tree),
         options={**plan.options, **options},
     )
-    return AcceleratedPipeline(pipe, plan, drafter, max_rows)
+    given = {"verifier": verifier, "window": window, "tree": tree, "max_rows": max_rows, **options}
+    given = {name: value for name, value in given.items() if value is not None}
+    return AcceleratedPipeline(pipe, plan, drafter, max_rows, given)
 
 
 class AcceleratedPipeline:
@@ -67,18 +72,25 @@ class AcceleratedPipeline:
 
     Beside the pipeline's own arguments a call takes `seed`. Recipes that sample chains also take
     `row_ids` (one per picture: its noise depends on seed and id alone, not on its batch), and `eta`
-    or `churn`, which make a deterministic scheduler draw noise. The first noise comes from `seed`
-    too, unless `latents` or `generator` is given.
+    or `churn`, which make a deterministic scheduler draw noise, and `on_round`, which is called
+    with every `Round` of verified states. The first noise comes from `seed` too, unless `latents`
+    or `generator` is given.
     """
 
     def __init__(
-        self, pipe: Any, recipe: Recipe, drafter: Any = None, max_rows: int | None = None
+        self,
+        pipe: Any,
+        recipe: Recipe,
+        drafter: Any = None,
+        max_rows: int | None = None,
+        given: Mapping[str, Any] | None = None,
     ) -> None:
         self.pipe, self.recipe = pipe, recipe
+        self.given = dict(given or {})  # the parts the user replaced, for save_pretrained
         self.signature = inspect.signature(pipe.__call__).parameters
-        small = _small(pipe, recipe, drafter)
+        self.small = _small(pipe, recipe, drafter)
         self.way: Way | None = (
-            Chains(pipe, recipe, small, max_rows)
+            Chains(pipe, recipe, self.small, max_rows)
             if isinstance(recipe.execution, Window)
             else Forecasts(pipe, recipe)
         )
@@ -101,6 +113,10 @@ class AcceleratedPipeline:
     def disable(self) -> None:
         """From now on calls are the pipeline's own."""
         self.way = None
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save the recipe and its draft pipeline (not the target) for `mmspec.load`."""
+        save(self, Path(folder))
 
     def __enter__(self) -> AcceleratedPipeline:
         return self
@@ -185,7 +201,9 @@ def _execution(plan: Recipe, window: int | Window | None, tree: Sequence[int] | 
         )
     if tree is not None:
         return Window.tree(tree)
-    return window if isinstance(window, Window) else replace(plan.execution, most=window)
+    if isinstance(window, Window):
+        return replace(window, quiet=plan.execution.quiet)  # the recipe's verifier decides that
+    return replace(plan.execution, most=window)
 
 
 def _small(pipe: Any, recipe: Recipe, drafter: Any) -> Any:
@@ -193,12 +211,14 @@ def _small(pipe: Any, recipe: Recipe, drafter: Any) -> Any:
     if drafter is None and recipe.takes_drafter:
         raise ValueError(
             f"recipe {recipe.name!r} needs a draft pipeline; give drafter= a smaller "
-            f"{type(pipe).__name__}"
+            f"{type(pipe).__name__}, its folder or zoo:NAME"
         )
     if drafter is None:
         return None
     if not recipe.takes_drafter:
         raise ValueError(f"recipe {recipe.name!r} takes no draft pipeline; drop drafter=")
+    if isinstance(drafter, str | Path):
+        drafter = load_draft(pipe, drafter)
     if not is_pipeline(drafter):
         raise ValueError(f"drafter= is a {type(drafter).__name__}; give a diffusers pipeline")
     known = inspect.signature(pipe.__call__).parameters

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from mmspec.draft import Draft, Drafter, Gate, Kind, Scores, Verdict, Verifier
 from mmspec.drafters.dynamic import DynamicTree
 from mmspec.drafters.grow import Chain, StaticTree
+from mmspec.drafters.wavefront import Rows
 from mmspec.drafters.window import Window
 from mmspec.forecast.gate import Stepwise
 from mmspec.length import Fixed, parse
 from mmspec.noise import Noise
 from mmspec.trees import Tree
+
+Part = TypeVar("Part", Verifier, Gate | None)
 
 
 @dataclass(frozen=True)
@@ -30,19 +33,25 @@ class Kit:
 
 @dataclass(frozen=True)
 class Tailored:
-    """A verifier that is made out of the kit, because it needs the codebook or an option.
+    """A verifier or a gate that is made out of the kit: it needs the codebook or an option.
 
     It stands in the recipe until that is bound to a model; then `make(kit)` takes its place.
     """
 
-    make: Callable[[Kit], Verifier]
-    words: str  # walk and rule
+    make: Callable[[Kit], Any]
+    words: str  # walk and rule, or what the gate looks at
     lossless: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.WOR, Kind.IID, Kind.DET)  # what rules can judge
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        raise ValueError(
-            f"this verifier ({self.words}) is made when its recipe is bound to a model; call "
+        raise self._too_early("verifier")
+
+    def skip(self, context: Any, draft: Draft) -> Verdict | None:
+        raise self._too_early("gate")
+
+    def _too_early(self, part: str) -> ValueError:
+        return ValueError(
+            f"this {part} ({self.words}) is made when its recipe is bound to a model; call "
             "accelerate() first"
         )
 
@@ -65,12 +74,13 @@ class Recipe:
     compressor: Any | None = None  # of what the drafter sees of the picture
     sees: str = "nothing"  # default sight of the draft model
     takes_drafter: bool = False  # whether drafter= must be given
+    takes_head: bool = False  # whether that must be a feature head
     options: Mapping[str, Any] = field(default_factory=dict)  # further knobs and their defaults
     gate: Gate | None = None
     paper: str = ""
     reconstructed: str = ""  # what is not from the paper or its code
     truthful: bool = True  # whether drafts carry the laws that their tokens were drawn from
-    decodes: Literal["tokens", "latents"] = "tokens"  # a language model, or a denoising chain
+    decodes: Literal["tokens", "latents", "patches"] = "tokens"  # ids, a chain, continuous tokens
     name: str = ""  # the file name; filled by `recipes.get`
 
     @property
@@ -85,7 +95,7 @@ class Recipe:
             "draft execution": describe(self.execution),
             "draft optimisation": self.optimisation,
             "verification execution": _walk(self.execution),
-            "verification optimisation": _rule(self.verifier),
+            "verification optimisation": _rule(self.verifier) + _gate(self.gate),
         }
 
 
@@ -95,7 +105,7 @@ def describe(shape: Any) -> str:
         return f"static tree of {shape.tree.nodes} nodes"
     if isinstance(shape, DynamicTree):
         return f"dynamic tree of {shape.nodes} nodes"
-    if isinstance(shape, Window | Stepwise):
+    if isinstance(shape, Window | Stepwise | Rows):
         return str(shape)
     if not isinstance(shape, Chain):
         return repr(shape)
@@ -109,7 +119,7 @@ def describe(shape: Any) -> str:
 def _walk(shape: Any) -> str:
     if isinstance(shape, Stepwise):
         return shape.check
-    chain = not shape.branching if isinstance(shape, Window) else isinstance(shape, Chain)
+    chain = not shape.branching if isinstance(shape, Window) else isinstance(shape, Chain | Rows)
     return "linear, one pass" if chain else "tree, one pass"
 
 
@@ -119,6 +129,12 @@ def _rule(verifier: Verifier) -> str:
     rule = getattr(verifier, "rule", None)
     name = type(verifier).__name__
     return name if rule is None else f"{name}, {rule!r}"
+
+
+def _gate(gate: Gate | None) -> str:
+    if gate is None:
+        return ""
+    return f"; {gate.words}" if isinstance(gate, Tailored) else f"; {gate!r}"
 
 
 def shape_of(default: Any, tree: Any, length: Any) -> Any:
@@ -143,9 +159,9 @@ def shape_of(default: Any, tree: Any, length: Any) -> Any:
     )
 
 
-def made(verifier: Verifier, kit: Kit) -> Verifier:
-    """The verifier itself, or what it is to become for this model."""
-    return verifier.make(kit) if isinstance(verifier, Tailored) else verifier
+def made(part: Part, kit: Kit) -> Part:
+    """A verifier or a gate itself, or what it is to become for this model."""
+    return part.make(kit) if isinstance(part, Tailored) else part
 
 
 def pair(drafter: Drafter, verifier: Verifier, target: Any) -> Drafter:

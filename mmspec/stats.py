@@ -47,6 +47,7 @@ class Stats:
     fallback: str | None = None  # why the drafter was retired, if it was
     network_rows: int = 0  # of a denoising chain: rows of the network, branches of guidance counted
     over_accepted_mass: float | None = None  # mean per token; None = exact, or not measured
+    unverified_tokens: int = 0  # kept by a gate, without asking the target
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -72,6 +73,7 @@ class Ledger:
     fallback: str | None = None
     excess: float | None = None
     network_rows: int = 0
+    unverified: int = 0
 
     def add(self, kept: Round) -> None:
         """Count one round."""
@@ -82,6 +84,7 @@ class Ledger:
             self.excess = (self.excess or 0.0) + sum(kept.excess)
         for drafted, accepted, tokens in zip(kept.drafted, kept.accepted, kept.tokens, strict=True):
             self.new_tokens += len(tokens)
+            self.unverified += len(tokens) if kept.skips else 0
             if not kept.calls or not tokens:
                 continue
             self.called_tokens += len(tokens)
@@ -141,6 +144,7 @@ class Ledger:
             over_accepted_mass=(
                 None if self.excess is None else _share(self.excess, self.called_tokens)
             ),
+            unverified_tokens=self.unverified,
         )
 
 

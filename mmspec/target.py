@@ -16,6 +16,7 @@ from mmspec.context import Context, Request
 from mmspec.draft import Draft, Round, Scores
 from mmspec.memory import block
 from mmspec.sampling import Prefix
+from mmspec.states import StateTap
 from mmspec.tap import AttentionTap
 
 
@@ -25,7 +26,9 @@ class CausalTarget:
 
     `wants` names features for the drafter: "hidden" (last hidden states, (B, N + 1, H), after the
     final norm); and, in `context.shared` after the prefill, "vision" (the picture encoders'
-    outputs by modality) and "attention" (of the last prompt token, (B, L), see `mmspec.tap`).
+    outputs by modality), "attention" (of the last prompt token, (B, L), see `mmspec.tap`), and,
+    with "hidden", "embeds" and "hidden" of the whole prompt, (B, L, H) each. Under guidance hidden
+    states are those of both branches, 2B rows.
     Recurrent models replay lazily: their state stays at the last point where everything was
     accepted, and the tokens kept since then stay pending and are read again with the next draft.
     No forward is spent on that until `longest_replay` tokens wait.
@@ -37,6 +40,7 @@ class CausalTarget:
 
     def __post_init__(self) -> None:
         self._tap()  # refuses what cannot be tapped
+        self._states()
 
     def prefill(self, request: Request) -> Context:
         """Read the prompt; `context.scores` then gives the first token without a forward."""
@@ -44,10 +48,12 @@ class CausalTarget:
         if "vision" in self.wants:
             inputs = _encoded(self.backbone, inputs)
             offer["vision"] = inputs["mm_encoder_outputs"]
-        with self._tap() as tap:
+        with self._tap() as tap, self._states() as states:
             memory, logits, _ = self.backbone.prefill(inputs, room=request.room + 64)
         if tap is not None:
             offer["attention"] = tap.attention
+        if states is not None:
+            offer["embeds"], offer["hidden"] = states.embeds, states.hidden
         history, pads = _prompt(request.inputs, memory.kept[0], memory.batch)
         context = Context(
             request=request,
@@ -79,7 +85,7 @@ class CausalTarget:
         logits, hidden = self.backbone.read(memory, layout, hidden="hidden" in self.wants)
         position = context.position()
         if draft.nodes:
-            position = torch.cat((position, position + 1 + draft.depths()), 1)
+            position = torch.cat((position, position + 1 + draft.places()), 1)
         features = {} if hidden is None else {"hidden": hidden}
         law = context.sampling.law(logits, prefix(context, draft), position)
         return Scores(law, position, features, calls)
@@ -90,10 +96,14 @@ class CausalTarget:
             context.memory.commit(_alive(context), kept.path, draft.nodes)
         for history, tokens in zip(context.history, kept.tokens, strict=True):
             history.extend(tokens)
-        return replace(context, scores=None, finished=kept.finished)
+        skipped = context.skipped + 1 if kept.skips else 0
+        return replace(context, scores=None, finished=kept.finished, skipped=skipped)
 
     def _tap(self) -> AbstractContextManager[AttentionTap | None]:
         return AttentionTap(self.backbone) if "attention" in self.wants else nullcontext()
+
+    def _states(self) -> AbstractContextManager[StateTap | None]:
+        return StateTap(self.backbone) if "hidden" in self.wants else nullcontext()
 
     def _settle(self, context: Context) -> None:
         """Read all pending tokens but the last, so that the recurrent state moves on."""

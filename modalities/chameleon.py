@@ -5,10 +5,11 @@ The prompt ends with begin-of-image; unconditional is that token alone (Liu et a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mmspec.backbone import Family
 from mmspec.grid import Grid
@@ -33,15 +34,20 @@ def painter(model: ChameleonForImageGeneration) -> Painter:
     vq: Any = model.model.vqmodel
     name = type(model).__name__
     codes = torch.tensor([token for _, token in sorted(mapping.img2bpe.items())])
+    book = codebook(name, vq.quantize.embedding.weight, codes, model.config.vocab_size)
     vision: Any = model.config.vq_config
     side = vision.resolution // SHRINKS
 
     def layout(height: int, width: int) -> Grid:
         return Grid(height, width, codes)
 
+    def encode(pixels: Tensor) -> Tensor:
+        latents = vq.quant_conv(vq.encoder(pixels))
+        return book.nearest(latents.permute(0, 2, 3, 1))
+
     return Painter(
         name=name,
-        codebook=codebook(name, vq.quantize.embedding.weight, codes, model.config.vocab_size),
+        codebook=book,
         layout=layout,
         size=(side, side),
         guidance=3.0,
@@ -49,7 +55,17 @@ def painter(model: ChameleonForImageGeneration) -> Painter:
         inputs=("input_ids", "attention_mask"),
         request=token_request,
         unconditional=unconditional,
+        words=words,
+        encode=encode,
     )
+
+
+def words(processor: Any, texts: Sequence[str], grid: Grid) -> Mapping[str, Any]:
+    """Prompts with begin-of-image behind them."""
+    texts = [f"{text}{processor.image_start_token}" for text in texts]
+    shape = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
+    made: Mapping[str, Any] = processor(text=texts, return_for_text_completion=True, **shape)
+    return {name: made[name] for name in ("input_ids", "attention_mask")}
 
 
 def lumina(

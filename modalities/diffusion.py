@@ -114,7 +114,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         if arguments.get(name) is not None:
             raise ValueError(
                 f"{name} is called after every step of a pipeline, but steps are taken out of "
-                "order here; leave it out and read last_stats"
+                "order here; leave it out, and give on_round= to follow verified states"
             )
 
 
@@ -145,13 +145,16 @@ def check_network(pipe: Any) -> None:
         )
 
 
-def check_scheduler(scheduler: Any) -> None:
-    """Refuse a scheduler that no argument of a call could make stochastic. Raises ValueError."""
+def check_scheduler(scheduler: Any, quiet: bool = False) -> None:
+    """Refuse a scheduler whose chain no argument of a call could make fit. Raises ValueError.
+
+    It must draw noise, unless a `quiet` chain will do.
+    """
     scheduler = copy.copy(scheduler)
     shifts = scheduler.config.get("use_dynamic_shifting", False)
     scheduler.set_timesteps(4, **({"mu": 1.0} if shifts else {}))
     try:
-        sampler(scheduler)
+        sampler(scheduler, quiet=quiet)
     except ValueError as refused:
         try:
             sampler(scheduler, eta=1.0)

@@ -7,9 +7,11 @@ height and width, so the grid must be the one that it names.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mmspec.backbone import Family
 from mmspec.grid import Grid
@@ -35,6 +37,10 @@ def painter(model: Any) -> Painter:
     def layout(height: int, width: int) -> Grid:
         return Grid(height, width, codes, separator=mapping.eol_token_id, footer=footer)
 
+    def encode(pixels: Tensor) -> Tensor:
+        sizes = torch.tensor([pixels.shape[-2:]] * len(pixels))
+        return torch.stack(vq.encode(pixels, sizes).image_tokens)
+
     return Painter(
         name=name,
         codebook=codebook(name, vq.quantize.embedding.weight, codes, vocabulary),
@@ -44,4 +50,15 @@ def painter(model: Any) -> Painter:
         decode=vq.decode,
         inputs=("input_ids", "attention_mask"),
         request=token_request,
+        words=words,
+        encode=encode,
     )
+
+
+def words(processor: Any, texts: Sequence[str], grid: Grid) -> Mapping[str, Any]:
+    """Prompts with the size of the picture and begin-of-image behind them."""
+    pixels = processor.downsample_ratio**2 * grid.cells
+    size = {"ratio": f"{grid.width}:{grid.height}", "image_area": pixels}
+    shape = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
+    made = processor(text=list(texts), return_for_image_generation=True, **size, **shape)
+    return {name: made[name] for name in ("input_ids", "attention_mask")}

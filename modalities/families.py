@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mmspec.backbone import Backbone, Family
@@ -46,6 +47,19 @@ def backbone(model: Any) -> Backbone:
         reader: Any = EncoderDecoder(model, described)
         return reader  # type: ignore[no-any-return]  # the same calls
     return Backbone(model, described)
+
+
+def surface(model: Any) -> Callable[..., Any] | None:
+    """What `accelerate` hands a model on to that decodes other things than token ids."""
+    if is_pipeline(model):
+        from mmspec.pipeline import accelerate_pipeline
+
+        return accelerate_pipeline
+    if getattr(getattr(model, "config", None), "model_type", None) == "mar":
+        from mmspec.continuous import accelerate_continuous
+
+        return accelerate_continuous
+    return None
 
 
 def is_pipeline(model: Any) -> bool:

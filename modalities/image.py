@@ -10,12 +10,18 @@ from mmspec.codes import CodeBackbone
 from mmspec.guidance import Guided
 from mmspec.images import Painter
 from mmspec.modalities import chameleon, emu3, janus, llamagen
+from mmspec.models.chameleon import ChameleonForImageGeneration
+from mmspec.models.llamagen import LlamaGenForImageGeneration
 
 FAMILIES: Mapping[str, Family] = {
     "emu3": emu3.FAMILY,
     "janus": janus.FAMILY,
     "llamagen": llamagen.FAMILY,
     "chameleon": chameleon.FAMILY,
+}
+CLASSES: Mapping[str, Any] = {  # of weights that transformers does not load as what draws
+    "llamagen": LlamaGenForImageGeneration,
+    "chameleon": ChameleonForImageGeneration,
 }
 _READERS: Mapping[str, Callable[[Any], CodeBackbone]] = {
     "janus": janus.reader,

@@ -7,7 +7,7 @@ prompt with all but its begin tokens padded over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,9 @@ from torch import Tensor
 from mmspec.backbone import Family
 from mmspec.codes import CodeBackbone, Tables, counted, foreign
 from mmspec.grid import Grid
+from mmspec.guidance import SCALE
 from mmspec.images import Painter, codebook, token_request
+from mmspec.sampling import Sampling
 
 FAMILY = Family("Janus", direct=True, draws=True, writes=False)
 
@@ -45,6 +47,7 @@ def painter(model: Any) -> Painter:
     name, weight = type(model).__name__, model.model.vqmodel.quantize.embedding.weight
     side = model.config.vq_config.num_patches
     count = model.model.generation_head.vision_head.out_features
+    book = codebook(name, weight, torch.arange(count), count, "normalised")
 
     def layout(height: int, width: int) -> Grid:
         if (height, width) != (side, side):
@@ -58,9 +61,14 @@ def painter(model: Any) -> Painter:
         pixels: Tensor = model.decode_image_tokens(codes.flatten(1)).permute(0, 3, 1, 2)
         return pixels
 
+    def encode(pixels: Tensor) -> Tensor:
+        vq = model.model.vqmodel
+        latents = vq.quant_conv(vq.encoder(pixels))
+        return book.nearest(latents.permute(0, 2, 3, 1))
+
     return Painter(
         name=name,
-        codebook=codebook(name, weight, torch.arange(count), count, "normalised"),
+        codebook=book,
         layout=layout,
         size=(side, side),
         guidance=5.0,
@@ -68,7 +76,35 @@ def painter(model: Any) -> Painter:
         inputs=("input_ids", "attention_mask"),
         request=request,
         unconditional=partial(unconditional, model),
+        words=words,
+        peer=partial(peer, model),
+        encode=encode,
     )
+
+
+def words(processor: Any, texts: Sequence[str], grid: Grid) -> Mapping[str, Any]:
+    """Prompts in the model's chat form, where it has one, with begin-of-image behind them."""
+    if processor.chat_template:
+        turns = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in texts]
+        texts = processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    shape = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
+    made: Mapping[str, Any] = processor(text=list(texts), generation_mode="image", **shape)
+    return {name: made[name] for name in ("input_ids", "attention_mask")}
+
+
+def peer(model: Any, inputs: Mapping[str, Any], sampling: Sampling) -> Tensor:  # (B, L)
+    """transformers' own loop, on torch's own random numbers. Draws with guidance only."""
+    drawn: Tensor = model.generate(
+        inputs=inputs["prompt_ids"],
+        attention_mask=inputs["attention_mask"],
+        generation_mode="image",
+        guidance_scale=inputs[SCALE],
+        do_sample=sampling.do_sample,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+    )
+    return drawn
 
 
 def request(inputs: Mapping[str, Any]) -> dict[str, Any]:

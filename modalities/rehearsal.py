@@ -48,10 +48,14 @@ Perform = Callable[[Opening], Tensor]  # -> (B, *E), the last state
 
 @dataclass(frozen=True)
 class Noises:
-    """What makes a deterministic scheduler stochastic (see `schedulers.sampler`)."""
+    """What makes a deterministic scheduler stochastic, or that it may stay `quiet`.
+
+    See `schedulers.sampler`.
+    """
 
     eta: float | None = None
     churn: float | None = None
+    quiet: bool = False
 
 
 def perform(
@@ -186,7 +190,7 @@ class _Rehearsal:
             self.copies = 2
         self.start, self.images = sample, len(sample) // self.copies
         noises = self.noises
-        self.sampler = sampler(self.scheduler, eta=noises.eta, churn=noises.churn)
+        self.sampler = sampler(self.scheduler, noises.eta, noises.churn, noises.quiet)
         first = torch.zeros(self.images, dtype=torch.int64, device=sample.device)
         expected = self.sampler.scaled(sample[: self.images].float(), first)
         for recorder in self.recorders:

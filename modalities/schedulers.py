@@ -7,7 +7,8 @@ the scheduler's real grid.
 
 An exact recipe needs steps that draw noise. DDPM, DDIM with eta > 0, Euler ancestral, SDE-DPM++ of
 order 1 and stochastic flow matching do; a deterministic flow may be run with `eta` or `churn`,
-which changes the sampler but not the law it approximates.
+which changes the sampler but not the law it approximates. Tolerances judge steps without noise too:
+DDIM, Euler in sigma, DPM-Solver of order 1 and the Euler flow, all of them one kernel with std 0.
 """
 
 from __future__ import annotations
@@ -52,17 +53,23 @@ class Sampler:
         return self.reading(raw, states, step, self.kernel)
 
 
-def sampler(scheduler: Any, eta: float | None = None, churn: float | None = None) -> Sampler:
+def sampler(
+    scheduler: Any, eta: float | None = None, churn: float | None = None, quiet: bool = False
+) -> Sampler:
     """The sampler a scheduler is set to (`set_timesteps` called).
 
     `eta`: as DDIM's; for flow matching 1 is the ancestral kernel. `churn`: the noise of a
-    stochastic flow (`GaussianKernel.flow_churn`). Raises ValueError where the scheduler is
-    deterministic or unknown, or where it takes no eta or churn.
+    stochastic flow (`GaussianKernel.flow_churn`). `quiet`: a chain that never draws noise will do.
+    Raises ValueError where the scheduler is unknown, deterministic though not `quiet`, or takes no
+    eta or churn.
     """
     for family, read in _READERS.items():  # a subclass may step in its own way
         if isinstance(scheduler, family) and type(scheduler).step is family.step:
-            return read(scheduler, eta, churn)
-    raise _unusable(scheduler)
+            found = read(scheduler, eta, churn)
+            if quiet or any(found.kernel.is_random):
+                return found
+            raise _deterministic(scheduler, _LOSSY)
+    raise _unusable(scheduler, quiet)
 
 
 def _ddpm(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
@@ -96,8 +103,6 @@ def _ddim(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
     _only(scheduler, churn=churn)
     if scheduler.num_inference_steps is None:
         raise ValueError(f"{type(scheduler).__name__} has no timesteps yet; call set_timesteps")
-    if not eta:
-        raise _deterministic(scheduler)
     config, timesteps = scheduler.config, scheduler.timesteps.cpu()
     table = scheduler.alphas_cumprod.double().cpu()
     final = scheduler.final_alpha_cumprod.double().cpu()
@@ -105,7 +110,7 @@ def _ddim(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
     aims = torch.where(previous >= 0, table[previous.clamp_min(0)], final)
     levels = _variance_preserving(torch.cat((table[timesteps], aims[-1:])))
     landing = _variance_preserving(aims)
-    kernel = GaussianKernel.ddim(*levels, _share(eta), landing)
+    kernel = GaussianKernel.ddim(*levels, _share(eta) if eta else 0.0, landing)
     limit, rest = _limit(config), None
     if limit is not None:
         if bool((kernel.clean == 0).any()):
@@ -122,24 +127,39 @@ def _ddim(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
 def _euler_ancestral(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
     """Ancestral Euler steps (Karras et al. 2022 coordinates: x = x0 + sigma eps)."""
     _only(scheduler, eta=eta, churn=churn)
+    return _in_sigma(scheduler, 1.0, "epsilon", "v_prediction")
+
+
+def _euler(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
+    """Euler steps of the probability flow, in the same coordinates, where they are DDIM's."""
+    _only(scheduler, eta=eta, churn=churn)
+    return _in_sigma(scheduler, 0.0, "epsilon", "v_prediction", "sample")
+
+
+def _in_sigma(scheduler: Any, eta: float, *kinds: str) -> Sampler:
     sigma = _sigmas(scheduler)
     alpha = torch.ones_like(sigma)
-    reading = Reading.of(_kind(scheduler, "epsilon", "v_prediction"), alpha[:-1], sigma[:-1])
+    reading = Reading.of(_kind(scheduler, *kinds), alpha[:-1], sigma[:-1])
     scale = (sigma[:-1] ** 2 + 1).rsqrt()
-    return Sampler(GaussianKernel.ancestral(alpha, sigma), scheduler.timesteps, reading, scale)
+    return Sampler(GaussianKernel.ddim(alpha, sigma, eta), scheduler.timesteps, reading, scale)
 
 
-def _sde_dpm(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
-    """SDE-DPM-Solver++ of order 1 (Lu et al. 2022)."""
-    config = scheduler.config
-    if config.algorithm_type != "sde-dpmsolver++":
-        raise _deterministic(scheduler)
-    if config.solver_order != 1:
+def _dpm(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
+    """DPM-Solver++ of order 1 (Lu et al. 2022): DDIM's step, and as an SDE the ancestral one."""
+    config, shares = scheduler.config, {"dpmsolver++": 0.0, "sde-dpmsolver++": 1.0}
+    if config.algorithm_type not in shares:
         raise ValueError(
-            f"solver_order={config.solver_order} makes a step depend on earlier states; an exact "
-            "recipe needs solver_order=1: set "
-            "pipe.scheduler = DPMSolverMultistepScheduler.from_config(pipe.scheduler.config, "
-            f"solver_order=1). {_LOSSY}"
+            f"algorithm_type={config.algorithm_type!r} is none of {', '.join(shares)}, which are "
+            f"read here; set pipe.scheduler = {_SDE}. {_LOSSY_LOOP}"
+        )
+    share = shares[config.algorithm_type]
+    if config.solver_order != 1:
+        wanted = "needs that" if share else 'needs algorithm_type="sde-dpmsolver++" as well'
+        silent = "" if share else "; as set here it draws no noise in its steps"
+        raise ValueError(
+            f"solver_order={config.solver_order} makes a step depend on earlier states{silent}: "
+            "set pipe.scheduler = DPMSolverMultistepScheduler.from_config(pipe.scheduler.config, "
+            f"solver_order=1); an exact recipe {wanted}. {_LOSSY_LOOP}"
         )
     _only(scheduler, eta=eta, churn=churn)
     sigma = _sigmas(scheduler)
@@ -153,11 +173,11 @@ def _sde_dpm(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
     limit = _threshold(config) if config.thresholding else None
     ignores = kind == "epsilon" and config.variance_type in ("learned", "learned_range")
     reading = replace(reading, limit=limit, ignores_variance=ignores)
-    return Sampler(GaussianKernel.ancestral(alpha, level), scheduler.timesteps, reading)
+    return Sampler(GaussianKernel.ddim(alpha, level, share), scheduler.timesteps, reading)
 
 
 def _flow(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
-    """Flow matching, x = (1 - t) x0 + t eps: re-noising, DDIM or ancestral steps, or churn."""
+    """Flow matching, x = (1 - t) x0 + t eps: Euler, re-noising, DDIM or ancestral steps, churn."""
     config = scheduler.config
     if config.invert_sigmas:
         raise ValueError("invert_sigmas=True runs time backwards, which no kernel here does")
@@ -165,18 +185,16 @@ def _flow(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
     wanted = [name for name, value in (("eta", eta), ("churn", churn)) if value]
     if config.stochastic_sampling:
         wanted.append("stochastic_sampling")
-    if not wanted:
-        raise _deterministic(scheduler)
     if len(wanted) > 1:
         raise ValueError(f"{' and '.join(wanted)} each choose a stochastic flow; give one of them")
     if eta:
         kernel = GaussianKernel.ddim(1 - t, t, _share(eta))
-    elif churn:
-        if churn < 0:
-            raise ValueError(f"churn={churn} is negative; it scales the noise, use churn > 0")
-        kernel = GaussianKernel.flow_churn(t, churn)
-    else:
+    elif config.stochastic_sampling:
         kernel = GaussianKernel.flow_renoise(t)
+    elif churn and churn < 0:
+        raise ValueError(f"churn={churn} is negative; it scales the noise, use churn > 0")
+    else:
+        kernel = GaussianKernel.flow_churn(t, churn or 0.0)
     reading = Reading.of("flow_prediction", 1 - t[:-1], t[:-1])
     return Sampler(kernel, scheduler.timesteps, reading)
 
@@ -195,10 +213,12 @@ _READERS: dict[Any, Callable[[Any, float | None, float | None], Sampler]] = {
     diffusers.DDIMScheduler: _ddim,
     diffusers.DDIMParallelScheduler: _ddim,
     diffusers.EulerAncestralDiscreteScheduler: _euler_ancestral,
-    diffusers.DPMSolverMultistepScheduler: _sde_dpm,
+    diffusers.EulerDiscreteScheduler: _euler,
+    diffusers.DPMSolverMultistepScheduler: _dpm,
     diffusers.FlowMatchEulerDiscreteScheduler: _flow,
 }
-_LOSSY = "Or choose a recipe that keeps it but is lossy: speca or taylorseer."
+_LOSSY = "Or choose a recipe that keeps it but is lossy: paradigms, speca or taylorseer."
+_LOSSY_LOOP = "Or choose a recipe that keeps it but is lossy: speca or taylorseer."
 _SDE = (
     "DPMSolverMultistepScheduler.from_config(pipe.scheduler.config, "
     'algorithm_type="sde-dpmsolver++", solver_order=1)'
@@ -224,21 +244,21 @@ _STOCHASTIC = {  # how to make each deterministic scheduler draw noise
 }
 
 
-def _deterministic(scheduler: Any) -> ValueError:
+def _deterministic(scheduler: Any, lossy: str) -> ValueError:
     name = type(scheduler).__name__
     return ValueError(
         f"{name} as set here draws no noise in its steps, and an exact recipe needs a stochastic "
-        f"sampler: {_STOCHASTIC[name]}. {_LOSSY}"
+        f"sampler: {_STOCHASTIC[name]}. {lossy}"
     )
 
 
-def _unusable(scheduler: Any) -> ValueError:
+def _unusable(scheduler: Any, quiet: bool) -> ValueError:
     name = type(scheduler).__name__
-    if name in _STOCHASTIC:
-        return _deterministic(scheduler)
+    if name in _STOCHASTIC and not quiet:
+        return _deterministic(scheduler, _LOSSY_LOOP)
     known = ", ".join(family.__name__ for family in _READERS)
     return ValueError(
-        f"an exact recipe cannot read {name}; the schedulers it knows are {known}. {_LOSSY}"
+        f"this recipe cannot read {name}; the schedulers it knows are {known}. {_LOSSY_LOOP}"
     )
 
 

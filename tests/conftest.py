@@ -12,6 +12,8 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # HF_HUB_OFFLINE=0 pytest -m hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from mmspec import recipes
+from mmspec.bench.tiny import tiny_head
 from tests import toys
 
 
@@ -37,3 +39,11 @@ def noisy(family: str, scale: float = 0.04, seed: int = 5) -> Any:
                 noise = torch.randn(weight.shape, generator=generator)
                 weight.add_(noise * weight.std() * scale)
     return copy
+
+
+def partner(recipe: str, family: str) -> Any:
+    """What a recipe drafts with for a family's toy: a model right in part, a head, or nothing."""
+    plan = recipes.get(recipe)
+    if plan.takes_head:
+        return tiny_head(toys.model(family))
+    return noisy(family) if plan.takes_drafter else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -134,6 +135,48 @@ def test_a_rejected_draft_leaves_no_trace(family: str) -> None:
         plain.commit([1], [()], 0)
         story.text[0].append(story.word())
         assert drafted.kept == plain.kept
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT])
+def test_embeddings_are_read_in_place_of_tokens(family: str) -> None:
+    """With the table's own rows nothing changes; with those of other tokens, what they say does."""
+    body, request = backbone(family), toys.inputs(family, batch=3, ragged=True)
+    story, tree = Story(3), Tree.chain(3) if family in RECURRENT else Tree((-1, -1, 0))
+    draft, waiting = story.draft(tree), [row * count for count, row in enumerate(story.waiting, 1)]
+    plain = read(body, prefilled(body, request), waiting, draft)
+    same = replace(draft, embeds=body.embed(draft.tokens).detach())
+    close(read(body, prefilled(body, request), waiting, same), plain)
+    blank = replace(same, tokens=torch.zeros_like(draft.tokens))
+    close(read(body, prefilled(body, request), waiting, blank), plain)
+    other = replace(draft, embeds=body.embed(story.draft(tree).tokens).detach())
+    changed = read(body, prefilled(body, request), waiting, other)
+    close(changed[:, 0], plain[:, 0])
+    assert not torch.allclose(changed[:, 1:], plain[:, 1:], atol=0.1)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@torch.no_grad()
+def test_a_draft_with_gaps_stands_where_it_says(batch: int) -> None:
+    """The reference reads the same tokens at once, with positions of their own."""
+    body, request = backbone("llama"), toys.inputs("llama", batch=batch, ragged=batch > 1)
+    story, tree = Story(batch), Tree.chain(3)
+    places = torch.tensor([[0, 3, 4], [2, 3, 9]])[:batch]
+    draft = replace(story.draft(tree), ahead=places)
+    logits = read(body, prefilled(body, request), story.waiting, draft)
+    for row in range(batch):
+        prompt = toys.alone(request, row)["input_ids"][0].tolist()
+        before = prompt + story.waiting[row]
+        ids = torch.tensor([before + draft.tokens[row].tolist()])
+        position = torch.tensor([[*range(len(before)), *(len(before) + places[row]).tolist()]])
+        whole = {"input_ids": ids, "position_ids": position}
+        expected = body.model(**whole, attention_mask=torch.ones_like(ids)).logits[0, -4:]
+        close(logits[row], expected)
+    close(logits[:, 0], read(body, prefilled(body, request), story.waiting, None)[:, 0])
+    tight = replace(draft, ahead=draft.depths())
+    close(
+        read(body, prefilled(body, request), story.waiting, tight),
+        read(body, prefilled(body, request), story.waiting, replace(draft, ahead=None)),
+    )
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT])

@@ -15,7 +15,7 @@ from mmspec.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
 from tests import toys
-from tests.conftest import noisy
+from tests.conftest import noisy, partner
 
 COUPLED = tuple(
     name
@@ -57,9 +57,7 @@ def speculated(
 
 
 def bound(name: str, family: str) -> mmspec.Accelerated:
-    model, drafter = pair(family)
-    takes = mmspec.recipes.get(name).takes_drafter
-    return mmspec.accelerate(model, name, drafter=drafter if takes else None)
+    return mmspec.accelerate(pair(family)[0], name, drafter=partner(name, family))
 
 
 @pytest.mark.parametrize(("batch", "settings"), [("one", PURE), ("ragged", WARPED)])

@@ -10,6 +10,7 @@ from mmspec.compressors.average_pool import AveragePool
 from mmspec.draft import Drafter
 from mmspec.drafters import massv
 from mmspec.drafters.ensemble import Ensemble
+from mmspec.drafters.feature_head import SEES, FeatureDraft
 from mmspec.drafters.grow import Chain, DraftModel, StaticTree
 from mmspec.drafters.model import Autoregressive, Sight, SmallModel
 from mmspec.drafters.plain import Silent
@@ -33,8 +34,10 @@ def no_drafter(kit: Kit) -> Drafter:
 
 
 def small_model(kit: Kit) -> Drafter:
-    """An independent draft model that sees what the recipe says."""
+    """An independent draft model that sees what the recipe says, or a feature head."""
     assert kit.drafter is not None
+    if kit.sees == SEES:
+        return feature_head(kit)
     return _grown(kit, SmallModel(kit.drafter, sight(kit)))
 
 
@@ -46,6 +49,18 @@ def _grown(kit: Kit, model: DraftModel) -> Drafter:
             "cannot grow a tree; give length= instead of tree="
         )
     return Autoregressive(model, kit.shape)
+
+
+def feature_head(kit: Kit) -> Drafter:
+    """A head on the target's own states (EAGLE)."""
+    assert kit.drafter is not None
+    if kit.compressor is not None:
+        raise ValueError(
+            f"a feature head sees the picture through the target's states, so there is nothing for "
+            f"compressor={kit.compressor!r} to thin; drop it"
+        )
+    head = kit.drafter.to(kit.target.device, kit.target.model.dtype)
+    return Autoregressive(FeatureDraft(kit.target, head), kit.shape)
 
 
 def massv_model(kit: Kit) -> Drafter:

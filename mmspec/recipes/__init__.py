@@ -14,7 +14,7 @@ from mmspec.recipe import Recipe
 
 @lru_cache(maxsize=4)
 def names(decodes: str | None = None) -> tuple[str, ...]:
-    """Keys of all recipes, or of those that decode "tokens" or "latents"."""
+    """Keys of all recipes, or of those that decode "tokens", "latents" or "patches"."""
     found = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
     return tuple(name for name in found if decodes is None or get(name).decodes == decodes)
 

@@ -3,8 +3,9 @@
 Li et al. 2026, "Annealed relaxation of speculative decoding for faster autoregressive image
 generation". Accept with min(1, w_i p/q), w_i = delta exp(-nu i - mu); corrections from
 norm((p - q)+), which they prove optimal. The paper runs delta=1.1 (Lumina-mGPT) and 2 (LlamaGen).
-Lossy; runs report `over_accepted_mass`. Reconstructed: an independent draft model in place of the
-EAGLE-1 head; mu, which is not public, makes delta the mean weight, and no weight is below 1.
+Lossy; runs report `over_accepted_mass`. `drafter` is a feature head, as in the paper (EAGLE-1), or
+a draft model. Reconstructed: mu, which is not public, makes delta the mean weight, and no weight is
+below 1.
 """
 
 from mmspec.drafters.build import small_model
@@ -21,5 +22,5 @@ RECIPE = Recipe(
     sees="auto",
     takes_drafter=True,
     paper="Li et al. 2026",
-    reconstructed="an independent draft model instead of the EAGLE-1 head; the constant mu",
+    reconstructed="the constant mu",
 )

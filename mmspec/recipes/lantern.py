@@ -5,9 +5,10 @@ decoding". The target's mass on the `neighbours` nearest codes of a draft token,
 counts for the token. Lossy: delta bounds how far p is moved for one token, and the distance of the
 output can be much more; runs report it as `over_accepted_mass`. delta=0 is exact, as EAGLE-2 is.
 `codebook` is that of a model that draws, unless given: a `mmspec.codebook.Codebook`, a table of
-neighbours or its file. Reconstructed: an independent draft model in place of the EAGLE-2 head;
-corrections from norm((p - q)+), the optimum, where the released code clears the neighbours out of
-p (`mmspec.verifiers.lantern_residuals`); greedy decoding stays exact unless delta=1.
+neighbours or its file. `drafter` is a feature head, as in the paper (EAGLE-2), or a draft model.
+Reconstructed: corrections from norm((p - q)+), the optimum, where the released code clears the
+neighbours out of p (`mmspec.verifiers.lantern_residuals`); greedy decoding stays exact unless
+delta=1.
 """
 
 from mmspec.codebook import Neighbours, neighbours_for
@@ -44,5 +45,5 @@ RECIPE = Recipe(
     takes_drafter=True,
     options={"codebook": None, "neighbours": 1000, "delta": 0.1},
     paper="Jang et al. 2025",
-    reconstructed="an independent draft model instead of the EAGLE-2 head; the optimal residual",
+    reconstructed="the optimal residual",
 )

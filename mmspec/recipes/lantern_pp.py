@@ -5,9 +5,9 @@ visual auto-regressive models". The mass of the `neighbours` nearest codes count
 up to (factor - 1) p(x), so that no token outside the target's support passes. Lossy; factor=1 is
 exact. The paper runs (neighbours, factor) = (10, 5), (5, 10) and (5, 20) on Lumina-mGPT, on the
 static tree of 57 nodes used here. `codebook` is that of a model that draws, unless given: a
-`mmspec.codebook.Codebook`, a table of neighbours or its file. Reconstructed: an independent draft
-model in place of the EAGLE-1 head; corrections from norm((p - q)+), the optimum, not those of the
-released code.
+`mmspec.codebook.Codebook`, a table of neighbours or its file. `drafter` is a feature head, as in
+the paper (EAGLE-1), or a draft model. Reconstructed: corrections from norm((p - q)+), the optimum,
+not those of the released code.
 """
 
 from mmspec.draft import Kind, Verifier
@@ -44,5 +44,5 @@ RECIPE = Recipe(
     takes_drafter=True,
     options={"codebook": None, "neighbours": 10, "factor": 5.0},
     paper="Park et al. 2025",
-    reconstructed="an independent draft model instead of the EAGLE-1 head; the optimal residual",
+    reconstructed="the optimal residual",
 )

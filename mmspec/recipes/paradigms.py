@@ -2,8 +2,8 @@
 
 Shih et al. 2023 (arXiv 2305.16317): Picard's iteration on a sliding window with fixed noise. Lossy:
 states are kept within a tolerance; with ToleranceWindow(0) it is sequential sampling bit for bit,
-at no gain. The loop takes deterministic chains too, but the adapters of schedulers read those that
-draw noise only.
+at no gain. Takes deterministic chains too: errors are measured by the std that the ancestral step
+would have on the same grid.
 """
 
 from mmspec.drafters.build_chains import carried_window

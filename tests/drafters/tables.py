@@ -31,7 +31,7 @@ class TableTarget:
     room: int = 5
     seed: int = 0
     scale: float = 1.0
-    forgetful: bool = False  # one law for every prefix
+    forgetful: bool = False  # one law for every prefix; embeddings are read as their argmax
     grid: Grid | None = None  # says nothing else than what it allows
 
     @cached_property
@@ -82,11 +82,13 @@ class TableTarget:
     def score(self, context: Context, draft: Draft) -> Scores:
         codes = [[self.code(row[1:])] for row in context.history]
         code, length = torch.tensor(codes), context.position() - 1
+        depth = torch.cat((torch.zeros_like(length), draft.places() + 1), 1)
+        tokens = draft.tokens if draft.embeds is None else draft.embeds.argmax(-1)
         for node in range(draft.nodes):
             parent = draft.parents[:, node : node + 1] + 1
-            below = code.gather(1, parent) * self.size + draft.tokens[:, node : node + 1]
+            gap = depth[:, node + 1 : node + 2] - depth.gather(1, parent)  # missing tokens count 0
+            below = code.gather(1, parent) * self.size**gap + tokens[:, node : node + 1]
             code = torch.cat((code, below % self.size**self.room), 1)
-        depth = torch.cat((torch.zeros_like(length), draft.depths() + 1), 1)
         logits = self.logits[self.row(length + depth, code)]
         return Scores(self.law(context.request, logits), length + 1 + depth)
 

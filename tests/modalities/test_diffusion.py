@@ -19,6 +19,7 @@ import mmspec
 from mmspec.modalities.diffusion import PipelineDenoiser, pictures
 from mmspec.noise import KeyedNoise
 from mmspec.recipe import Recipe
+from mmspec.verifiers.tolerance_window import MeanTolerance, ToleranceWindow
 from tests.modalities.sampling import COPIES, FROZEN, PLAIN, STEPS, draw, shared
 from tests.toys.pipelines import PROMPTS, asked, pipeline
 
@@ -147,7 +148,10 @@ def test_the_count_is_honest() -> None:
     assert len(rows) == stats.target_calls
     assert sum(rows) == stats.network_rows
     rows.clear()
-    fast(PROMPTS[0], num_inference_steps=30, output_type="np", seed=0)
+    rounds: list[Any] = []
+    fast(PROMPTS[0], num_inference_steps=30, output_type="np", seed=0, on_round=rounds.append)
+    assert sum(len(one.tokens[0]) for one in rounds) == 30
+    assert sum(one.calls for one in rounds) == stats.target_calls
     assert sum(rows) == stats.network_rows
 
 
@@ -289,6 +293,34 @@ def test_a_deterministic_scheduler_is_made_random_by_eta() -> None:
     assert torch.isfinite(draw(fast, "flux", seed=0, churn=0.7)).all()
     with pytest.raises(ValueError, match=r"give eta=1\.0"):
         draw(fast, "flux", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "scheduler"),
+    [
+        ("ddim", diffusers.DDIMScheduler()),
+        ("sd", diffusers.EulerDiscreteScheduler(timestep_spacing="trailing")),
+        ("sd", diffusers.DPMSolverMultistepScheduler(solver_order=1)),
+        ("flux", diffusers.FlowMatchEulerDiscreteScheduler()),
+    ],
+    ids=["ddim", "euler", "dpm", "flow"],
+)
+def test_tolerances_take_deterministic_chains(name: str, scheduler: Any) -> None:
+    """Without tolerance they are the pipeline's own call, at no gain; with it they save calls."""
+    pipe, calls = pipeline(name), []
+    pipe.scheduler = scheduler
+    expected = draw(pipe, name, generator=torch.Generator().manual_seed(5))
+    assert expected.std() > 0.05
+    for verifier in (ToleranceWindow(0.0), MeanTolerance(0.0), ToleranceWindow(1e3)):
+        fast: Any = mmspec.accelerate(pipe, "paradigms", verifier=verifier, window=4)
+        found = draw(fast, name, generator=torch.Generator().manual_seed(5))
+        same = torch.allclose(found, expected, atol=2e-5, rtol=1e-4)
+        assert same is verifier.lossless
+        calls.append(fast.last_stats.target_calls)
+    assert calls[2] < STEPS
+    assert calls[:2] == [STEPS, STEPS]
+    with pytest.raises(ValueError, match=r"an exact recipe needs.*paradigms, speca or taylorseer"):
+        draw(mmspec.accelerate(pipe, "asd"), name, seed=0)
 
 
 @pytest.mark.parametrize("name", ["dit", "flux"])

@@ -17,7 +17,7 @@ from mmspec.codebook import Codebook
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 from tests import toys
-from tests.conftest import noisy
+from tests.conftest import partner
 
 ALL = recipes.names()
 NAMES = recipes.names("tokens")
@@ -29,7 +29,7 @@ def module(name: str) -> ModuleType:
 
 
 def bound(name: str, family: str = "llava") -> mmspec.Accelerated:
-    drafter = noisy(family) if recipes.get(name).takes_drafter else None
+    drafter = partner(name, family)
     model, options = toys.model(family), dict[str, Any]()
     if "codebook" in recipes.get(name).options:  # this model draws nothing and has none
         rows = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
@@ -41,7 +41,7 @@ def test_the_folder_is_the_registry() -> None:
     files = {info.name.replace("_", "-") for info in pkgutil.iter_modules(recipes.__path__)}
     assert set(ALL) == files
     assert list(ALL) == sorted(ALL)
-    assert set(ALL) == {*NAMES, *recipes.names("latents")}
+    assert set(ALL) == {*NAMES, *recipes.names("latents"), *recipes.names("patches")}
     assert {"plain", "coupled", "prompt-lookup", "spd-mllm"} <= files
 
 

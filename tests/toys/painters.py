@@ -48,14 +48,14 @@ def emu3(**vq: Any) -> Any:
     return _made(Emu3ForConditionalGeneration, config)
 
 
-def janus(**vq: Any) -> Any:
+def janus(side: int = SIDE, **vq: Any) -> Any:
     vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "depth": 2}
-    vision |= {"image_size": 64, "patch_size": 16, "projection_dim": 32, "mlp_ratio": 2}
+    vision |= {"image_size": 16 * side, "patch_size": 16, "projection_dim": 32, "mlp_ratio": 2}
     own = {"embed_dim": 8, "num_embeddings": CODES, "latent_channels": 8, "num_hidden_layers": 2}
     own |= {"image_token_embed_dim": 32, "projection_dim": 32}
     config = JanusConfig(
         text_config=_TEXT | {"model_type": "llama"},
-        vision_config=vision | {"num_image_tokens": SIDE**2},
+        vision_config=vision | {"num_image_tokens": side**2},
         vq_config=_VQ | own | vq,
         tie_word_embeddings=False,
     )
@@ -65,8 +65,8 @@ def janus(**vq: Any) -> Any:
     return toy
 
 
-def llamagen_class(**vq: Any) -> Any:
-    return _llamagen({"condition": "class", "num_classes": CLASSES}, vq)
+def llamagen_class(side: int = SIDE, **vq: Any) -> Any:
+    return _llamagen({"condition": "class", "num_classes": CLASSES, "side": side}, vq)
 
 
 def llamagen_caption(**vq: Any) -> Any:
@@ -131,7 +131,8 @@ def _words(count: int, noise: torch.Generator) -> list[int]:
 def _llamagen(own: dict[str, Any], vq: dict[str, Any]) -> Any:
     shape = {**_TEXT, "vocab_size": CODES, "pad_token_id": None, "bos_token_id": None}
     picture = {"num_embeddings": CODES, "embed_dim": 8, "latent_channels": 8, **_VQ, **vq}
-    config = LlamaGenConfig(**shape | {"eos_token_id": None} | own, side=SIDE, vq_config=picture)
+    shape |= {"eos_token_id": None, "side": SIDE, "vq_config": picture}
+    config = LlamaGenConfig(**shape | own)
     return _made(LlamaGenForImageGeneration, config)
 
 

@@ -1,0 +1,37 @@
+"""CSpD as released: a small MAR drafts continuous tokens, the last Gaussians decide. Lossy.
+
+Wang et al. 2024, "Continuous speculative decoding for autoregressive image generation" (arXiv
+2411.11925). The target takes the first steps alone (`prefill`), then a small model drafts up to the
+next multiple of `length` under the target's own noise; one pass of the target, which reads none of
+the draft, judges all cells of it by a tempered density ratio. Lossy: `mmspec.verifiers.
+released_ratio` names what the public code does otherwise than its theory, point by point; `tau`,
+`factor`, `tries` and `fallback` are its settings. Every block costs one pass, as it would if the
+target itself took fewer, wider steps. For an exact variant see the recipe "cspd-coupled".
+"""
+
+from mmspec.draft import Verifier
+from mmspec.drafters.build_patches import aligned_to_milestones
+from mmspec.drafters.grow import Chain
+from mmspec.length import Fixed
+from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.verifiers.released_ratio import ReleasedRatio
+
+
+def released_rule(kit: Kit) -> Verifier:
+    """The rule with the settings of this kit."""
+    tau, factor, tries, fallback = (
+        kit.options[name] for name in ("tau", "factor", "tries", "fallback")
+    )
+    return ReleasedRatio(tau, factor, tries, fallback)
+
+
+RECIPE = Recipe(
+    architecture=aligned_to_milestones,
+    execution=Chain(Fixed(8)),
+    verifier=Tailored(released_rule, "ReleasedRatio, tempered Gaussians of the last steps"),
+    optimisation="trajectory alignment, pre-filling",
+    takes_drafter=True,
+    options={"prefill": 0.15, "tau": 42.0, "factor": "code", "tries": 100, "fallback": False},
+    paper="Wang et al. 2024",
+    decodes="patches",
+)

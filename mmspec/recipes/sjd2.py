@@ -1,0 +1,65 @@
+"""SJD2: the slots of a Jacobi window begin as noise and are denoised into tokens, pass by pass.
+
+Teng et al. 2025 (NeurIPS 2025), "Speculative Jacobi-denoising decoding for accelerating
+autoregressive text-to-image generation". The target reads noisy embeddings for the slots that are
+not tokens yet and says which clean tokens belong there; a slot takes `steps` such steps along the
+schedule of Karras et al. 2022. It is meant for a model that was fine-tuned to read noise, and runs
+on any causal model, but without the fine-tuning noise tells it little and SJD is faster.
+
+Exact for the law of the model that decodes: only slots that have become clean, and stand before
+every noisy one, are verified. Against the model before its fine-tuning it is lossy, since that is
+another model. steps=0 is SJD. `encoding` (steps + 1, D) is what a fine-tuned model wants added to
+embeddings of each noise level, the clean one first. Reconstructed from a digest: the law stored
+with a freshly denoised token, the ends of the schedule, the form of the encoding.
+"""
+
+import torch
+
+from mmspec.draft import Drafter
+from mmspec.drafters.grow import Chain
+from mmspec.drafters.jacobi import Jacobi
+from mmspec.drafters.jacobi_build import OPTIONS, initialiser, window_length
+from mmspec.drafters.jacobi_noise import Denoised, Levels, Space
+from mmspec.length import Fixed
+from mmspec.modalities import image
+from mmspec.recipe import Kit, Recipe
+from mmspec.seq2seq import EncoderDecoder
+from mmspec.verifiers.recursive import Recursive
+
+
+def denoised_window(kit: Kit) -> Drafter:
+    """A window whose new slots are noise."""
+    if isinstance(kit.target, EncoderDecoder):
+        raise ValueError(
+            f"{type(kit.target.model).__name__} reads its decoder's tokens behind an encoder and "
+            "takes no embeddings in their place; use recipe='sjd'"
+        )
+    window = Jacobi(window_length(kit), initial=initialiser(kit.options["initial"]))
+    return Denoised(window, space(kit), Levels.karras(kit.options["steps"]), encoding(kit))
+
+
+def space(kit: Kit) -> Space:
+    """The embeddings of picture tokens, or of all tokens where the model draws none."""
+    ids = torch.arange(kit.target.vocabulary, device=kit.target.device)
+    if image.draws(kit.target.model):
+        ids = image.painter(kit.target.model).codebook.ids
+    with torch.no_grad():
+        return Space.of(kit.target.embed, ids)
+
+
+def encoding(kit: Kit) -> torch.Tensor | None:
+    """The option as a tensor on the model's device."""
+    given = kit.options["encoding"]
+    return None if given is None else torch.as_tensor(given, device=kit.target.device)
+
+
+RECIPE = Recipe(
+    architecture=denoised_window,
+    execution=Chain(Fixed(95)),
+    verifier=Recursive(),
+    sees="target-memory",
+    optimisation="the target is fine-tuned to read noise",
+    options={**OPTIONS, "steps": 20, "encoding": None},
+    paper="Teng et al. 2025 (SJD2)",
+    reconstructed="the law of a freshly denoised token, the schedule's ends, the encoding",
+)

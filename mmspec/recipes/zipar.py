@@ -1,0 +1,36 @@
+"""ZipAR: rows of a picture are written side by side, each a few codes behind the one above.
+
+He et al. 2025 (ICML 2025), "ZipAR: parallel autoregressive image generation through spatial
+locality". A baseline that speculates nothing: a row begins when the row above has `window` codes,
+every forward writes one code in each row that has begun, and nothing is verified. The prefill and
+W - 1 + (H - 1) window target calls draw H rows of W codes. Lossy: a code is drawn without what is
+still missing above it. `over_accepted_mass` says how far that took it from the target, a total
+variation per token. A window of a whole row, or no grid, is plain decoding.
+
+With verifier="rejection" or "coupled" the same rows are only drafts, and the output is exact.
+Reconstructed: codes are read again until the rows above are complete, where the published code
+keeps what it read first; the adaptive window of later versions is not there.
+"""
+
+from mmspec.draft import Drafter
+from mmspec.drafters.wavefront import Rows, Wavefront
+from mmspec.recipe import Kit, Recipe
+from mmspec.verifiers.unchecked import Unchecked
+
+
+def wavefront(kit: Kit) -> Drafter:
+    """Rows that begin behind each other."""
+    if not isinstance(kit.shape, Rows):
+        raise ValueError("a wavefront is as long as the grid makes it; drop length= and tree=")
+    return Wavefront(kit.options["window"])
+
+
+RECIPE = Recipe(
+    architecture=wavefront,
+    execution=Rows(),
+    verifier=Unchecked(),
+    sees="target-memory",
+    options={"window": 8},
+    paper="He et al. 2025 (ZipAR)",
+    reconstructed="codes are read again until the rows above them are complete",
+)

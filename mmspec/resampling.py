@@ -1,0 +1,102 @@
+"""Pictures of codes at two sizes: a small one drafts a large one (MuLo-SD, Peruzzo et al. 2026).
+
+Both ways take and give tokens: those of the drafter for the small picture, of the target for the
+large one. Training-free; the trained samplers of the paper are not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from einops import rearrange, repeat
+from torch import Tensor
+from torch.nn import functional
+
+from mmspec.codebook import Codebook
+from mmspec.images import Painter
+
+
+class Resampler(Protocol):
+    """Between a grid of h x w tokens and one `ratio` times as high and wide."""
+
+    def up(self, tokens: Tensor) -> Tensor: ...  # (B, h, w) -> (B, h * ratio, w * ratio)
+    def down(self, tokens: Tensor) -> Tensor: ...  # (B, h * ratio, w * ratio) -> (B, h, w)
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated:
+    """In latents: a code becomes ratio x ratio of itself, and back the code nearest to their mean.
+
+    Codes are known by their number, so both models need codebooks of one tokeniser. Going up and
+    back changes nothing. Raises ValueError where the codebooks differ in size.
+    """
+
+    fine: Codebook  # the target's
+    coarse: Codebook  # the drafter's
+    ratio: int
+
+    def __post_init__(self) -> None:
+        if self.fine.size != self.coarse.size:
+            raise ValueError(
+                f"the drafter's codebook has {self.coarse.size} codes, the target's "
+                f"{self.fine.size}: a code of one is none of the other; choose a draft model with "
+                "the target's tokeniser, or upsampler='pixels'"
+            )
+
+    def up(self, tokens: Tensor) -> Tensor:
+        codes = self.coarse.codes[tokens]
+        codes = repeat(codes, "b h w -> b (h r) (w s)", r=self.ratio, s=self.ratio)
+        return self.fine.ids[codes]
+
+    def down(self, tokens: Tensor) -> Tensor:
+        codes = self.fine.codes[tokens]
+        codes = rearrange(codes, "b (h r) (w s) -> b h w (r s)", r=self.ratio, s=self.ratio)
+        return self.coarse.ids[self.fine.middle(codes)]
+
+
+@dataclass(frozen=True, eq=False)
+class ThroughPixels:
+    """Decode, resize, encode again, each with its own model's tokeniser.
+
+    `mode` is torch's name of the enlargement; shrinking takes means of squares. Raises ValueError
+    for a model without an encoder.
+    """
+
+    fine: Painter  # the target's
+    coarse: Painter  # the drafter's
+    ratio: int
+    mode: str = "bicubic"
+
+    def __post_init__(self) -> None:
+        blind = [one.name for one in (self.fine, self.coarse) if one.encode is None]
+        if blind:
+            raise ValueError(
+                f"{blind[0]} has no encoder to make codes of pictures; give upsampler='latent'"
+            )
+
+    def up(self, tokens: Tensor) -> Tensor:
+        pixels = self.coarse.decode(self.coarse.codebook.codes[tokens])
+        shape = [self.ratio * side for side in pixels.shape[-2:]]
+        wide = functional.interpolate(pixels.float(), shape, mode=self.mode).clamp(-1, 1)
+        height, width = (self.ratio * side for side in tokens.shape[1:])
+        return _coded(self.fine, wide.to(pixels), height, width)
+
+    def down(self, tokens: Tensor) -> Tensor:
+        pixels = self.fine.decode(self.fine.codebook.codes[tokens])
+        small = functional.avg_pool2d(pixels, self.ratio)
+        height, width = (side // self.ratio for side in tokens.shape[1:])
+        return _coded(self.coarse, small, height, width)
+
+
+def _coded(painter: Painter, pixels: Tensor, height: int, width: int) -> Tensor:  # -> (B, H, W)
+    """The tokens of pictures. Raises ValueError for codes that cover more or fewer pixels."""
+    assert painter.encode is not None
+    codes = painter.encode(pixels)
+    if codes.shape[1:] != (height, width):
+        raise ValueError(
+            f"a resized picture is {codes.shape[1]} x {codes.shape[2]} codes of {painter.name}, "
+            f"not {height} x {width}: its codes cover another number of pixels; give "
+            "upsampler='latent'"
+        )
+    return painter.codebook.ids[codes]

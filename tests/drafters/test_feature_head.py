@@ -1,0 +1,416 @@
+"""A feature head: right laws at the right places, right output, and nothing but its own target."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.testing import assert_close
+
+import mmspec
+from mmspec import recipes
+from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
+from mmspec.bench.frequency import chi_square
+from mmspec.bench.tiny import joint, request, tiny, tiny_head
+from mmspec.draft import Draft, Kind, Verdict
+from mmspec.drafters.dynamic import DynamicTree
+from mmspec.drafters.feature_head import borrowed, parents
+from mmspec.drafters.grow import Chain, Shape, StaticTree
+from mmspec.length import Fixed
+from mmspec.modalities import image
+from mmspec.modalities.families import backbone
+from mmspec.models.feature_head import FeatureHead, FeatureHeadConfig, load_head
+from mmspec.training import Lesson, learn_head
+from mmspec.trees import Tree
+from tests import toys
+from tests.conftest import noisy
+from tests.drafters.heads import (
+    Heard,
+    Late,
+    Recorder,
+    answer,
+    drafting,
+    endless,
+    slow,
+    trained,
+    untrained,
+)
+from tests.toys import painters
+
+torch.set_num_threads(1)
+
+ROOM = 14
+SHAPES: dict[str, Shape] = {
+    "chain": Chain(Fixed(3)),
+    "tree": StaticTree(Tree.of_ranks([[0], [1], [0, 0], [0, 1], [1, 0], [0, 1, 0]])),
+    "dynamic": DynamicTree(depth=3, beam=2, nodes=5),
+}
+TEXT = ("llama", "llava", "qwen2_5_vl")
+CASES = [(1, "chain"), (3, "chain"), (1, "tree"), (3, "dynamic")]  # rows, shape
+
+
+@lru_cache(maxsize=8)
+def model(family: str) -> Any:
+    return painters.PAINTERS[family]() if family in painters.PAINTERS else toys.model(family)
+
+
+@lru_cache(maxsize=8)
+def said(family: str, batch: int) -> tuple[Lesson, Tensor]:
+    return answer(model(family), toys.inputs(family, batch=batch, ragged=batch > 1), ROOM)
+
+
+@lru_cache(maxsize=8)
+def drawn(batch: int, scale: float, temperature: float = 0.0) -> Lesson:
+    """What a toy Janus draws, as a lesson of both branches."""
+    toy, given = model("janus"), painters.request("janus", batch)
+    plain = mmspec.accelerate(toy, "plain")
+    how = {"guidance": scale, "temperature": temperature, "seed": 0}
+    tokens = plain.generate_images(**given, **how).sequences
+    painter = image.painter(toy)
+    inputs = painter.request(given)
+    if scale != 1:
+        assert painter.unconditional is not None
+        inputs = {**inputs, "guidance_scale": scale, "negative": painter.unconditional(inputs)}
+    return Lesson(inputs, tokens)
+
+
+def sequences(family: str, drafter: Any, batch: int, scale: float = 1.0, **how: Any) -> Any:
+    """The output of a run with this drafter, of a text model or of a model that draws."""
+    verifier = how.pop("verifier", None)
+    fast = mmspec.accelerate(model(family), "coupled", drafter=drafter, verifier=verifier)
+    if family in painters.PAINTERS:
+        out: Any = fast.generate_images(**painters.request(family, batch), guidance=scale, **how)
+    else:
+        given = toys.inputs(family, batch=batch, ragged=batch > 1)
+        out = fast.generate(**given, max_new_tokens=ROOM, **{"do_sample": False, **how})
+    assert out.stats.fallback is None
+    assert out.stats.drafter_saw == "target-states"
+    return out
+
+
+# --- laws and output ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("batch", "shape"), CASES)
+@pytest.mark.parametrize("family", TEXT)
+def test_a_head_says_what_it_says_without_memory_and_tree(
+    family: str, batch: int, shape: str
+) -> None:
+    """Greedy output is the target's, and every law is that of the pairs of its own path."""
+    lesson, expected = said(family, batch)
+    head = half_right(family)
+    drafter = drafting(model(family), head, SHAPES[shape])
+    out = sequences(family, drafter, batch)
+    assert torch.equal(out.sequences, expected)
+    assert out.stats.num_accepted_draft_tokens > 0
+    agree(family, head, lesson, drafter.model.heard)
+
+
+@pytest.mark.parametrize(("batch", "shape"), CASES)
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_a_head_is_guided_like_its_target(batch: int, scale: float, shape: str) -> None:
+    lesson, head = drawn(batch, scale), half_right("janus")
+    drafter = drafting(model("janus"), head, SHAPES[shape])
+    out = sequences("janus", drafter, batch, scale)
+    assert torch.equal(out.sequences, lesson.tokens)
+    assert out.stats.num_accepted_draft_tokens > 0
+    agree("janus", head, lesson, drafter.model.heard)
+
+
+@pytest.mark.parametrize("family", [name for name in painters.PAINTERS if name != "janus"])
+def test_other_models_that_draw(family: str) -> None:
+    toy = model(family)
+    more: dict[str, Any] = {"grid": (2, 3)} if family in ("emu3", "chameleon") else {}
+    expected = mmspec.accelerate(toy, "plain").generate_images(
+        **painters.request(family, 3), guidance=3.0, **more
+    )
+    drafter = drafting(toy, untrained(toy), SHAPES["tree"])
+    out = sequences(family, drafter, 3, 3.0, **more)
+    assert torch.equal(out.sequences, expected.sequences)
+
+
+def test_a_recurrent_target_takes_chains() -> None:
+    lesson, expected = said("lfm2", 3)
+    head = untrained(model("lfm2"))
+    drafter = drafting(model("lfm2"), head, SHAPES["chain"])
+    assert torch.equal(sequences("lfm2", drafter, 3).sequences, expected)
+    agree("lfm2", head, lesson, drafter.model.heard)
+    with pytest.raises(ValueError, match="recurrent state"):
+        sequences("lfm2", drafting(model("lfm2"), head, SHAPES["tree"]), 3)
+
+
+def test_the_slow_reading_sees_states_that_are_late() -> None:
+    """Negative control of the tests above."""
+    lesson, _ = said("llama", 3)
+    head = half_right("llama")
+    drafter = drafting(model("llama"), head, SHAPES["chain"], Late)
+    sequences("llama", drafter, 3)
+    with pytest.raises(AssertionError):
+        agree("llama", head, lesson, drafter.model.heard)
+
+
+@lru_cache(maxsize=8)
+def half_right(family: str) -> FeatureHead:
+    """A head that has learnt a little: accepted now and then, at every depth."""
+    lesson = drawn(3, 3.0) if family == "janus" else said(family, 3)[0]
+    return trained(model(family), lesson, steps=40)
+
+
+def agree(family: str, head: FeatureHead, lesson: Lesson, heard: list[Heard]) -> None:
+    mask = lesson.inputs["attention_mask"]
+    prompts = mask.sum(-1).tolist()
+    spoken = heard[:9]
+    assert any(one.nodes is not None for one in spoken)
+    for ours, theirs in slow(model(family), head, lesson, prompts, spoken):
+        assert_close(ours.log_softmax(-1), theirs.log_softmax(-1), atol=1e-4, rtol=1e-4)
+
+
+def test_parents_are_read_off_what_nodes_see() -> None:
+    """Nodes 1 and 2 hang from the context, 3 from 2, 4 from 1, 5 from 4."""
+    first = torch.eye(2, dtype=torch.bool)[None]
+    assert parents(first).tolist() == [[0, 0]]
+    second = torch.tensor([[[0, 1, 1, 0], [1, 0, 0, 1]]]).bool()
+    assert parents(second).tolist() == [[2, 1]]
+    third = torch.tensor([[[1, 0, 0, 1, 1]]]).bool()
+    assert parents(third).tolist() == [[4]]
+
+
+# --- exactness ------------------------------------------------------------------------------------
+
+
+def test_the_rejection_of_eagle_is_exact_by_enumeration() -> None:
+    verifier = recipes.get("eagle").verifier
+    assert enumerate_verifier(verifier, (Kind.WOR,)).error <= TOLERANCE
+
+
+@pytest.mark.parametrize("recipe", ["eagle", "eagle-2"])
+def test_the_joint_law_of_four_tokens_is_the_targets(recipe: str) -> None:
+    """Chi-square over all sequences of a tiny model; z > 3 has a chance of about 0.4 % a case."""
+    assert abs(z_score(recipe, 12_000)) < 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["eagle", "eagle-2"])
+def test_the_joint_law_on_many_sequences(recipe: str) -> None:
+    assert abs(z_score(recipe, 150_000, first=10_000_000)) < 3
+
+
+def test_a_bonus_from_the_residual_is_seen() -> None:
+    """Negative control: the same drafts, with a rule that corrects from p, are far off."""
+    assert z_score("eagle", 6_000, wrong=True) > 8
+
+
+def z_score(recipe: str, rows: int, first: int = 0, wrong: bool = False) -> float:
+    from mmspec.verifiers.exact import Exact
+    from mmspec.verifiers.recursive import Recursive
+
+    class FromTarget(Exact):
+        def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+            return p
+
+    target, room, size = tiny(4, seed=3), 4, 4
+    verifier = Recursive(FromTarget()) if wrong else None
+    tree = [2, 2, 1] if recipe == "eagle" else DynamicTree(3, 2, 5, (Kind.DET,))
+    fast = mmspec.accelerate(
+        target, recipe, drafter=tiny_head(target, 4), tree=tree, verifier=verifier
+    )
+    law, batch = joint(target, room).flatten(), 3000
+    counts = torch.zeros_like(law)
+    powers = size ** torch.arange(room - 1, -1, -1)
+    for start in range(first, first + rows, batch):
+        ids = list(range(start, start + batch))
+        out = fast.generate(
+            **request(batch), temperature=1.0, top_k=0, max_new_tokens=room, seed=7, row_ids=ids
+        )
+        assert out.stats.fallback is None
+        codes = (out.sequences[:, -room:] * powers).sum(-1)
+        counts += torch.bincount(codes, minlength=len(law)).double()
+    statistic, cells = chi_square(counts, law * rows)
+    return float((statistic - (cells - 1)) / (2 * (cells - 1)) ** 0.5)
+
+
+def test_sampled_pictures_are_those_of_plain_decoding() -> None:
+    lesson = drawn(3, 3.0, 1.0)
+    for shape in SHAPES.values():
+        drafter = drafting(model("janus"), half_right("janus"), shape)
+        out = sequences("janus", drafter, 3, 3.0, temperature=1.0, seed=0)
+        assert torch.equal(out.sequences, lesson.tokens)
+        assert out.stats.num_accepted_draft_tokens > 0
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llava", "janus"])
+def test_a_head_learns_and_needs_the_right_states(family: str) -> None:
+    """Trained beats untrained, and states that are one token late cost most of what was won."""
+    lesson = drawn(3, 3.0) if family == "janus" else said(family, 3)[0]
+    scale = 3.0 if family == "janus" else 1.0
+    learnt, raw = trained(model(family), lesson, 110), untrained(model(family))
+
+    def length(head: FeatureHead, wrap: Any = Recorder) -> float:
+        drafter = drafting(model(family), head, SHAPES["chain"], wrap)
+        out = sequences(family, drafter, 3, scale)
+        assert torch.equal(out.sequences[:, -lesson.tokens.shape[1] :], lesson.tokens)
+        return float(out.stats.mean_acceptance_length)
+
+    best, late = length(learnt), length(learnt, Late)
+    assert best > length(raw) + 0.8
+    assert late < best - 0.5
+
+
+def test_learning_leaves_the_target_alone_and_the_loss_falls() -> None:
+    toy = toys.model("llava")
+    before = {name: value.clone() for name, value in toy.state_dict().items()}
+    lesson, losses = said("llava", 3)[0], list[float]()
+    head = untrained(toy)
+    learn_head(toy, head, endless(lesson), 20, 3e-3, lambda *seen: losses.append(seen[3]))
+    assert losses[-1] < 0.8 * losses[0]
+    assert not head.training
+    assert all(torch.equal(value, before[name]) for name, value in toy.state_dict().items())
+    assert all(weight.grad is None for weight in toy.parameters())
+
+
+def test_nothing_is_learnt_behind_the_end_of_a_row() -> None:
+    lesson = said("llama", 3)[0]
+    ended = lesson.tokens.clone()
+    ended[1, 6:] = -1
+    other = ended.clone()
+    other[1, 6:] = -2  # whatever stands there
+
+    def learnt(tokens: Tensor) -> Tensor:
+        head = untrained(model("llama"))
+        torch.manual_seed(1)
+        learn_head(model("llama"), head, endless(Lesson(lesson.inputs, tokens)), 2, 1e-2)
+        return head.fc.weight
+
+    assert torch.equal(learnt(ended), learnt(other))
+    assert not torch.equal(learnt(ended), learnt(lesson.tokens))
+
+
+# --- folders and recipes --------------------------------------------------------------------------
+
+
+def test_a_folder_holds_the_head_and_nothing_of_the_target(tmp_path: Path) -> None:
+    toy, head = model("llava"), half_right("llava")
+    head.save_pretrained(tmp_path)
+    names = set(load_file(tmp_path / "model.safetensors"))
+    projections = {f"layers.0.self_attn.{part}_proj.weight" for part in "qkvo"}
+    inner = {f"layers.0.mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
+    norm = {"layers.0.post_attention_layernorm.weight"}
+    assert names == {"fc.weight", "fc.bias", *projections, *inner, *norm}
+    given = {**toys.inputs("llava"), "max_new_tokens": ROOM}
+    here = mmspec.accelerate(toy, "eagle-2", drafter=head)
+    there = mmspec.accelerate(toy, "eagle-2", drafter=tmp_path)
+    one, two = here.generate(**given), there.generate(**given)
+    assert one.stats.per_step_accepted == two.stats.per_step_accepted
+    there.save_pretrained(tmp_path / "saved")
+    again = mmspec.load(tmp_path / "saved", toy).generate(**given)
+    assert again.stats.per_step_accepted == one.stats.per_step_accepted
+
+
+def test_a_published_folder_is_read(tmp_path: Path) -> None:
+    """As EAGLE writes it: a Llama configuration, and the target's embedding table as well."""
+    head = untrained(model("llama"))
+    weights = {name: value.clone() for name, value in head.state_dict().items()}
+    table = model("llama").get_input_embeddings().weight.detach().clone()
+    save_file(weights | {"embed_tokens.weight": table}, tmp_path / "model.safetensors")
+    config = {**head.config.to_dict(), "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config, default=str))
+    loaded = load_head(tmp_path)
+    assert all(torch.equal(value, weights[name]) for name, value in loaded.state_dict().items())
+    del weights["fc.bias"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"no feature head: fc\.bias is missing"):
+        load_head(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["lantern", "lantern-pp", "cool-sd", "coupled", "dynamic-tree"])
+def test_recipes_of_draft_models_take_a_head(name: str) -> None:
+    toy, head = model("janus"), half_right("janus")
+    fast = mmspec.accelerate(toy, name, drafter=head)
+    out = fast.generate_images(**painters.request("janus", 2), guidance=3.0)
+    assert out.stats.fallback is None
+    assert out.stats.drafter_saw == "target-states"
+    assert out.stats.num_accepted_draft_tokens > 0
+    assert torch.equal(out.sequences, drawn(3, 3.0).tokens[:2]) or not out.stats.exact
+
+
+def test_the_trees_are_the_published_ones() -> None:
+    static, dynamic = recipes.get("eagle").execution, recipes.get("eagle-2").execution
+    assert [len(level) for level in static.tree.levels] == [4, 8, 8, 3, 2]
+    assert (dynamic.depth, dynamic.beam, dynamic.nodes) == (6, 10, 59)
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 32}, "states 32 wide over 160 tokens, .* states 64 wide over 160 tokens"),
+        ({"vocab_size": 99}, "states 64 wide over 99 tokens"),
+    ],
+)
+def test_the_head_of_another_target_is_refused(changes: dict[str, Any], message: str) -> None:
+    reader = backbone(model("llava"))
+    config = FeatureHeadConfig.of(reader.config, reader.vocabulary, head_dim=16, **changes)
+    head = FeatureHead(config)
+    with pytest.raises(ValueError, match=message):
+        mmspec.accelerate(model("llava"), "eagle", drafter=head)
+    with pytest.raises(ValueError, match=message):
+        learn_head(model("llava"), head, iter(()), 1)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    toy, head = model("llava"), untrained(model("llava"))
+    with pytest.raises(ValueError, match="needs a feature head; give drafter="):
+        mmspec.accelerate(toy, "eagle")
+    with pytest.raises(ValueError, match=r"needs a feature head, but Llava.* is a whole model"):
+        mmspec.accelerate(toy, "eagle-2", drafter=noisy("llava"))
+    with pytest.raises(ValueError, match="sees='target-features' does not fit"):
+        mmspec.accelerate(toy, "massv", drafter=head)
+    with pytest.raises(ValueError, match="sees='target-states' does not fit"):
+        mmspec.accelerate(toy, "coupled", drafter=noisy("llava"), sees="target-states")
+    with pytest.raises(ValueError, match="nothing for compressor="):
+        mmspec.accelerate(toy, "eagle", drafter=head, compressor="average-pool")
+
+
+def test_a_target_without_states_is_refused() -> None:
+    whisper = toys.model("whisper")
+    with pytest.raises(ValueError, match="hides the states of its decoder"):
+        mmspec.accelerate(whisper, "eagle", drafter=untrained(model("llama")))
+
+
+class Hurried:
+    """Accepts every third draft unseen."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def skip(self, context: Any, draft: Draft) -> Verdict | None:
+        self.rounds += 1
+        if self.rounds % 3 or draft.nodes < 2:
+            return None
+        path = torch.zeros(draft.batch, 1, dtype=torch.int64)
+        return Verdict(path, torch.ones(draft.batch, dtype=torch.int64), None)
+
+
+def test_states_that_a_gate_hides_are_borrowed() -> None:
+    states = torch.arange(3.0)[:, None]
+    assert borrowed(states, 2)[:, 0].tolist() == [1, 2]
+    assert borrowed(states, 5)[:, 0].tolist() == [0, 1, 2, 2, 2]
+    assert borrowed(states, 0).shape == (0, 1)
+    recipe = replace(recipes.get("eagle-2"), execution=SHAPES["chain"], gate=Hurried())
+    fast = mmspec.accelerate(model("llama"), recipe, drafter=half_right("llama"))
+    out = fast.generate(**toys.inputs("llama"), max_new_tokens=ROOM)
+    assert out.stats.fallback is None
+    assert out.stats.unverified_tokens > 0
+    assert out.stats.num_new_tokens == ROOM

@@ -1,0 +1,199 @@
+"""MuLo-SD on tiny models of two sizes: counts, plain decoding at the ends, wrong pairs refused."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import mmspec
+from mmspec import recipes
+from mmspec.bench import certify
+from mmspec.bench.certify_images import tiny_pair
+from mmspec.bench.tiny_images import SETTINGS, painted
+from mmspec.context import Context, Request
+from mmspec.draft import Draft, Scores, categorical
+from mmspec.drafters.sketch import Sketcher
+from mmspec.drafters.upsampled import Upsampled
+from mmspec.modalities.image import painter
+from mmspec.noise import KeyedNoise
+from mmspec.resampling import Repeated, ThroughPixels
+from mmspec.target import CausalTarget
+from tests import toys
+from tests.modalities.drawing import logits_of
+from tests.toys import painters
+
+SMALL = painters.SIDE // 2
+HOW: dict[str, Any] = {"guidance": 2.0, "temperature": 1.0, "seed": 5}
+
+
+@lru_cache(maxsize=8)
+def model(family: str, side: int = painters.SIDE) -> Any:
+    if family in ("janus", "llamagen-class"):
+        return painters.PAINTERS[family](side)
+    return painters.PAINTERS[family]()
+
+
+def bound(family: str, **options: Any) -> mmspec.Accelerated:
+    return mmspec.accelerate(model(family), "mulo-sd", drafter=model(family, SMALL), **options)
+
+
+CASES: list[tuple[str, float, dict[str, Any], dict[str, Any]]] = [
+    ("janus", 0.02, {}, {}),
+    ("llamagen-class", 0.02, {}, {}),
+    ("emu3", 0.02, {"ratio": 2}, {"grid": (4, 6)}),
+    ("chameleon", 0.1, {"ratio": 2, "upsampler": "latent"}, {"grid": (4, 4), "guidance": 1}),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "tau", "options", "given"), CASES, ids=[case[0] for case in CASES]
+)
+def test_from_everything_kept_to_plain_decoding(
+    family: str, tau: float, options: dict[str, Any], given: dict[str, Any]
+) -> None:
+    how = {**painters.request(family, batch=2), **HOW, **given}
+    plain = mmspec.accelerate(model(family), "plain").generate_images(**how)
+    all_of_it = bound(family, **options, tau=0.0).generate_images(**how)
+    assert all_of_it.stats.fallback is None
+    assert all_of_it.stats.target_calls == 2  # blocks of two rows
+    assert all_of_it.stats.over_accepted_mass is not None
+    assert all_of_it.stats.over_accepted_mass > 0.2
+    nothing = bound(family, **options, tau=1.1).generate_images(**how)
+    assert torch.equal(nothing.sequences, plain.sequences)
+    assert nothing.stats.over_accepted_mass == 0
+    assert nothing.stats.fallback is None
+    some = bound(family, **options, tau=tau, neighbours=8).generate_images(**how)
+    assert some.stats.fallback is None
+    assert 2 < some.stats.target_calls < plain.stats.target_calls
+    seeded = bound(family, **options, verifier="coupled")
+    assert seeded.recipe.exact
+    assert torch.equal(seeded.generate_images(**how).sequences, plain.sequences)
+
+
+def test_rows_of_a_batch_do_not_disturb_each_other() -> None:
+    fast, request = bound("janus", tau=0.02, neighbours=8), painters.request("janus", batch=3)
+    both = fast.generate_images(**request, **HOW).sequences
+    for row in range(3):
+        alone = {name: value[row : row + 1] for name, value in request.items()}
+        single = fast.generate_images(**alone, **HOW, row_ids=[row])
+        assert torch.equal(single.sequences[0], both[row])
+
+
+def test_the_sketch_is_what_the_small_model_draws() -> None:
+    """Greedy and guided, row by row behind its own rows, for two prompts at different places."""
+    small = model("janus", SMALL)
+    plain = mmspec.accelerate(small, "plain")
+    drawing = plain.drawing(**painters.request("janus", batch=2), guidance=2.0)
+    drawn = plain.generate_images(**painters.request("janus", batch=2), guidance=2.0).sequences
+    noise = KeyedNoise.seeded(0, 2, torch.device("cpu"))
+    request = Request(drawing.inputs, drawing.sampling, noise, drawing.grid.length)
+    context = CausalTarget(plain.backbone).prefill(request)
+    sketcher = Sketcher(plain.backbone)
+    sketch = sketcher.begin(context, drawing.grid)
+    assert torch.equal(sketcher.row(context, sketch, [[], []]), drawn[:, :SMALL])
+    first = drawn[:, :SMALL].tolist()
+    behind = sketcher.row(context, sketch, [first[0], []])
+    assert torch.equal(behind[0], drawn[0, SMALL:])
+    behind = sketcher.row(context, sketch, [first[0], first[1]])
+    assert torch.equal(behind[1], drawn[1, SMALL:])
+
+
+def test_options_become_parts() -> None:
+    def sampler(**options: Any) -> Any:
+        drafter = bound("janus", **options).drafter
+        assert isinstance(drafter, Upsampled)
+        assert drafter.ratio == 2
+        return drafter.sampler
+
+    assert isinstance(sampler(), ThroughPixels)
+    assert isinstance(sampler(upsampler="latent"), Repeated)
+    smooth = ThroughPixels(painter(model("janus")), painter(model("janus", SMALL)), 2, "bilinear")
+    assert sampler(upsampler=smooth) is smooth
+    llamagen = bound("llamagen-class").drafter
+    assert isinstance(llamagen, Upsampled)
+    assert isinstance(llamagen.sampler, Repeated)
+
+
+def test_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="target draws 4 x 4 codes, the drafter 3 x 3"):
+        mmspec.accelerate(model("janus"), "mulo-sd", drafter=model("janus", 3))
+    with pytest.raises(ValueError, match="drop length= and tree="):
+        bound("janus", length=3)
+    with pytest.raises(ValueError, match=r"has no encoder .* upsampler='latent'"):
+        bound("llamagen-class", upsampler="pixels")
+    with pytest.raises(ValueError, match="upsampler='sharp' is not known; choose one of auto"):
+        bound("janus", upsampler="sharp")
+    with pytest.raises(ValueError, match="ratio=0 is no number of codes"):
+        bound("janus", ratio=0)
+    with pytest.raises(ValueError, match="give drafter= a model that draws, and drop sees="):
+        bound("janus", sees="nothing")
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM .* speaks no picture tokens"):
+        mmspec.accelerate(model("janus"), "mulo-sd", drafter=toys.model("llama"))
+    with pytest.raises(ValueError, match="tau is -1"):
+        bound("janus", tau=-1.0)
+
+
+def test_a_grid_that_is_not_divided_is_drawn_plainly() -> None:
+    """The size is the request's: it is refused when drawing begins, with a warning."""
+    how = {**painters.request("emu3"), **HOW, "grid": (3, 4)}
+    out = bound("emu3").generate_images(**how)
+    assert out.stats.fallback is not None
+    assert "3 x 4 cannot be made 2 times smaller" in out.stats.fallback
+
+
+class Recorder:
+    """A drafter that writes down what the target says right behind what is committed."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.kinds = inner, inner.kinds
+        self.new: list[list[list[int]]] = []
+        self.said: list[Tensor] = []
+
+    def begin(self, context: Context) -> Any:
+        return self.inner.begin(context)
+
+    def propose(self, context: Context, state: Any) -> Draft:
+        self.new.append([list(row) for row in context.emitted()])
+        draft: Draft = self.inner.propose(context, state)
+        return draft
+
+    def observe(
+        self, context: Context, state: Any, draft: Draft, scores: Scores, *more: Any
+    ) -> Any:
+        self.said.append(categorical(scores.law).scores[:, 0])
+        return self.inner.observe(context, state, draft, scores, *more)
+
+
+@pytest.mark.parametrize("family", ["janus", "llamagen-class"])
+def test_nothing_in_memory_was_read_behind_a_token_that_changed(family: str) -> None:
+    """The law behind every committed prefix, against a forward over that prefix alone."""
+    options: dict[str, Any] = {"tau": 0.15, "neighbours": 8}
+    recorder = Recorder(bound(family, **options).drafter)
+    fast = mmspec.accelerate(model(family), "mulo-sd", drafter=recorder, **options)
+    asked = painters.request(family, batch=2)
+    out = fast.generate_images(**asked, **HOW | {"guidance": 1})
+    assert out.stats.fallback is None
+    assert len(recorder.said) == out.stats.target_calls > 4
+    given = painter(model(family)).request(asked)
+    for said, rows in zip(recorder.said, recorder.new, strict=True):
+        for row, new in enumerate(rows):
+            if len(new) < painters.SIDE**2:
+                fresh = logits_of(model(family), family, given, row, torch.tensor(new))
+                assert_close(said[row], fresh, atol=1e-4, rtol=1e-4)
+
+
+def test_it_is_certified_as_lossy() -> None:
+    found = certify("mulo-sd", samples=100, seeds=1)
+    assert found.verdict == "lossy"
+    checks = {check.name: check.outcome for check in found.checks}
+    assert checks["enumeration"] == "skipped"  # it judges cells, and those of no single law
+    fast = tiny_pair(recipes.get("mulo-sd"), 0)
+    assert isinstance(fast.drafter, Upsampled)
+    assert isinstance(fast.drafter.sampler, Repeated)
+    out = fast.generate_images(**painted(2), **SETTINGS, seed=0)
+    assert out.stats.fallback is None

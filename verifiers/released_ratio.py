@@ -1,0 +1,121 @@
+"""The acceptance of continuous speculative decoding as its code was released: lossy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.laws import Gaussian
+from mmspec.noise import Lane, Noise
+from mmspec.verifiers.gaussian_steps import fit
+from mmspec.verifiers.path_ratio import own, path_law
+from mmspec.verifiers.walk import check
+
+FACTORS = ("code", "path", "none")
+
+
+@dataclass(frozen=True)
+class ReleasedRatio:
+    """CSpD (Wang et al. 2024, arXiv 2411.11925), the rule of its public code.
+
+    Target and draft walk *their own* paths under the same noise; with the Gaussians of the last
+    step of each, mu and sigma per channel, a drafted token x is accepted with
+
+        A = F prod(sigma_q / sigma_p) exp(-(|(x - mu_p) / sigma_p|^2 - |(x - mu_q) / sigma_q|^2)
+            / (2 tau^2)),                          F = exp(sum of log sigma_p - log sigma_q)
+
+    over the steps before. Otherwise y ~ N(mu_p, sigma_p^2) is kept with (1 - q(y) / (F p(y)))+.
+
+    What makes it another law than the target's, one by one:
+    - the last step adds no noise, so x is mu_q itself and no draw from the Gaussian compared;
+    - the two paths differ, so neither Gaussian is the law of x given the path it came by;
+    - `tau` = 42 tempers the distance in the test, but not the normaliser, nor the residual;
+    - F is upside down: aligned steps have densities in 1 / sigma, so paths would carry its inverse
+      (`factor="path"`; "none" leaves it out);
+    - cells are judged one by one and redrawn in place, though drafted cells behind them have read
+      what was redrawn; nothing is dropped;
+    - the target reads none of the draft: this is its law with fewer, wider steps;
+    - after `tries` the zero vector is kept; `fallback=True` keeps the target's own token instead.
+
+    tau=1, factor="none" and a single noisy step leave speculative sampling, which is exact.
+    Raises ValueError for trees and for settings out of range.
+    """
+
+    tau: float = 42.0
+    factor: str = "code"
+    tries: int = 100
+    fallback: bool = False
+    lossless: ClassVar[bool] = False
+    trees: ClassVar[bool] = False
+    blind: ClassVar[bool] = True  # the target does not read the draft
+    random: ClassVar[bool] = False
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE,)
+
+    def __post_init__(self) -> None:
+        if not self.tau > 0:
+            raise ValueError(f"tau={self.tau} must be positive; 42 is the published one")
+        if self.factor not in FACTORS:
+            raise ValueError(f"factor={self.factor!r} is none of {', '.join(FACTORS)}")
+        if self.tries < 1:
+            raise ValueError(f"tries={self.tries} leaves no try; give 1 or more")
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        check(self, draft, trees=False)
+        p = path_law(scores.law)
+        none = torch.zeros(draft.batch, 0, dtype=torch.int64, device=draft.tokens.device)
+        if not draft.nodes:
+            return Verdict(none, none.sum(-1), own(p[:, 0], scores.position[:, 0], noise))
+        assert draft.driving is not None
+        p, x = p[:, :-1], draft.tokens[..., -1, :]
+        paths, theirs = p.walk(draft.driving)
+        mine, drafted = _last(theirs), path_law(draft.law).along(draft.tokens)
+        ours, factor = _last(drafted), self._factor(theirs, drafted)
+        away = (_squared(mine, x) - _squared(ours, x)) / self.tau**2
+        ratio = factor + ours.std.log().sum(-1) - mine.std.log().sum(-1) - away / 2
+        hits = noise.flip(ratio.clamp_max(0).exp(), Lane.ACCEPT) | ~p.real
+        spare = paths[..., -1, :] if self.fallback else torch.zeros_like(x)
+        redrawn = self._redrawn(mine, ours, factor, ~hits, spare, noise)
+        mended = draft.tokens.clone()
+        mended[..., -1, :] = torch.where(fit(hits, x) > 0, x, redrawn)
+        index = torch.arange(draft.nodes, device=x.device)
+        path = torch.where(draft.mask, index, -1)
+        return Verdict(path, draft.mask.sum(-1), None, mended=mended)
+
+    def _factor(self, p: Gaussian, q: Gaussian) -> Tensor:  # (B, N, K) float64
+        """ln F."""
+        if self.factor == "none":
+            return torch.zeros(p.mean.shape[:3], dtype=torch.float64, device=p.mean.device)
+        spread = p.std.double().log() - q.std.double().log()
+        total = spread[..., 1:-1, :].sum((-1, -2))
+        return total if self.factor == "code" else -total
+
+    def _redrawn(
+        self, p: Gaussian, q: Gaussian, factor: Tensor, open_: Tensor, spare: Tensor, noise: Noise
+    ) -> Tensor:  # (B, N, K, C)
+        """Thinned draws where `open_` (B, N, K), `spare` where none passed in time."""
+        found, index = spare, torch.arange(open_[0].numel(), device=open_.device)
+        keys = noise.fresh(Lane.RESIDUAL, index)
+        for trial in range(self.tries):
+            if not bool(open_.any()):
+                break
+            normal = keys.split(2 * trial).normal(spare.shape[-1]).view_as(spare)
+            y = p.mean + p.std * normal.double()
+            ratio = (q.log_prob(y) - factor - p.log_prob(y)).clamp_max(0).exp()
+            hit = open_ & (keys.split(2 * trial + 1).uniform().view_as(ratio) >= ratio)
+            found = torch.where(fit(hit, found) > 0, y.to(found.dtype), found)
+            open_ = open_ & ~hit
+        return found
+
+
+def _last(law: Gaussian) -> Gaussian:  # events (S, C) -> (C)
+    """The law of the last state."""
+    return Gaussian(law.mean[..., -1, :].double(), law.std[..., -1, :].double(), 1)
+
+
+def _squared(law: Gaussian, x: Tensor) -> Tensor:
+    """Squared distance in standard deviations."""
+    return ((x - law.mean) / law.std).square().sum(-1)

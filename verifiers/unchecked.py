@@ -1,0 +1,44 @@
+"""No check at all: what was drafted is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from mmspec.distance import excess
+from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
+from mmspec.noise import Noise
+from mmspec.verifiers.walk import check, proposals
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """Keep every proposal of a chain, and the target's token behind the last one.
+
+    Lossy; for decoding that is parallel but not speculative (ZipAR). The tokens come out with the
+    law they were drafted from, so where the draft has laws the over-accepted mass is TV(p, q), and
+    it is reported. The target's own token is drawn with the noise of its position: without any
+    draft this is plain decoding with the same seed.
+    """
+
+    lossless: ClassVar[bool] = False
+    trees: ClassVar[bool] = False
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.DET, Kind.IID, Kind.WOR, Kind.HUB)
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        check(self, draft, trees=False, law=False)
+        law, index = categorical(scores.law), torch.arange(draft.nodes, device=draft.tokens.device)
+        taken = draft.mask.cumprod(-1)
+        length = taken.sum(-1)
+        row = length[:, None]
+        rows = torch.arange(draft.batch, device=row.device)[:, None]
+        own = law[rows, row].sample(noise.shared(scores.position.gather(1, row)))
+        path = taken * (index + 1) - 1
+        over = law.scores.new_zeros(draft.batch)
+        if draft.nodes and draft.law is not None:
+            p = law.probs[:, :-1]
+            found = excess(p, proposals(draft, p), draft.tokens, torch.ones_like(p[..., 0]))
+            over = (found * taken).sum(-1)
+        return Verdict(path, length, own[:, 0], over)
