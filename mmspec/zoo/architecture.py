@@ -23,8 +23,8 @@ class Shape:
     vision_width: int = 0
 
 
-LLAVA_TARGET = Shape(layers=16, width=128, inner=256, heads=4, vision_layers=3, vision_width=96)
-QWEN_TARGET = Shape(layers=16, width=128, inner=256, heads=4, vision_layers=3, vision_width=64)
+LLAVA_TARGET = Shape(layers=24, width=96, inner=192, heads=3, vision_layers=3, vision_width=96)
+QWEN_TARGET = Shape(layers=24, width=96, inner=192, heads=3, vision_layers=3, vision_width=64)
 LLAVA_SIGHTED = Shape(layers=1, width=128, inner=256, heads=4, vision_layers=1, vision_width=64)
 QWEN_SIGHTED = Shape(layers=1, width=128, inner=256, heads=4, vision_layers=1, vision_width=64)
 LLAVA_BLIND = Shape(layers=1, width=128, inner=256, heads=4)
@@ -114,7 +114,7 @@ def _text(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
         "intermediate_size": shape.inner,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
-        "num_key_value_heads": max(1, shape.heads // 2),
+        "num_key_value_heads": shape.heads,
         "max_position_embeddings": 512,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "initializer_range": 0.04,

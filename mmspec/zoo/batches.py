@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.zoo.families import IMAGE_TOKENS, Family
-from mmspec.zoo.language import format_prompt, write
+from mmspec.zoo.language import Kind, format_prompt, write
 from mmspec.zoo.processors import PIXELS
 from mmspec.zoo.scene import COLOURS, DIGITS, SHAPES, Scene, sample
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import ProcessorMixin
 
 IGNORED = -100
+_QUESTION_RATE = 0.55  # more than are asked later: an answer is short and teaches few words
 _GROUP = 4  # batches made together and sorted by length, so that little is padding
 
 
@@ -86,7 +87,8 @@ def fresh(batch: int, seed: int) -> Iterator[list[Sample]]:
     for scenes in _train_scenes(batch * _GROUP, seed):
         samples = []
         for scene, number in scenes:
-            prompt, answer, _ = write(scene, number)
+            kind: Kind = "question" if generator.random() < _QUESTION_RATE else "caption"
+            prompt, answer, _ = write(scene, number, kind)
             samples.append(Sample(pixels(scene), prompt, answer))
         yield from grouped(samples, batch, generator)
 

@@ -15,7 +15,7 @@ class Entry:
     kind: Literal["target", "drafter"]
     modality: str
     target: str | None
-    sees: Literal["nothing", "pixels"]
+    sees: Literal["nothing", "pixels", "target-states"]
     drafter: str | None
     description: str
 
@@ -28,7 +28,7 @@ ENTRIES = (
         None,
         "pixels",
         "llava-drafter",
-        "LLaVA: CLIP vision tower of 3 layers, Llama text model of 16 layers.",
+        "LLaVA: CLIP vision tower of 3 layers, Llama text model of 24 layers.",
     ),
     Entry(
         "llava-drafter",
@@ -55,7 +55,7 @@ ENTRIES = (
         None,
         "pixels",
         "qwen2.5-vl-drafter",
-        "Qwen2.5-VL: vision tower of 3 layers, text model of 16 layers, multimodal positions.",
+        "Qwen2.5-VL: vision tower of 3 layers, text model of 24 layers, multimodal positions.",
     ),
     Entry(
         "qwen2.5-vl-drafter",
@@ -92,6 +92,33 @@ ENTRIES = (
         "nothing",
         None,
         "PixArt transformer of 2 layers; reads the states of its target's encoder.",
+    ),
+    Entry(
+        "image",
+        "target",
+        "image",
+        None,
+        "nothing",
+        "image-drafter",
+        "Janus: Llama of 16 layers, VQ codes of 72 x 72 pictures; draws them from a prompt.",
+    ),
+    Entry(
+        "image-drafter",
+        "drafter",
+        "image",
+        "image",
+        "nothing",
+        None,
+        "Janus with a Llama of one layer; the words, codes and pictures of its target.",
+    ),
+    Entry(
+        "image-head",
+        "drafter",
+        "image",
+        "image",
+        "target-states",
+        None,
+        "One layer that continues the states of its target, and draws with its head.",
     ),
 )
 ALIASES = {"vlm": "llava"}

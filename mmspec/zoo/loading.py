@@ -5,22 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmspec.zoo.catalogue import info, path
+from mmspec.zoo.catalogue import Entry, info, path
 
 if TYPE_CHECKING:
     import torch
     from diffusers import PixArtAlphaPipeline, PixArtTransformer2DModel
     from transformers import PreTrainedModel
 
+    from mmspec.models.feature_head import FeatureHead
+
 
 def load(name: str, dtype: torch.dtype | None = None) -> Any:
     """A model in eval mode; in float32 unless told otherwise (the files hold float16).
 
-    A diffusers pipeline for a diffusion target, and its denoiser alone for a drafter.
+    A diffusers pipeline for a diffusion target, and its denoiser alone for a drafter; a
+    `FeatureHead` for a drafter that sees the states of its target.
     """
     entry, folder = info(name), path(name)
+    if entry.sees == "target-states":
+        return load_feature_head(folder, dtype)
     if entry.modality != "diffusion":
-        return load_folder(folder, entry.sees == "pixels", dtype)
+        return load_folder(folder, _is_multimodal(entry), dtype)
     if entry.kind == "target":
         return load_pipeline(folder, dtype)
     return load_denoiser(folder, dtype)
@@ -37,6 +42,18 @@ def load_folder(folder: Path, sees: bool, dtype: torch.dtype | None = None) -> P
     )
     model.train(False)
     return model
+
+
+def load_feature_head(folder: Path, dtype: torch.dtype | None = None) -> FeatureHead:
+    """A feature head from any folder of the same form."""
+    import torch
+
+    from mmspec.models.feature_head import load_head
+
+    head = load_head(folder)
+    cast: Any = head.to
+    cast(dtype or torch.float32)
+    return head
 
 
 def load_pipeline(folder: Path, dtype: torch.dtype | None = None) -> PixArtAlphaPipeline:
@@ -65,8 +82,19 @@ def load_denoiser(folder: Path, dtype: torch.dtype | None = None) -> PixArtTrans
 
 
 def processor(name: str) -> Any:
-    """The processor of a vision-language model; the tokenizer of a text-only drafter."""
+    """The processor of a model that sees or draws; the tokenizer of a text-only drafter.
+
+    A feature head has that of its target.
+    """
     from transformers import AutoProcessor, AutoTokenizer
 
-    auto: Any = AutoProcessor if info(name).sees == "pixels" else AutoTokenizer
-    return auto.from_pretrained(path(name), local_files_only=True)
+    entry = info(name)
+    auto: Any = AutoProcessor if _is_multimodal(entry) else AutoTokenizer
+    holder = entry.target if entry.sees == "target-states" else entry.name
+    assert holder is not None
+    return auto.from_pretrained(path(holder), local_files_only=True)
+
+
+def _is_multimodal(entry: Entry) -> bool:
+    """Whether a checkpoint is of a class that transformers files under images and text."""
+    return entry.sees == "pixels" or entry.modality == "image"

@@ -114,7 +114,7 @@ def _relation(scene: Scene, generator: np.random.Generator) -> tuple[str, str, F
     first, second = f"the {a.colour} {a.name}", f"the {b.colour} {b.name}"
     said = _pick(generator, truth, lie)
     word = "yes" if said == truth else "no"
-    answer = f"{first} is {AT[a.place]} and {second} is {AT[b.place]}, so {word}, it is {truth} it."
+    answer = f"{first} is {AT[a.place]} and {second} is {AT[b.place]}, so it is {truth} it: {word}."
     facts = (("answer", word), ("relation", truth.removeprefix("to the ").removesuffix(" of")))
     return f"is {first} {said} {second}?", answer, facts
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mmspec.zoo import catalogue, diffusion_train
+from mmspec.zoo import catalogue, diffusion_train, image_train
 from mmspec.zoo.architecture import (
     LLAVA_BLIND,
     LLAVA_SIGHTED,
@@ -46,27 +46,34 @@ HELD_OUT = 128  # examples that the report is measured on
 
 @dataclass(frozen=True)
 class Plan:
-    """How a checkpoint is trained. `seeing` steps on pictures alone, then `talking` steps."""
+    """How a checkpoint is trained: `seeing` steps on pictures alone, then `talking`.
+
+    Talking is steps and rate of one or more falls of the rate, one after the other. A deep narrow
+    model needs several: each time the rate rises again, what was hard to look up is learnt further.
+    """
 
     family: str
     shape: Shape
     seeing: int
-    talking: int
-    rate: float
+    talking: tuple[tuple[int, float], ...]
     pool: int = 0  # answers of the target that a drafter learns from
     start: str | None = None  # whose text layers to begin with
 
 
 PLANS = {
-    "llava": Plan("llava", LLAVA_TARGET, 800, 2900, 1.5e-3),
-    "llava-drafter": Plan("llava", LLAVA_SIGHTED, 300, 1500, 2e-3, pool=4096),
-    "llava-text-drafter": Plan("llava", LLAVA_BLIND, 0, 1500, 2e-3, pool=4096),
-    "qwen2.5-vl": Plan("qwen2.5-vl", QWEN_TARGET, 400, 1100, 1e-3, start="llava"),
+    "llava": Plan(
+        "llava", LLAVA_TARGET, 600, ((2600, 1.5e-3), (1600, 1e-3), (900, 8e-4), (1200, 9e-4))
+    ),
+    "llava-drafter": Plan("llava", LLAVA_SIGHTED, 300, ((1500, 2e-3),), pool=4096),
+    "llava-text-drafter": Plan("llava", LLAVA_BLIND, 0, ((1500, 2e-3),), pool=4096),
+    "qwen2.5-vl": Plan(
+        "qwen2.5-vl", QWEN_TARGET, 400, ((800, 1e-3), (450, 7e-4), (1000, 9e-4)), start="llava"
+    ),
     "qwen2.5-vl-drafter": Plan(
-        "qwen2.5-vl", QWEN_SIGHTED, 400, 800, 1.5e-3, pool=2048, start="llava-drafter"
+        "qwen2.5-vl", QWEN_SIGHTED, 400, ((800, 1.5e-3),), pool=2048, start="llava-drafter"
     ),
     "qwen2.5-vl-text-drafter": Plan(
-        "qwen2.5-vl", QWEN_BLIND, 0, 400, 1e-3, pool=2048, start="llava-text-drafter"
+        "qwen2.5-vl", QWEN_BLIND, 0, ((400, 1e-3),), pool=2048, start="llava-text-drafter"
     ),
 }
 
@@ -87,6 +94,8 @@ def train(
     entry = catalogue.info(name)
     if entry.modality == "diffusion":
         return diffusion_train.train(name, out, steps, seed, progress)
+    if entry.modality == "image":
+        return image_train.train(name, out, steps, seed, progress)
     plan = PLANS[entry.name]
     folder = out or catalogue.path(entry.name)
     started = time.monotonic()
@@ -101,7 +110,6 @@ def train(
             _begin_like(plan.start, model, family, processor.tokenizer, seeing, seed, progress)
         elif seeing:
             learn_to_see(model, family, seeing, seed, progress=progress)
-        talking = _cut(plan.talking, steps)
         if entry.target is None:
             batches: Iterator[Batch] = (encoder(samples) for samples in fresh(BATCH, seed))
         else:
@@ -109,13 +117,14 @@ def train(
             pool = _cut(plan.pool, steps and steps * BATCH)
             said = said_by(target, family, encoder, pool, seed, progress=progress)
             batches = lessons(said, encoder, BATCH, seed, blind=entry.sees == "nothing")
-        learn_to_talk(model, family, batches, talking, plan.rate, progress)
+        for talking, rate in plan.talking:
+            learn_to_talk(model, family, batches, _cut(talking, steps), rate, progress)
         save(model, processor, folder, sees=entry.sees == "pixels")
     minutes = (time.monotonic() - started) / 60
     report = {
         "name": entry.name,
         "seed": seed,
-        "steps": talking,
+        "steps": sum(_cut(talking, steps) for talking, _ in plan.talking),
         "minutes": round(minutes, 1),
         "parameters": sum(p.numel() for p in model.parameters()),
         "bytes": (folder / "model.safetensors").stat().st_size,

@@ -1,0 +1,168 @@
+"""Autoregressive text-to-image models of the zoo: small Janus models of the ordinary class.
+
+Pictures of 72 x 72 pixels become 9 x 9 codes, so that every place of the board is 3 x 3 codes.
+The language model is deep and narrow: a forward of it costs little more for sixteen codes than
+for one, as it does for large models on large machines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from mmspec.zoo.processors import word_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import (
+        JanusForConditionalGeneration,
+        JanusProcessor,
+        PreTrainedTokenizerFast,
+    )
+
+PIXELS, SIDE = 72, 9  # a side of a picture, in pixels and in codes
+CODES = 512
+CODE_WIDTH = 8
+GUIDANCE = 3.0
+_SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>", "<image>", "<begin_of_image>", "<end_of_image>")
+
+
+@dataclass(frozen=True)
+class ImageShape:
+    """The language model: layers, width, inner width and heads; `channels` of the picture part."""
+
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    channels: int = 32
+
+
+TARGET = ImageShape(layers=16, width=96, inner=192, heads=3)
+DRAFTER = ImageShape(layers=1, width=96, inner=192, heads=3)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One word per token behind `<bos>`, padding on the left, as Janus has it."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    plain = word_tokenizer(_SPECIAL, bos="<bos>", eos="<eos>", pad="<pad>", unk="<unk>")
+    core: Any = plain.backend_tokenizer
+    core.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    build: Any = PreTrainedTokenizerFast
+    built: PreTrainedTokenizerFast = build(
+        tokenizer_object=core,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        extra_special_tokens={
+            "image_token": "<image>",
+            "boi_token": "<begin_of_image>",
+            "eoi_token": "<end_of_image>",
+        },
+        padding_side="left",
+        model_max_length=512,
+    )
+    return built
+
+
+def processor() -> JanusProcessor:
+    """The processor of Janus: `processor(text=..., generation_mode="image")`."""
+    from transformers import JanusImageProcessor, JanusProcessor
+
+    build: Any = JanusProcessor
+    pixels: Any = JanusImageProcessor
+    built: JanusProcessor = build(
+        image_processor=pixels(
+            size={"height": PIXELS, "width": PIXELS},
+            min_size=PIXELS,
+            image_mean=[0.5] * 3,
+            image_std=[0.5] * 3,
+        ),
+        tokenizer=tokenizer(),
+        num_image_tokens=SIDE**2,
+    )
+    return built
+
+
+def janus(shape: ImageShape, words: PreTrainedTokenizerFast) -> JanusForConditionalGeneration:
+    """An untrained Janus. It draws only: the eye that the class asks for is as small as can be."""
+    from transformers import (
+        GenerationConfig,
+        JanusConfig,
+        JanusForConditionalGeneration,
+        JanusVisionConfig,
+        JanusVQVAEConfig,
+        LlamaConfig,
+    )
+
+    ids: Any = words.get_vocab()
+    special = {
+        "bos_token_id": words.bos_token_id,
+        "eos_token_id": words.eos_token_id,
+        "pad_token_id": words.pad_token_id,
+    }
+    text = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=shape.width,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=256,
+        # Short sequences: fast angles tell columns and rows apart, slow ones would tell nothing.
+        rope_parameters={"rope_type": "default", "rope_theta": 200.0},
+        initializer_range=0.04,
+        **special,
+    )
+    eye = JanusVisionConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        image_size=PIXELS,
+        patch_size=PIXELS // SIDE,
+        mlp_ratio=1,
+        projection_dim=shape.width,
+        depth=1,
+        num_image_tokens=SIDE**2,
+    )
+    pictures = JanusVQVAEConfig(
+        embed_dim=CODE_WIDTH,
+        num_embeddings=CODES,
+        latent_channels=shape.channels,
+        base_channels=shape.channels,
+        channel_multiplier=[1, 1, 1, 1],
+        num_res_blocks=0,
+        num_hidden_layers=2,
+        projection_dim=shape.width,
+        image_token_embed_dim=shape.width,
+    )
+    config = JanusConfig(
+        text_config=text,
+        vision_config=eye,
+        vq_config=pictures,
+        image_token_id=ids["<image>"],
+        tie_word_embeddings=True,
+    )
+    model = JanusForConditionalGeneration(config)
+    _begin(model.model.vqmodel)
+    configure: Any = GenerationConfig
+    begin = {"boi_token_id": ids["<begin_of_image>"]}
+    model.generation_config = configure(**special, generation_kwargs=begin)
+    return model
+
+
+def _begin(pictures: Any) -> None:
+    """Begin near paper, with signals of even size in every layer (He et al. 2015)."""
+    for convolution in [m for m in pictures.modules() if isinstance(m, nn.Conv2d)]:
+        nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+        if convolution.bias is not None:
+            nn.init.zeros_(convolution.bias)
+    last = pictures.decoder.conv_out
+    with torch.no_grad():
+        last.weight.mul_(0.1)
+        last.bias.fill_(0.95)
