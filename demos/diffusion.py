@@ -3,7 +3,7 @@
     python demos/diffusion.py                        # the bundled pipeline, one row per prompt
     python demos/diffusion.py --model DIR --prompt "a red square" --recipe asd --recipe paradigms
 
-Writes a sheet of pictures with the same seeds, and a plot of the steps taken over network calls.
+Writes a sheet of pictures with the same seeds, and a plot of how far each round of a recipe moved.
 Columns behind "plain" have its noise: exact recipes leave its picture where a draft is rejected,
 for another one of the same law. Columns behind "pipeline" have the noise of its own loop.
 """
@@ -11,10 +11,14 @@ for another one of the same law. Columns behind "pipeline" have the noise of its
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
+from textwrap import wrap
 from time import perf_counter
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from PIL import Image, ImageDraw
@@ -23,12 +27,17 @@ from rich.table import Table
 
 import mmspec
 from mmspec import recipes
+from mmspec.bench.pictures import apart
 from mmspec.cli import painting
-from mmspec.cli.inputs import quiet
+from mmspec.cli.inputs import default_drafter, quiet
+from mmspec.draft import Round
 from mmspec.drafters.window import Window
 
 console = Console(highlight=False)
-RECIPES = ("asd", "accelerated-diffusion-carried", "block-diffusion", "paradigms", "taylorseer")
+RECIPES = (
+    *("asd", "accelerated-diffusion-carried", "accelerated-diffusion", "block-diffusion"),
+    *("paradigms", "taylorseer", "speca"),
+)
 PROMPTS = (
     "a large red circle in the center",
     "a small blue square at the top and a large green star at the bottom",
@@ -36,11 +45,14 @@ PROMPTS = (
 )
 OWN = ("plain", "pipeline")
 SIDE, MARGIN, LINE = 144, 8, 13  # pixels
+WIDE, HIGH, EDGE, NAMES = 800, 220, 32, 200  # of a plot, around it, and on its right
 COLOURS = ("#1b6ca8", "#c8553d", "#588157", "#8e5ea2", "#e9a23b", "#444444")
+Points = list[tuple[float, float]]
 
 
 def main(
     model: Annotated[str, typer.Option(help="zoo:diffusion, or a pipeline.")] = painting.MODEL,
+    drafter: Annotated[str | None, typer.Option(help="For recipes that need one.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
     recipe: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
     steps: Annotated[int | None, typer.Option(min=2, help="Of the sampler.")] = None,
@@ -50,67 +62,99 @@ def main(
     """Draw every prompt plainly and with every recipe."""
     quiet()
     torch.set_num_threads(1)  # models this small gain nothing from more
-    prompts, chosen = prompt or list(PROMPTS), recipe or list(RECIPES)
-    painter = painting.load(model, None, None, steps)
-    columns = _columns(painter.pipe, chosen)
+    try:
+        painter = painting.load(model, None, None, steps)
+        columns = _columns(painter.pipe, recipe or RECIPES, drafter or default_drafter(model))
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    prompts = prompt or list(PROMPTS)
     asked = [painter.asked([text]) for text in prompts]
-    next(iter(columns.values()))(**asked[0], seed=seed)  # warm-up
+    for fast in columns.values():
+        fast(**asked[0], seed=seed)  # warm-up
     drawn = {name: [_draw(fast, one, seed) for one in asked] for name, fast in columns.items()}
     _sheet(drawn, prompts).save(out / "diffusion-pictures.png")
-    chains = {name: row for name, row in drawn.items() if row[0].moves}
+    written = ["diffusion-pictures.png"]
+    chains = {name: row[0].rounds for name, row in drawn.items() if row[0].rounds}
     if chains:
-        _plot(chains).save(out / "diffusion-rounds.png")
+        _plots(chains).save(out / "diffusion-rounds.png")
+        written.append("diffusion-rounds.png")
     _table(drawn)
-    console.print(f"diffusion-pictures.png and diffusion-rounds.png are in {out.resolve()}")
+    console.print(f"written to {out.resolve()}: {', '.join(written)}")
 
 
+@dataclass(frozen=True)
 class Drawn:
     """A picture, and what it took."""
 
-    def __init__(self, picture: Any, stats: Any, seconds: float, is_chain: bool) -> None:
-        self.picture, self.seconds, self.moves = picture, seconds, list[int]()
-        if is_chain:
-            self.words = f"{stats.target_calls} calls, {stats.network_rows} rows"
-            self.calls = int(stats.target_calls)
-            idle = stats.speculation_off_steps
-            self.moves = [1 + kept for kept in stats.per_step_accepted] + [1] * idle
-        else:
-            self.words = f"{stats.full} full, {stats.forecast} forecast"
-            self.calls = int(stats.full)
+    picture: Any
+    words: str
+    calls: int
+    rows: int | None  # of the network; not counted by forecasts
+    seconds: float
+    rounds: list[tuple[int, int]]  # network calls and steps taken of each; none of forecasts
 
 
-def _columns(pipe: Any, chosen: Sequence[str]) -> dict[str, Any]:
+def _columns(pipe: Any, chosen: Sequence[str], drafter: str | None) -> dict[str, Any]:
     """Recipes of chains behind plain sampling, those that forecast behind the pipeline itself."""
     chains = [name for name in chosen if isinstance(recipes.get(name).execution, Window)]
     forecasts = [name for name in chosen if name not in chains]
+    needy = [name for name in chains if recipes.get(name).takes_drafter]
+    small = _drafter(pipe, drafter, needy) if needy else None
     columns = {}
     if chains:
         columns["plain"] = mmspec.accelerate(pipe, "paradigms", window=1)  # drafts nothing
-        columns |= {name: mmspec.accelerate(pipe, name) for name in chains}
+    for name in chains:
+        if name not in needy:
+            columns[name] = mmspec.accelerate(pipe, name)
+        elif small is not None:
+            columns[name] = mmspec.accelerate(pipe, name, drafter=small)
     if forecasts:
         columns["pipeline"] = mmspec.accelerate(pipe, "taylorseer", lite=True, interval=1)
         columns |= {name: mmspec.accelerate(pipe, name) for name in forecasts}
     return columns
 
 
+def _drafter(pipe: Any, name: str | None, needy: Sequence[str]) -> Any | None:
+    """The draft pipeline; where there is none, says which recipes are left out."""
+    try:
+        if name is None:
+            raise ValueError("no draft pipeline; give --drafter")
+        return painting.load_draft(pipe, name)
+    except ValueError as error:
+        console.print(f"without {', '.join(needy)}: {error}", style="yellow")
+        return None
+
+
 def _draw(fast: Any, asked: dict[str, Any], seed: int) -> Drawn:
+    rounds: list[tuple[int, int]] = []
+
+    def note(one: Round) -> None:
+        rounds.append((one.calls, len(one.tokens[0])))
+
+    is_chain = isinstance(fast.recipe.execution, Window)
+    watched = {"on_round": note} if is_chain else {}
     begun = perf_counter()
-    picture = fast(**asked, seed=seed, output_type="pil").images[0]
-    seconds = perf_counter() - begun
-    return Drawn(picture, fast.last_stats, seconds, isinstance(fast.recipe.execution, Window))
+    picture = fast(**asked, seed=seed, output_type="pil", **watched).images[0]
+    seconds, stats = perf_counter() - begun, fast.last_stats
+    if is_chain:
+        words = f"{stats.target_calls} calls, {stats.network_rows} rows"
+        return Drawn(picture, words, stats.target_calls, stats.network_rows, seconds, rounds)
+    words = f"{stats.full} full, {stats.forecast} forecast"
+    return Drawn(picture, words, stats.full, None, seconds, rounds)
 
 
 def _sheet(drawn: dict[str, list[Drawn]], prompts: Sequence[str]) -> Image.Image:
     """A row per prompt, a column per recipe, its cost below."""
     wide, high = SIDE + MARGIN, SIDE + 2 * LINE + MARGIN
-    size = (MARGIN + wide * len(drawn), LINE + MARGIN + (high + LINE) * len(prompts))
+    head = 2 * LINE + MARGIN
+    size = (MARGIN + wide * len(drawn), head + (high + LINE) * len(prompts))
     sheet = Image.new("RGB", size, "white")
     pen = ImageDraw.Draw(sheet)
     for column, (name, row) in enumerate(drawn.items()):
         left = MARGIN + column * wide
-        pen.text((left, 2), name[:24], fill="black")
+        pen.text((left, 2), "\n".join(wrap(name, 22)), fill="black")
         for index, one in enumerate(row):
-            top = LINE + MARGIN + index * (high + LINE)
+            top = head + index * (high + LINE)
             if column == 0:
                 pen.text((left, top), prompts[index], fill="black")
             picture = one.picture.convert("RGB").resize((SIDE, SIDE), Image.Resampling.NEAREST)
@@ -119,46 +163,65 @@ def _sheet(drawn: dict[str, list[Drawn]], prompts: Sequence[str]) -> Image.Image
     return sheet
 
 
-def _plot(drawn: dict[str, list[Drawn]]) -> Image.Image:
-    """Steps taken over network calls, of the first prompt: the steeper, the better.
+def _plots(chains: dict[str, list[tuple[int, int]]]) -> Image.Image:
+    """Of the first prompt: steps taken per round along the chain, and in all over network calls."""
+    plots = Image.new("RGB", (WIDE, 2 * HIGH), "white")
+    pen = ImageDraw.Draw(plots)
+    per_round: dict[str, Points] = {}
+    in_all: dict[str, Points] = {}
+    for name, rounds in chains.items():
+        taken, calls = 0, 0
+        per_round[name], in_all[name] = [], [(0, 0)]
+        for cost, moved in rounds:
+            per_round[name] += [(taken, moved), (taken + moved, moved)]
+            taken, calls = taken + moved, calls + cost
+            in_all[name].append((calls, taken))
+    _panel(pen, 0, per_round, "steps taken per round", "steps of the chain")
+    _panel(pen, HIGH, in_all, "steps taken", "network calls")
+    return plots
 
-    A round is one call, or two where the network is asked again about the state a draft begins at;
-    calls are shared out evenly over the rounds, and rounds without a draft stand at the end.
-    """
-    wide, high, edge = 560, 320, 40
-    plot = Image.new("RGB", (wide, high), "white")
-    pen = ImageDraw.Draw(plot)
-    calls = max(row[0].calls for row in drawn.values())
-    steps = max(sum(row[0].moves) for row in drawn.values())
 
-    def at(call: float, taken: int) -> tuple[float, float]:
-        x = edge + (wide - 2 * edge) * call / calls
-        return x, high - edge - (high - 2 * edge) * taken / steps
+def _panel(pen: Any, top: int, lines: dict[str, Points], up: str, across: str) -> None:
+    """Lines over one pair of axes, both from 0, with their names."""
+    most = [max(point[axis] for line in lines.values() for point in line) for axis in (0, 1)]
 
-    pen.line([at(0, steps), at(0, 0), at(calls, 0)], fill="black")
-    pen.text((edge, high - edge + 4), "0", fill="black")
-    pen.text((wide - edge - 90, high - edge + 4), f"{calls} network calls", fill="black")
-    pen.text((4, edge - 16), f"{steps} steps taken", fill="black")
-    for index, (name, row) in enumerate(drawn.items()):
-        taken, points = 0, [at(0, 0)]
-        for turn, move in enumerate(row[0].moves):
-            taken += move
-            x, y = at((turn + 1) * row[0].calls / len(row[0].moves), taken)
-            points.append((x, y - index))  # lines on top of each other stay visible
+    wide, high = WIDE - EDGE - NAMES, HIGH - 2 * EDGE
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return EDGE + wide * x / most[0], top + EDGE + high * (1 - y / most[1])
+
+    pen.line([at(0, most[1]), at(0, 0), at(most[0], 0)], fill="black")
+    pen.text((EDGE - 10, at(0, 0)[1] + 2), "0", fill="black")
+    pen.text((EDGE + wide - 100, at(0, 0)[1] + 2), f"{most[0]:g} {across}", fill="black")
+    pen.text((EDGE, at(0, most[1])[1] - LINE - 4), f"{most[1]:g} {up}", fill="black")
+    for index, (name, points) in enumerate(lines.items()):
         colour = COLOURS[index % len(COLOURS)]
-        pen.line(points, fill=colour, width=2)
-        pen.text((edge + 12, edge + LINE * index), name, fill=colour)
-    return plot
+        shifted = [(x, y - index) for x, y in (at(*point) for point in points)]
+        pen.line(shifted, fill=colour, width=2)  # lines on top of each other stay visible
+        pen.text((EDGE + wide + MARGIN, top + EDGE + LINE * index), name, fill=colour)
 
 
 def _table(drawn: dict[str, list[Drawn]]) -> None:
-    table = Table("recipe", "network calls", "cost of the first", "seconds", "claims", box=None)
+    table = Table("per picture", "calls", "rows", "seconds", "claims", box=None)
     for name, row in drawn.items():
-        calls = sum(one.calls for one in row) / len(row)
-        seconds = sum(one.seconds for one in row) / len(row)
-        claim = "exact" if name in OWN or recipes.get(name).exact else "lossy"
-        table.add_row(name, f"{calls:.1f}", row[0].words, f"{seconds:.2f}", claim)
+        numbers = [mean(one.calls for one in row), mean(one.rows or 0 for one in row)]
+        seconds = mean(one.seconds for one in row)
+        claim = "exact" if name in OWN or recipes.get(name).exact else _lost(drawn, name)
+        calls, rows = (f"{number:.1f}" if number else "" for number in numbers)
+        table.add_row(name, calls, rows, f"{seconds:.2f}", claim)
     console.print(table)
+
+
+def _lost(drawn: dict[str, list[Drawn]], name: str) -> str:
+    """How far the pictures of a lossy recipe are from those of the same noise."""
+    own = "plain" if drawn[name][0].rounds else "pipeline"
+    pair = (np.stack([_numbers(one.picture) for one in drawn[key]]) for key in (own, name))
+    psnr = apart(*pair).psnr
+    return "lossy, none lost" if psnr is None else f"lossy, PSNR {psnr:.1f} dB"
+
+
+def _numbers(picture: Image.Image) -> np.ndarray:  # (H, W, 3) in [0, 1]
+    return np.asarray(picture.convert("RGB")) / 255
 
 
 if __name__ == "__main__":

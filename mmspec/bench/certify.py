@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from mmspec import recipes
 from mmspec.api import Accelerated, accelerate
-from mmspec.bench.certificate import ALPHA, Certificate, Check, outcome, verdict
+from mmspec.bench.certificate import Certificate, Check, outcome, verdict
+from mmspec.bench.certify_images import certify_images
 from mmspec.bench.certify_latents import certify_latents
-from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
+from mmspec.bench.certify_patches import certify_patches
+from mmspec.bench.checks import enumeration, frequency
 from mmspec.bench.equality import greedy_equality, seeded_equality
-from mmspec.bench.frequency import Frequencies, frequencies
+from mmspec.bench.frequency import writing
 from mmspec.bench.players import Inputs
 from mmspec.bench.progress import Progress, silent
-from mmspec.bench.tiny import request, tiny
+from mmspec.bench.tiny import request, tiny, tiny_head
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
-
-MODELS = (0, 1)  # seeds of the tiny models that are sampled
 
 
 def certify(
@@ -29,63 +30,30 @@ def certify(
     room: int = 48,
     seeds: int = 50,
     samples: int = 6000,
+    draws: bool = False,
+    settings: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> Certificate:
     """Test a recipe on tiny models, and on `fast` answering `requests` where they are given.
 
-    A recipe that decodes latents is tested on chains with a known answer instead.
+    A recipe that decodes latents is tested on chains with a known answer instead, one that decodes
+    patches on pictures with one. With `draws`, and
+    where a recipe needs a codebook, the models draw; `requests` are then arguments of
+    `generate_images`, and `settings` go with all of them.
     """
     plan = recipes.get(recipe) if isinstance(recipe, str) else recipe
     if plan.decodes == "latents":
         return certify_latents(plan, seeds=seeds, samples=samples, progress=progress)
-    checks = [_enumeration(plan)]
-    distance, sampled = _frequencies(plan, samples, progress)
+    if plan.decodes == "patches":
+        return certify_patches(plan, seeds=seeds, samples=samples, progress=progress)
+    if draws or "codebook" in plan.options:
+        own = fast if fast is not None and fast.painter is not None else None
+        return certify_images(plan, own, requests, settings, seeds, samples, progress)
+    checks = [enumeration(plan, plan.verifier)]
+    distance, sampled = frequency(plan, lambda seed: writing(_tiny(plan, seed)), samples, progress)
     checks.append(sampled)
     checks += _equalities(plan, fast, requests, room, seeds, progress)
     return Certificate(plan.name or "custom", plan.exact, verdict(plan, checks), checks, distance)
-
-
-def _enumeration(plan: Recipe) -> Check:
-    """The verifier by itself: all drafts, decisions and corrections."""
-    name = "enumeration"
-    if isinstance(plan.verifier, Coupled):
-        return Check(name, "skipped", "coupled noise leaves nothing to enumerate; see the seeds")
-    try:
-        found = enumerate_verifier(plan.verifier, tuple(plan.verifier.kinds))
-    except ValueError as error:
-        return Check(name, "skipped", str(error))
-    detail = (
-        f"{found.cases} cases, kinds {', '.join(found.kinds)}: error {found.error:.1e} "
-        f"(at most {TOLERANCE:.0e}), distance {found.distance:.3g}"
-    )
-    return Check(name, outcome(plan, found.passed), detail)
-
-
-def _frequencies(plan: Recipe, samples: int, progress: Progress) -> tuple[float | None, Check]:
-    """The whole loop on tiny models: chi-square of the first three tokens.
-
-    An alarm is checked once, with four times as many new samples, and only then counts.
-    """
-    name = "frequencies"
-    alpha = ALPHA / len(MODELS)  # Bonferroni
-    found: list[Frequencies] = []
-    try:
-        for seed in MODELS:
-            fast = _tiny(plan, seed)
-            once = frequencies(fast, samples, seed=seed, progress=progress)
-            if not once.passes(alpha):
-                once = frequencies(fast, 4 * samples, seed=seed + 1000, progress=progress)
-            found.append(once)
-    except ValueError as error:
-        return None, Check(name, "skipped", f"does not run on a tiny text model: {error}")
-    values = ", ".join(f"{one.p_value:.2g} ({one.samples} samples)" for one in found)
-    worst = max(found, key=lambda one: one.distance - one.floor)
-    detail = (
-        f"chi-square on {len(found)} models: p {values}, alpha {alpha:.0e}; distance of two "
-        f"tokens {worst.distance:.3f}, of which {worst.floor:.3f} is chance"
-    )
-    passed = all(one.passes(alpha) for one in found)
-    return worst.distance, Check(name, outcome(plan, passed), detail)
 
 
 def _equalities(
@@ -141,5 +109,7 @@ def _tiny(plan: Recipe, seed: int) -> Accelerated:
     target = tiny(seed=2 * seed)
     if not plan.takes_drafter:
         return accelerate(target, plan)
+    if plan.takes_head:
+        return accelerate(target, plan, drafter=tiny_head(target, seed=2 * seed + 1))
     sees = plan.sees if plan.sees in ("auto", "nothing", "placeholders") else "nothing"
     return accelerate(target, replace(plan, sees=sees), drafter=tiny(layers=1, seed=2 * seed + 1))

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Protocol
 
-import torch
-
+from mmspec.api import Accelerated
 from mmspec.bench.environment import seconds
 from mmspec.bench.forwards import Replay, recording, replay
-from mmspec.bench.players import Inputs, Speculative
+from mmspec.bench.players import Answer, Inputs
 from mmspec.bench.progress import Progress, silent
+
+
+class Runner(Protocol):
+    """Answers requests with an accelerated model."""
+
+    @property
+    def fast(self) -> Accelerated: ...
+    def answer(self, inputs: Inputs, room: int) -> Answer: ...
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,7 @@ class Efficiency:
 
 
 def efficiencies(
-    players: Sequence[Speculative],
+    players: Sequence[Runner],
     requests: Sequence[Inputs],
     room: int,
     repeats: int = 5,
@@ -45,10 +53,10 @@ def efficiencies(
 
 
 def run_and_replay(
-    players: Sequence[Speculative], inputs: Inputs, room: int, repeats: int
+    players: Sequence[Runner], inputs: Inputs, room: int, repeats: int
 ) -> list[list[tuple[float, Replay]]]:
     """Per player, `repeats` times: wall seconds of a run, and its forwards alone; warmed up."""
-    device: torch.device = inputs["input_ids"].device
+    device = players[0].fast.backbone.device
     tapes = []
     for player in players:
         with recording(player.fast) as tape:

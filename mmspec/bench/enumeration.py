@@ -36,16 +36,19 @@ class Enumerated:
         return self.error <= TOLERANCE
 
 
-def enumerate_verifier(verifier: Verifier, kinds: tuple[Kind, ...]) -> Enumerated:
+def enumerate_verifier(
+    verifier: Verifier, kinds: tuple[Kind, ...], size: int | None = None
+) -> Enumerated:
     """Try every draft, decision and correction on chains and small trees.
 
-    Raises ValueError where the verifier reads noise that cannot be enumerated.
+    `size` is the vocabulary that the verifier is made for, None = any. Raises ValueError where it
+    reads noise that cannot be enumerated.
     """
     cases, error, distance = 0, 0.0, 0.0
     counted = tuple(kind for kind in kinds if kind is not Kind.RACE)
     for kind in counted:
         for tree in _trees(verifier, kind):
-            for p, q in _laws(tree):
+            for p, q in _laws(tree, size):
                 found = joint(p, q, verifier, tree, kind)
                 wanted = ancestral(p, tree.depth + 1)
                 error = max(error, float((found - wanted).abs().max()))
@@ -63,15 +66,15 @@ def _trees(verifier: Verifier, kind: Kind) -> list[Tree]:
     return [*chains, Tree.branching([2]), Tree.branching([2, 1])]
 
 
-def _laws(tree: Tree) -> Iterator[tuple[Table, Table]]:
+def _laws(tree: Tree, size: int | None) -> Iterator[tuple[Table, Table]]:
     for p, q in VECTORS:
-        if tree.nodes < 4 or len(p) < 4:
+        if (tree.nodes < 4 or len(p) < 4) and size in (None, len(p)):
             yield torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)
     for seed in range(4):
-        yield _by_prefix(seed), _by_prefix(1000 + seed)
+        yield _by_prefix(seed, size or 3), _by_prefix(1000 + seed, size or 3)
 
 
-def _by_prefix(seed: int, size: int = 3) -> Callable[[tuple[int, ...]], Tensor]:
+def _by_prefix(seed: int, size: int) -> Callable[[tuple[int, ...]], Tensor]:
     """Laws that depend on the whole prefix, with zeros in them."""
 
     def at(prefix: tuple[int, ...]) -> Tensor:

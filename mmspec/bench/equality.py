@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from mmspec.api import Accelerated, accelerate
-from mmspec.bench.players import Generate, Inputs, Player, Speculative
+from mmspec.bench.players import Answer, Generate, Inputs, Speculative
 from mmspec.bench.progress import Progress, silent
 
 
@@ -24,13 +24,19 @@ class Equal:
         return self.same == self.total
 
 
+class Side(Protocol):
+    """Answers requests."""
+
+    def answer(self, inputs: Inputs, room: int) -> Answer: ...
+
+
 def greedy_equality(
     fast: Accelerated, requests: Sequence[Inputs], room: int, progress: Progress = silent
 ) -> Equal:
     """Greedy answers against `model.generate()`."""
     settings = {"do_sample": False}
     pairs = [(Generate(fast.model, settings), Speculative(fast, settings))] * len(requests)
-    return _compare("greedy", pairs, requests, room, progress)
+    return compare("greedy", pairs, requests, room, progress)
 
 
 def seeded_equality(
@@ -48,16 +54,17 @@ def seeded_equality(
         for seed in range(seeds)
     ]
     asked = [requests[seed % len(requests)] for seed in range(seeds)]
-    return _compare("seeds", pairs, asked, room, progress)
+    return compare("seeds", pairs, asked, room, progress)
 
 
-def _compare(
+def compare(
     stage: str,
-    pairs: Sequence[tuple[Player, Player]],
+    pairs: Sequence[tuple[Side, Side]],
     requests: Sequence[Inputs],
     room: int,
     progress: Progress,
 ) -> Equal:
+    """Both sides of every pair on its request."""
     same, difference = 0, ""
     for index, ((wanted, player), inputs) in enumerate(zip(pairs, requests, strict=True)):
         right = wanted.answer(inputs, room).tokens

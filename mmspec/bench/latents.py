@@ -12,10 +12,11 @@ import torch
 
 from mmspec import recipes
 from mmspec.bench import pool, rows
-from mmspec.bench.environment import device_name, peak_memory_bytes, seconds
+from mmspec.bench.environment import device_name, peak_memory_bytes
 from mmspec.bench.pictures import Apart, apart, own_pictures, pictures
 from mmspec.bench.progress import Progress, silent
 from mmspec.bench.timing import Ratio
+from mmspec.bench.turns import Drawn, Player, race
 from mmspec.drafters.window import Window
 from mmspec.modalities.diffusion import Network
 from mmspec.pipeline import AcceleratedPipeline, accelerate_pipeline
@@ -68,6 +69,7 @@ class LatentComparison:
     quality_method: float | None
     relative_distance: float | None  # lossy: to the pictures of the same seeds
     psnr: float | None
+    ssim: float | None
     spread: dict[str, list[float]]  # least and most of the repeats
     seconds_per_request: dict[str, float]
     requests: int
@@ -97,17 +99,18 @@ def compare_latents(
     players: dict[str, Player] = {"pipeline": Own(pipe)}
     if isinstance(plan.execution, Window):
         players["plain"] = Fast(accelerate_pipeline(pipe, PLAIN, window=1))
-    method = Fast(accelerate_pipeline(pipe, plan, drafter=drafter, window=window))
-    players["method"] = method
-    laps = _race(players, drawing.requests, repeats, seed, progress, _device(pipe))
+    players["method"] = Fast(accelerate_pipeline(pipe, plan, drafter=drafter, window=window))
+    laps, _ = race(players, drawing.requests, repeats, seed, _device(pipe), progress)
     costs = _costs(pipe, drawing, plan)
-    counted = _counts(method, plan, _count(pipe, drawing, seed))
+    counted = _counts(laps["method"].stats, plan, _count(pipe, drawing, seed))
     over = {
         name: Ratio.of(laps[name].seconds, laps["method"].seconds)
         for name in players
         if name != "method"
     }
-    lossy = None if plan.exact else _apart(laps[_reference(players)].drawn, laps["method"].drawn)
+    lossy = (
+        None if plan.exact else _apart(laps[_reference(players)].pictures, laps["method"].pictures)
+    )
     judge = drawing.quality
     states = counted.rows / counted.calls * counted.calls_plain / counted.rows_plain
     return LatentComparison(
@@ -138,10 +141,11 @@ def compare_latents(
         ),
         draft_share=counted.draft_share,
         quality_metric=drawing.metric,
-        quality_pipeline=judge(laps["pipeline"].drawn) if judge else None,
-        quality_method=judge(laps["method"].drawn) if judge else None,
+        quality_pipeline=judge(laps["pipeline"].pictures) if judge else None,
+        quality_method=judge(laps["method"].pictures) if judge else None,
         relative_distance=None if lossy is None else lossy.relative,
         psnr=None if lossy is None else lossy.psnr,
+        ssim=None if lossy is None else lossy.ssim,
         spread={f"speedup_over_{name}": ratio.spread for name, ratio in over.items()},
         seconds_per_request={
             name: min(lap.seconds) / len(drawing.requests) for name, lap in laps.items()
@@ -159,60 +163,19 @@ class Own:
 
     pipe: Any
 
-    def draw(self, asked: Mapping[str, Any], seed: int) -> np.ndarray:
-        return own_pictures(self.pipe, asked, seed)
+    def draw(self, asked: Mapping[str, Any], seed: int) -> Drawn:
+        return Drawn(own_pictures(self.pipe, asked, seed))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Fast:
-    """An accelerated pipeline, and the statistics of its last lap."""
+    """An accelerated pipeline."""
 
     fast: AcceleratedPipeline
-    stats: list[Any] = field(default_factory=list)
 
-    def draw(self, asked: Mapping[str, Any], seed: int) -> np.ndarray:
+    def draw(self, asked: Mapping[str, Any], seed: int) -> Drawn:
         output = self.fast(**asked, seed=seed, output_type="np")
-        self.stats.append(self.fast.last_stats)
-        return pictures(output)
-
-
-Player = Own | Fast
-
-
-@dataclass
-class Laps:
-    """Seconds of each repeat, and what was drawn in the last."""
-
-    seconds: list[float] = field(default_factory=list)
-    drawn: list[np.ndarray] = field(default_factory=list)
-
-
-def _race(
-    players: Mapping[str, Player],
-    requests: Sequence[Mapping[str, Any]],
-    repeats: int,
-    seed: int,
-    progress: Progress,
-    device: torch.device,
-) -> dict[str, Laps]:
-    laps = {name: Laps() for name in players}
-    for player in players.values():
-        player.draw(requests[0], seed)
-    running = list(players)
-    for repeat in range(repeats):
-        for name, player in players.items():
-            laps[name].seconds.append(0.0)
-            laps[name].drawn = []
-            if isinstance(player, Fast):
-                player.stats = []
-        for index, asked in enumerate(requests):
-            turn = (repeat + index) % len(running)
-            for name in [*running[turn:], *running[:turn]]:
-                begun = seconds(device)
-                laps[name].drawn.append(players[name].draw(asked, seed + index))
-                laps[name].seconds[-1] += seconds(device) - begun
-            progress("measure", repeat * len(requests) + index + 1, repeats * len(requests))
-    return laps
+        return Drawn(pictures(output), self.fast.last_stats)
 
 
 @dataclass(frozen=True)
@@ -248,23 +211,23 @@ def _count(pipe: Any, drawing: Drawing, seed: int) -> Counts:
     return Counts(len(drawn), steps, float(len(seen)), float(sum(seen)))
 
 
-def _counts(method: Fast, plan: Recipe, plain: Counts) -> Counts:
-    many = len(method.stats)
+def _counts(stats: Sequence[Any], plan: Recipe, plain: Counts) -> Counts:
+    many = len(stats)
     if not isinstance(plan.execution, Window):
-        full = sum(one.full for one in method.stats)
-        share = full / (full + sum(one.forecast for one in method.stats))
+        full = sum(one.full for one in stats)
+        share = full / (full + sum(one.forecast for one in stats))
         return replace(plain, calls=share * plain.calls_plain, rows=share * plain.rows_plain)
-    drafted = sum(one.num_draft_tokens for one in method.stats)
-    accepted = sum(one.num_accepted_draft_tokens for one in method.stats)
+    drafted = sum(one.num_draft_tokens for one in stats)
+    accepted = sum(one.num_accepted_draft_tokens for one in stats)
     return replace(
         plain,
         calls_plain=float(plain.steps),
-        calls=sum(one.target_calls for one in method.stats) / many,
-        rows=sum(one.network_rows for one in method.stats) / many,
-        mean_length=pool.mean_acceptance_length(method.stats),
+        calls=sum(one.target_calls for one in stats) / many,
+        rows=sum(one.network_rows for one in stats) / many,
+        mean_length=pool.mean_acceptance_length(stats),
         rate=accepted / drafted if drafted else 0.0,
-        histogram=pool.histogram(method.stats),
-        draft_share=pool.shares(method.stats)["draft"],
+        histogram=pool.histogram(stats),
+        draft_share=pool.shares(stats)["draft"],
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from einops import rearrange
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Apart:
 
     relative: float  # |a - b| / |b - mean of b|
     psnr: float | None  # decibel, peak 1; None where they are equal
+    ssim: float | None  # structural similarity (Wang et al. 2004); None without torchmetrics
 
 
 def pictures(output: Any) -> np.ndarray:  # (B, ..., H, W, 3) floats in [0, 1]
@@ -41,4 +43,14 @@ def apart(wanted: np.ndarray, found: np.ndarray) -> Apart:
     return Apart(
         math.sqrt(error / scale) if scale else math.sqrt(error),
         -10 * math.log10(error) if error else None,
+        _similarity(wanted, found),
     )
+
+
+def _similarity(*pair: np.ndarray) -> float | None:  # (B, ..., H, W, C) each
+    try:
+        from torchmetrics.functional.image import structural_similarity_index_measure as similarity
+    except ImportError:  # `pip install mmspec[quality]`
+        return None
+    wanted, found = (rearrange(torch.from_numpy(a), "... h w c -> (...) c h w") for a in pair)
+    return float(similarity(found, wanted, data_range=1.0))

@@ -34,3 +34,11 @@ def shares(stats: Sequence[Stats]) -> dict[str, float]:
     total = sum(one.total_seconds for one in stats) or 1.0
     parts = ("prefill", "draft", "verify", "host")
     return {part: sum(getattr(one, f"{part}_seconds") for one in stats) / total for part in parts}
+
+
+def over_accepted_mass(stats: Sequence[Stats]) -> float | None:
+    """Mean per token; None where nothing was measured."""
+    told = [one for one in stats if one.over_accepted_mass is not None]
+    tokens = sum(one.num_new_tokens for one in told)
+    mass = sum((one.over_accepted_mass or 0.0) * one.num_new_tokens for one in told)
+    return mass / max(tokens, 1) if told else None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmspec.bench.environment import seconds
 from mmspec.modalities.diffusion import Network
-from mmspec.modalities.rehearsal import Opening, perform
+from mmspec.modalities.rehearsal import Noises, Opening, perform
 
 STATES = (1, 2, 4, 8, 16, 32)
 
@@ -51,7 +51,9 @@ def measure(
         found.append(_timed(opening, sorted(states), repeats))
         return opening.start
 
-    perform(pipe, Network(pipe), {**defaults, **asked, "output_type": "np"}, act)
+    perform(
+        pipe, Network(pipe), {**defaults, **asked, "output_type": "np"}, act, Noises(quiet=True)
+    )
     return found[0]
 
 

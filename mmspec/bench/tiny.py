@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.models.feature_head import FeatureHead, FeatureHeadConfig
+
 PROMPT = (1, 2, 3, 1, 2)  # repeats itself, so that drafters that copy find something
 
 
@@ -39,6 +41,21 @@ def tiny(vocabulary: int = 5, layers: int = 2, seed: int = 0) -> Any:
                     weight.normal_(0.0, 1.2 / weight.shape[1] ** 0.5)
     model.generation_config.eos_token_id = None
     return model
+
+
+def tiny_head(model: Any, seed: int = 0) -> FeatureHead:
+    """A feature head of a small language model, untrained, with weights as wide."""
+    text = model.config.get_text_config(decoder=True)
+    config = FeatureHeadConfig.of(text, int(text.vocab_size))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = FeatureHead(config)
+        head.train(False)
+        with torch.no_grad():
+            for weight in head.parameters():
+                if weight.dim() > 1:
+                    weight.normal_(0.0, 1.2 / weight.shape[1] ** 0.5)
+    return head
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from mmspec.cli import bench, certify, doctor, generate, recipes, show, zoo
+from mmspec.cli import bench, bench_sweep, certify, doctor, generate, recipes, show, train, zoo
 
 app = typer.Typer(
     name="mmspec",
@@ -18,7 +18,9 @@ app.command("recipes")(recipes.recipes)
 app.command("show")(show.show)
 app.command("doctor")(doctor.doctor)
 app.command("certify")(certify.certify)
+bench.app.command("sweep")(bench_sweep.sweep)
 app.add_typer(bench.app, name="bench")
+app.add_typer(train.app, name="train")
 app.add_typer(zoo.app, name="zoo")
 
 

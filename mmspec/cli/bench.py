@@ -6,21 +6,24 @@ from typing import Annotated, Any
 
 import typer
 
+from mmspec.cli import drawing, painting
 from mmspec.cli import inputs as given
-from mmspec.cli import painting
+from mmspec.cli.bench_images import bench_images
 from mmspec.cli.bench_pictures import bench_pictures
 from mmspec.cli.generate import (
     Drafter,
+    Grid,
+    Guidance,
     Length,
     Modality,
     Model,
-    Recipe,
     Steps,
     Temperature,
     Threads,
     Tree,
     Window,
 )
+from mmspec.cli.modality import DIFFUSION, IMAGE, modality_of
 from mmspec.cli.output import Json, console, emit, pairs, percent, progress, table
 
 app = typer.Typer(help="Measure speed-ups, efficiency and growth.", invoke_without_command=True)
@@ -31,7 +34,10 @@ def bench(
     context: typer.Context,
     model: Model = given.MODEL,
     drafter: Drafter = None,
-    recipe: Recipe = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(help="One of `mmspec recipes`; for picture tokens several, or all."),
+    ] = None,
     length: Length = None,
     tree: Tree = None,
     image: Annotated[str | None, typer.Option(help="A picture, for models of your own.")] = None,
@@ -44,7 +50,7 @@ def bench(
     batch: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 1,
     max_new_tokens: Annotated[int, typer.Option(min=2)] = 64,
     repeats: Annotated[int, typer.Option(min=1)] = 5,
-    temperature: Temperature = 0.0,
+    temperature: Temperature = None,
     seed: int = 0,
     peers: Annotated[bool, typer.Option(help="Measure transformers' own speculation too.")] = True,
     growth: Annotated[
@@ -53,6 +59,11 @@ def bench(
     modality: Modality = None,
     steps: Steps = None,
     window: Window = None,
+    guidance: Guidance = None,
+    grid: Grid = None,
+    pictures: Annotated[
+        int, typer.Option(min=0, help="Of picture tokens: how many the judge looks at; 0 = timed.")
+    ] = 128,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -64,13 +75,20 @@ def bench(
     if growth:
         _growth(repeats, json)
         return
-    if painting.is_meant(modality, model, recipe):
-        painter = painting.load(model, drafter, recipe, steps)
+    kind = modality_of(modality, model, None if recipe is None else recipe[0])
+    if kind == IMAGE:
+        counts, parts = (prompts, pictures, batch, repeats, seed), given.shape(length, tree)
+        how = drawing.settings(model, guidance, temperature, grid)
+        bench_images(model, drafter, recipe, prompt, how, parts, *counts, peers, json)
+        return
+    one = _single(recipe)
+    if kind == DIFFUSION:
+        painter = painting.load(model, drafter, one, steps)
         bench_pictures(painter, prompt, prompts, batch, window, repeats, seed, json)
         return
     from mmspec.bench.compare import compare
 
-    pair = given.load_pair(model, drafter, recipe)
+    pair = given.load_pair(model, drafter, one)
     asked = workload(pair, image, prompt, prompts, batch, seed, kind)
     small, names = _also_for_peers(pair)
     with progress(json) as report:
@@ -82,7 +100,7 @@ def bench(
             names=names,
             room=max_new_tokens,
             repeats=repeats,
-            temperature=temperature,
+            temperature=temperature or 0.0,
             seed=seed,
             peers=peers,
             progress=report,
@@ -171,6 +189,15 @@ def workload(
         asked = asked[: len(asked) - len(asked) % batch]
     groups = [asked[start : start + batch] for start in range(0, len(asked), batch)]
     return Workload([given.encode_batch(pair, group, image) for group in groups], batch)
+
+
+def _single(recipe: list[str] | None) -> str | None:
+    if recipe is not None and len(recipe) > 1:
+        raise ValueError(
+            f"--recipe was given {len(recipe)} times; several recipes are measured together only "
+            "with --modality image"
+        )
+    return None if recipe is None else recipe[0]
 
 
 def _also_for_peers(pair: given.Pair) -> tuple[Any, tuple[str, str | None]]:

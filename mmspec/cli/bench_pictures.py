@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmspec.cli.output import console, emit, pairs, percent, progress, table
+from mmspec.cli.output import console, emit, pairs, percent, progress, table, times
 from mmspec.cli.painting import Painter
 
 if TYPE_CHECKING:
@@ -49,32 +48,18 @@ def _drawing(
 ) -> Drawing:
     """The zoo's held-out prompts with the reading of pictures as judge, or what was typed."""
     from mmspec.bench.latents import Drawing
+    from mmspec.bench.scenes import grouped
 
     if prompt is None and painter.is_zoo:
-        from mmspec.zoo.prompts import prompts as held_out
+        from mmspec.bench.scenes import facts_right, from_zoo
 
-        asked = held_out(max(prompts, batch), seed=seed)
-        groups = _groups(asked, batch)
-        scenes = [one.scene for group in groups for one in group]
-        requests = [painter.asked([one.text for one in group]) for group in groups]
-        return Drawing(requests, "facts right", lambda drawn: _facts(scenes, drawn))
+        groups, scenes = from_zoo(max(prompts, batch), batch, seed)
+        requests = [painter.asked(group) for group in groups]
+        return Drawing(requests, "facts right", lambda drawn: facts_right(scenes, drawn))
     texts = prompt or ["0"]
     if len(texts) < batch:
         texts = [texts[index % len(texts)] for index in range(batch)]
-    return Drawing([painter.asked(group) for group in _groups(texts, batch)])
-
-
-def _groups(items: Sequence[Any], batch: int) -> list[Sequence[Any]]:
-    """Whole batches."""
-    return [items[at : at + batch] for at in range(0, len(items) - batch + 1, batch)]
-
-
-def _facts(scenes: Sequence[Any], drawn: Sequence[Any]) -> float:
-    from mmspec.zoo.reading import read_all, score_picture
-
-    shown = read_all([picture for pictures in drawn for picture in pictures])
-    scored = [score_picture(scene, one) for scene, one in zip(scenes, shown, strict=True)]
-    return sum(right for right, _ in scored) / sum(asked for _, asked in scored)
+    return Drawing([painter.asked(group) for group in grouped(texts, batch)])
 
 
 def _print(found: LatentComparison) -> None:
@@ -84,8 +69,8 @@ def _print(found: LatentComparison) -> None:
         ("network calls: plain, method", [found.calls_plain, found.calls]),
         ("network calls saved", percent(found.calls_saved)),
         ("network rows: plain, method", [found.rows_plain, found.rows]),
-        ("speed-up if rows were free", f"{found.speedup_if_rows_were_free:.2f}x"),
-        ("speed-up from the row costs below", _times(found.speedup_from_row_costs)),
+        ("speed-up if rows were free", times(found.speedup_if_rows_were_free)),
+        ("speed-up from the row costs below", _costed(found)),
         ("measured over the pipeline", _measured(found, "pipeline")),
         ("measured over plain sampling", _measured(found, "plain")),
         ("mean acceptance length", found.mean_acceptance_length),
@@ -99,6 +84,7 @@ def _print(found: LatentComparison) -> None:
     if found.relative_distance is not None:
         rows.append(("relative distance to plain", found.relative_distance))
         rows.append(("PSNR to plain, dB", found.psnr))
+        rows.append(("SSIM to plain", found.ssim))
     pairs(rows)
     if found.row_costs:
         console().print()
@@ -113,9 +99,9 @@ def _measured(found: LatentComparison, name: str) -> str | None:
     value = getattr(found, f"speedup_over_{name}")
     if value is None:
         return None
-    low, high = found.spread[f"speedup_over_{name}"]
-    return f"{value:.2f}x ({low:.2f} to {high:.2f})"
+    return times(value, found.spread[f"speedup_over_{name}"])
 
 
-def _times(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f}x"
+def _costed(found: LatentComparison) -> str | None:
+    value = found.speedup_from_row_costs
+    return None if value is None else times(value)

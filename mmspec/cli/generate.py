@@ -7,8 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from mmspec.cli import drawing, painting
 from mmspec.cli import inputs as given
-from mmspec.cli import painting
+from mmspec.cli.draw import draw
+from mmspec.cli.modality import DIFFUSION, IMAGE, modality_of
 from mmspec.cli.output import Json, console, emit, pairs, percent, progress
 from mmspec.cli.paint import paint
 
@@ -16,11 +18,20 @@ Model = Annotated[str, typer.Option(help="Target: a folder, a hub name or zoo:NA
 Drafter = Annotated[str | None, typer.Option(help="Draft model; the zoo has its own.")]
 Recipe = Annotated[str | None, typer.Option(help="One of `mmspec recipes`.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Processor threads to use.")]
-Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
+Temperature = Annotated[
+    float | None, typer.Option(min=0, help="0 is greedy, and the default of text; 1 of pictures.")
+]
 Modality = Annotated[
     str | None,
-    typer.Option(help="diffusion: draw a picture; else it follows from model and recipe."),
+    typer.Option(
+        help="diffusion or image: draw, by a pipeline or by picture tokens; else it follows from "
+        "model and recipe."
+    ),
 ]
+Guidance = Annotated[
+    float | None, typer.Option(help="Of picture tokens: the published scale if not said, 1 = none.")
+]
+Grid = Annotated[str | None, typer.Option(help="Of picture tokens: rows x columns, as in 24x24.")]
 Steps = Annotated[int | None, typer.Option(min=2, help="Steps of a diffusion sampler.")]
 Window = Annotated[
     int | None, typer.Option(min=1, help="States a round of diffusion moves a picture at most.")
@@ -38,28 +49,40 @@ def generate(
     length: Length = None,
     tree: Tree = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
-    temperature: Temperature = 0.0,
+    temperature: Temperature = None,
     seed: int = 0,
     compare: Annotated[bool, typer.Option(help="Measure plain generate() as well.")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="How often to measure.")] = 5,
     modality: Modality = None,
     steps: Steps = None,
     window: Window = None,
+    guidance: Guidance = None,
+    grid: Grid = None,
     out: Annotated[Path, typer.Option(help="Where a drawn picture goes.")] = Path("mmspec.png"),
+    steps_map: Annotated[
+        Path | None, typer.Option(help="Of picture tokens: a map of the round each patch came in.")
+    ] = None,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
     """Answer a prompt about a picture, or draw one, and say how much sooner than without mmspec."""
     given.quiet()
     given.set_threads(threads, model)
-    if painting.is_meant(modality, model, recipe):
+    kind, again = modality_of(modality, model, recipe), repeats if compare else 0
+    if kind == IMAGE:
+        recipe = recipe or drawing.RECIPE
+        studio = drawing.load(model, drafter, [recipe])
+        how = (drawing.settings(model, guidance, temperature, grid), given.shape(length, tree))
+        draw(studio, recipe, prompt, out, steps_map, *how, seed, again, json)
+        return
+    if kind == DIFFUSION:
         painter = painting.load(model, drafter, recipe, steps)
-        paint(painter, prompt, out, window, seed, repeats if compare else 0, json)
+        paint(painter, prompt, out, window, seed, again, json)
         return
     pair = given.load_pair(model, drafter, recipe)
     request = given.encode(pair, prompt, image)
-    settings: dict[str, Any] = {"do_sample": temperature > 0}
-    if temperature > 0:
+    settings: dict[str, Any] = {"do_sample": bool(temperature)}
+    if temperature:
         settings["temperature"] = temperature
     import mmspec
 

@@ -177,6 +177,27 @@ def chat(processor: Any, prompt: str, has_image: bool) -> str:
     return f"{mark}\n{prompt}" if has_image else prompt
 
 
+def check_picture(prompt: str, *files: Path) -> None:
+    """Refuse an empty prompt, and pictures that could not be written once they are drawn."""
+    if not prompt.strip():
+        raise ValueError("the prompt is empty; give --prompt some text")
+    for file in files:
+        check_folder(file)
+
+
+def check_folder(file: Path) -> None:
+    """Refuse a file in a folder that is not there."""
+    if not file.parent.is_dir():
+        raise ValueError(f"there is no folder {file.parent}; make it, or choose another file")
+
+
+def class_number(prompt: str) -> int:
+    """The prompt of a model that draws classes."""
+    if not prompt.strip().isdigit():
+        raise ValueError(f"this model draws classes; give --prompt a number, not {prompt!r}")
+    return int(prompt)
+
+
 def open_image(source: str) -> Any:
     """A picture from a file, or the zoo's own scene."""
     from PIL import Image, UnidentifiedImageError

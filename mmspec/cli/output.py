@@ -76,6 +76,12 @@ def percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
+def times(value: float, spread: Sequence[float] | None = None) -> str:
+    """A ratio, with its extremes where they are known."""
+    shown = f"{value:.2f}x"
+    return shown if spread is None else f"{shown} ({spread[0]:.2f} to {spread[1]:.2f})"
+
+
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     """A bar per stage on stderr; none without a terminal, nor beside JSON."""

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mmspec.cli.output import console, emit, pairs, percent, progress
+from mmspec.cli import inputs as given
+from mmspec.cli.output import console, emit, pairs, percent, progress, times
 from mmspec.cli.painting import Painter, accelerated
 
 
@@ -20,10 +21,7 @@ def paint(
     json: bool,
 ) -> None:
     """Draw one picture into `out`; with `repeats` above 0 plain drawing is measured too."""
-    if not prompt.strip():
-        raise ValueError("the prompt is empty; give --prompt some text")
-    if not out.parent.is_dir():
-        raise ValueError(f"there is no folder {out.parent}; make it, or choose another --out")
+    given.check_picture(prompt, out)
     asked = painter.asked([prompt])
     fast = accelerated(painter, window)
     drawn = fast(**asked, seed=seed).images[0]
@@ -67,7 +65,8 @@ def _compared(
     wanted = (
         *("steps", "calls_plain", "calls", "calls_saved", "rows_plain", "rows"),
         *("speedup_over_pipeline", "speedup_over_plain", "speedup_if_rows_were_free", "spread"),
-        *("mean_acceptance_length", "draft_acceptance_rate", "relative_distance", "psnr"),
+        *("mean_acceptance_length", "draft_acceptance_rate", "relative_distance"),
+        *("psnr", "ssim"),
         "seconds_per_request",
     )
     every = found.to_dict()
@@ -78,21 +77,18 @@ def rows(document: dict[str, Any], stats: dict[str, Any]) -> list[tuple[str, Any
     """What is said of a drawn picture."""
     found: list[tuple[str, Any]] = []
     if "calls" in document:
-        low, high = document["spread"]["speedup_over_pipeline"]
-        times = document["seconds_per_request"]
+        seconds, over = document["seconds_per_request"].items(), "speedup_over_pipeline"
         found += [
             ("network calls", [f"plain {document['calls_plain']:.0f}", _counted(document)]),
             ("calls saved", percent(document["calls_saved"])),
-            ("speed-up if rows were free", _times(document["speedup_if_rows_were_free"])),
-            (
-                "speed-up over the pipeline, here",
-                f"{_times(document['speedup_over_pipeline'])} ({low:.2f} to {high:.2f})",
-            ),
-            ("seconds", ", ".join(f"{name} {value:.3g}" for name, value in times.items())),
+            ("speed-up if rows were free", times(document["speedup_if_rows_were_free"])),
+            ("speed-up over the pipeline, here", times(document[over], document["spread"][over])),
+            ("seconds", ", ".join(f"{name} {value:.3g}" for name, value in seconds)),
         ]
         if document["relative_distance"] is not None:
             found.append(("relative distance to plain", document["relative_distance"]))
             found.append(("PSNR to plain, dB", document["psnr"]))
+            found.append(("SSIM to plain", document["ssim"]))
     if "target_calls" in stats:
         found += [
             ("acceptance rate of drafts", percent(stats["draft_acceptance_rate"])),
@@ -112,7 +108,3 @@ def rows(document: dict[str, Any], stats: dict[str, Any]) -> list[tuple[str, Any
 
 def _counted(document: dict[str, Any]) -> str:
     return f"{document['recipe']} {document['calls']:.0f}"
-
-
-def _times(value: float) -> str:
-    return f"{value:.2f}x"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from mmspec.cli import inputs as given
+from mmspec.cli.modality import DIFFUSION
 
 MODEL = "zoo:diffusion"
 RECIPE = "asd"
-MODALITY = "diffusion"
 AS_TYPED = {"use_resolution_binning": False, "clean_caption": False}  # where a pipeline has them
 
 
@@ -36,32 +35,9 @@ class Painter:
         if "prompt" in known:
             return {"prompt": list(prompts), **self.settings}
         if "class_labels" in known:
-            return {"class_labels": [_class(prompt) for prompt in prompts], **self.settings}
+            labels = [given.class_number(prompt) for prompt in prompts]
+            return {"class_labels": labels, **self.settings}
         return {"batch_size": len(prompts), **self.settings}
-
-
-def is_meant(modality: str | None, model: str, recipe: str | None) -> bool:
-    """Whether pictures are to be drawn: said, or clear from the model or the recipe.
-
-    Raises ValueError for a modality that is not known.
-    """
-    if modality not in (None, MODALITY):
-        raise ValueError(
-            f"--modality {modality} is not known; give {MODALITY}, or nothing for language models"
-        )
-    if modality is not None:
-        return True
-    if model.startswith("zoo:") and model != given.MODEL:
-        from mmspec import zoo
-
-        return zoo.info(model.removeprefix("zoo:")).modality == MODALITY
-    if Path(model).exists():
-        return (Path(model) / "model_index.json").exists()
-    if recipe is None:
-        return False
-    from mmspec import recipes
-
-    return recipes.get(recipe).decodes == "latents"
 
 
 def load(model: str, drafter: str | None, recipe: str | None, steps: int | None = None) -> Painter:
@@ -81,28 +57,20 @@ def load(model: str, drafter: str | None, recipe: str | None, steps: int | None 
     if drafter is None and plan.takes_drafter and model.startswith("zoo:"):
         drafter = given.default_drafter(model)
     pipe = load_pipeline(model)
-    small = None if drafter is None else _drafter(pipe, drafter)
+    small = None if drafter is None else load_draft(pipe, drafter)
     return Painter(pipe, recipe, small, (model, drafter), _settings(pipe, model, steps))
 
 
 def load_pipeline(name: str) -> Any:
     """A diffusers pipeline from a folder, a hub name or zoo:NAME; safetensors only."""
-    from diffusers import DiffusionPipeline
     from diffusers.utils import logging
+
+    from mmspec import loading_pipelines as loading
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    if name.startswith("zoo:"):
-        from mmspec import zoo
-
-        _present(name)
-        pipe = zoo.load(name.removeprefix("zoo:"))
-    else:
-        if not Path(name).exists() and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
-            raise ValueError(
-                f"there is no pipeline folder {name}; give a folder, a hub name or zoo:NAME"
-            )
-        pipe = DiffusionPipeline.from_pretrained(name, use_safetensors=True)
+    _present(name)
+    pipe = loading.load_pipeline(name)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -114,26 +82,24 @@ def accelerated(painter: Painter, window: int | None = None) -> Any:
     return accelerate_pipeline(painter.pipe, painter.recipe, drafter=painter.drafter, window=window)
 
 
-def _drafter(pipe: Any, name: str) -> Any:
-    """A draft pipeline; the zoo's draft denoisers work between the target's own parts."""
-    if not name.startswith("zoo:"):
-        return load_pipeline(name)
-    from mmspec import zoo
+def load_draft(pipe: Any, name: str) -> Any:
+    """A draft pipeline, silent."""
+    from mmspec import loading_pipelines as loading
 
     _present(name)
-    entry = name.removeprefix("zoo:")
-    if zoo.info(entry).kind == "target":
-        return load_pipeline(name)
-    small = type(pipe)(**{**pipe.components, "transformer": zoo.load(entry)})
+    small = loading.load_draft(pipe, name)
     small.set_progress_bar_config(disable=True)
     return small
 
 
 def _present(name: str) -> None:
+    """Refuse what the zoo has not got. Raises ValueError."""
+    if not name.startswith("zoo:"):
+        return
     from mmspec import zoo
 
     entry = zoo.info(name.removeprefix("zoo:"))
-    if entry.modality != MODALITY:
+    if entry.modality != DIFFUSION:
         raise ValueError(f"{name} is no pipeline; give {MODEL}, or a folder of one")
     if not zoo.is_present(entry.name):
         raise ValueError(
@@ -154,9 +120,3 @@ def _settings(pipe: Any, model: str, steps: int | None) -> dict[str, Any]:
     if steps is not None:
         settings["num_inference_steps"] = steps
     return settings
-
-
-def _class(prompt: str) -> int:
-    if not prompt.strip().isdigit():
-        raise ValueError(f"this pipeline draws classes; give --prompt a number, not {prompt!r}")
-    return int(prompt)

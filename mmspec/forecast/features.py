@@ -72,11 +72,18 @@ class Places:
     last: nn.Module | None  # the block whose forecast is checked
 
 
-def places(network: nn.Module) -> Places:
-    """The places in a transformer. Raises ValueError where there are no blocks of a known kind."""
+def places(network: nn.Module, lite: bool = False) -> Places:
+    """The places in a transformer: the layers of all blocks.
+
+    With `lite` those of the last block, and the output of the one before, which stands for all
+    others. Raises ValueError where there are no blocks of a known kind.
+    """
     blocks = stacked(network)
     found: list[tuple[nn.Module, type[Forecast] | type[Idle]]] = []
-    for block in blocks:
+    if lite:
+        found += [(block, Idle) for block in blocks[:-2]]
+        found += [(block, Forecast) for block in blocks[-2:-1]]
+    for block in blocks[-1:] if lite else blocks:
         inside = dict(block.named_children())
         if _FUSED in inside and "proj_mlp" in inside:
             found += [(inside[name], Idle) for name in _IDLE if name in inside]

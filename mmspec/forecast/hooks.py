@@ -54,7 +54,8 @@ class Gate(Protocol):
 class Extrapolation:
     """What a recipe forecasts, and how.
 
-    `lite` forecasts the output of the whole network: little memory, any network, but no check.
+    `lite` forecasts little: the output of the whole network, which takes any network; or, where
+    forecasts are checked, the state before the last block and the layers of that block.
     """
 
     basis: Basis = field(default_factory=Taylor)
@@ -81,13 +82,6 @@ class Forecasting:
 
     gate: Gate
     how: Extrapolation = field(default_factory=Extrapolation)
-
-    def __post_init__(self) -> None:
-        if self.how.lite and self.gate.schedule.has_checks:
-            raise ValueError(
-                "lite=True forecasts no block, so there is none to check; use lite=False, or the "
-                "recipe taylorseer"
-            )
 
     def attach(self, pipe: Any, samples: int | None = None) -> Attachment:
         """Take over the network of a diffusers pipeline; calling the result gives it back.
@@ -149,7 +143,9 @@ class Attachment:
         self.statistics = Statistics()
         self._gate, self._how = forecasting.gate, forecasting.how
         self._steps, self._samples = steps, samples
-        self._places = Places((), None) if self._how.lite else places(network)
+        self._checked = self._gate.schedule.has_checks
+        self._whole = self._how.lite and not self._checked  # the output is the only feature
+        self._places = Places((), None) if self._whole else places(network, self._how.lite)
         self._courses: list[Course] = []
         self._time: Any = None  # of the last call
         self._step, self._ordinal = -1, 0
@@ -160,7 +156,7 @@ class Attachment:
         self._taken = [TakenOver(network, self._network)]
         for index, (module, _) in enumerate(self._places.modules):
             self._taken.append(TakenOver(module, self._layer(index)))
-        if self._places.last is not None and self._gate.schedule.has_checks:
+        if self._places.last is not None and self._checked:
             self._taken.append(TakenOver(self._places.last, self._last_block))
 
     def __call__(self) -> None:
@@ -222,7 +218,7 @@ class Attachment:
                 )
         timeline = Timeline.begin(self._how.basis, self._how.order, rows, states.device)
         features: list[Feature] = [kind() for _, kind in self._places.modules]
-        if self._how.lite:
+        if self._whole:
             features = [Forecast()]
         return Course(rows, timeline, features, [Past()] * groups)
 
@@ -232,7 +228,7 @@ class Attachment:
         """A pass by forecast over all rows, and the errors of the groups that are checked."""
         course, self._checks = self._course, any(checked)
         self._mode, self._weights = Mode.FORECAST, course.timeline.weights(self._step)
-        if self._how.lite:
+        if self._whole:
             return course.features[0].forecast(self._weights), [None] * len(checked)
         output = original(*call.args, **call.kwargs)
         if not self._checks:
@@ -259,7 +255,7 @@ class Attachment:
             part = of_rows(dict(call.arguments), rows, course.rows)
             call = inspect.BoundArguments(call.signature, part)
         computed = original(*call.args, **call.kwargs)
-        if self._how.lite:
+        if self._whole:
             course.features[0].record(computed, self._scale, self._rows)
         return computed if self._rows is None else merged(output, computed, rows)
 

@@ -7,9 +7,12 @@ import torch
 
 import mmspec
 from mmspec.bench.efficiency import efficiencies
-from mmspec.bench.forwards import backbones, recording, replay, stopwatch
+from mmspec.bench.forwards import Forward, backbones, recording, replay, stopwatch
 from mmspec.bench.players import Speculative
+from mmspec.bench.tiny import tiny_head
 from tests import toys
+from tests.modalities import drawing
+from tests.toys import painters
 
 ROOM = 16
 
@@ -38,6 +41,18 @@ def test_shared_layers_are_recorded_on_the_target_s_cache() -> None:
     assert len({id(call.module) for call in tape.forwards}) >= 3  # thin and full decoder, head
 
 
+def test_a_feature_head_is_recorded_on_a_cache_of_its_own() -> None:
+    model = toys.model("llava")
+    fast = mmspec.accelerate(model, "eagle", drafter=tiny_head(model))
+    with recording(fast) as tape:
+        out = fast.generate(**toys.inputs("llava"), max_new_tokens=ROOM)
+    calls = [call for call in tape.forwards if call.module is fast.small]
+    assert [call.is_first for call in calls] == [True] + [False] * (len(calls) - 1)
+    assert len(calls) > out.stats.target_calls
+    assert len(tape.caches) == 2
+    replay(tape, torch.device("cpu"))
+
+
 def test_a_replay_computes_what_the_run_computed() -> None:
     target = toys.model("llava")
     fast = mmspec.accelerate(target, "plain")
@@ -49,6 +64,33 @@ def test_a_replay_computes_what_the_run_computed() -> None:
     assert len(seen[0]) == len(seen[1]) == ROOM
     for mine, other in zip(*seen, strict=True):
         torch.testing.assert_close(mine, other, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["janus", "llamagen-caption", "emu3"])
+def test_forwards_of_models_that_draw_are_recorded_and_replayed(family: str) -> None:
+    """Both branches of guidance, tables of codes included; every call on the cache it was on."""
+    toy = painters.PAINTERS[family]()
+    fast = mmspec.accelerate(toy, drafter=drawing.noisy(family), length=3)
+    with recording(fast) as tape:
+        out = fast.generate_images(**painters.request(family, 1), **drawing.sized(family))
+    decoder = fast.backbone.decoder
+    calls = [call for call in tape.forwards if call.module is decoder]
+    if family == "emu3":  # reads its prompt through the whole model
+        calls = [call for call in tape.forwards if call.module in (toy, decoder)]
+    assert len(calls) == out.stats.target_calls + 1
+    assert [call.is_first for call in calls] == [True] + [False] * out.stats.target_calls
+    assert len(tape.caches) == 2
+    again: list[torch.Tensor] = []
+    handle = decoder.register_forward_hook(lambda *call: again.append(call[2].last_hidden_state))
+    replay(tape, torch.device("cpu"))
+    handle.remove()
+    assert [states.shape[:2] for states in again] == [_carrier(call).shape[:2] for call in calls]
+    assert {len(states) for states in again} == {2}
+
+
+def _carrier(call: Forward) -> torch.Tensor:
+    given = [call.kwargs.get(name) for name in ("inputs_embeds", "input_ids")]
+    return next(value for value in given if value is not None)
 
 
 def test_efficiency_is_a_share() -> None:

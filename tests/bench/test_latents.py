@@ -37,8 +37,9 @@ def test_an_exact_recipe_is_counted() -> None:
     assert (found.relative_distance, found.quality_method) == (None, None)
 
 
-def test_a_window_of_one_saves_nothing_and_loses_nothing() -> None:
-    found = compared("ddpm", "paradigms", window=1)
+@pytest.mark.parametrize("name", ["ddpm", "ddim"])  # with noise, and without
+def test_a_window_of_one_saves_nothing_and_loses_nothing(name: str) -> None:
+    found = compared(name, "paradigms", window=1)
     assert (found.calls, found.rows, found.calls_saved) == (STEPS, STEPS, 0)
     assert found.mean_acceptance_length == 1
     assert found.states_per_call == 1
@@ -94,11 +95,21 @@ def test_costs_are_read_between_those_measured() -> None:
 
 
 def test_distance_by_hand() -> None:
-    wanted = np.array([0.0, 1.0])
+    wanted = np.zeros((2, 12, 12, 3))
+    wanted[1] = 1.0
     assert apart(wanted, wanted).psnr is None
     found = apart(wanted, wanted + 0.1)
     assert found.relative == pytest.approx(0.2)
     assert found.psnr == pytest.approx(20)
+
+
+def test_structural_similarity_by_hand() -> None:
+    """Of flat pictures a, b it is (2 a b + c) / (a^2 + b^2 + c), c = 0.01^2; films are frames."""
+    pytest.importorskip("torchmetrics", reason="mmspec[quality] is not installed")
+    flat = np.full((1, 4, 16, 16, 3), 0.5)
+    assert apart(flat, flat).ssim == pytest.approx(1)
+    expected = (2 * 0.5 * 0.8 + 1e-4) / (0.5**2 + 0.8**2 + 1e-4)
+    assert apart(flat, flat + 0.3).ssim == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_own_call_depends_on_its_seed_alone() -> None:

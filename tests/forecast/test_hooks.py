@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mmspec.forecast.features import stacked
 from mmspec.forecast.forecast import Newton
 from mmspec.forecast.gate import DecayingThreshold
 from mmspec.forecast.hooks import Attachment, Extrapolation, Forecasting
@@ -51,15 +52,18 @@ def _drawn(pipe: Any, how: Forecasting, **extra: Any) -> tuple[Tensor, Attachmen
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize("per_sample", [False, True])
+@pytest.mark.parametrize(("per_sample", "lite"), [(False, False), (True, False), (True, True)])
 def test_where_nothing_passes_the_pictures_are_the_networks_own(
-    name: str, per_sample: bool
+    name: str, per_sample: bool, lite: bool
 ) -> None:
     """A negative threshold, every forecast checked and rolled back: bit for bit."""
     pipe = PIPELINES[name]()
     plain = draw(pipe)
     found, attachment = _drawn(
-        pipe, Forecasting(ForecastGate(NOTHING, per_sample=per_sample), Extrapolation(order=2))
+        pipe,
+        Forecasting(
+            ForecastGate(NOTHING, per_sample=per_sample), Extrapolation(order=2, lite=lite)
+        ),
     )
     assert torch.equal(found, plain)
     groups = CALLS[name] * (2 if per_sample else 1)
@@ -329,9 +333,23 @@ def test_lite_works_on_any_output_and_saves_every_block() -> None:
     assert torch.equal(again, plain)
 
 
+@pytest.mark.parametrize("name", ["dit", "flux"])
+def test_lite_forecasts_that_are_checked_compute_the_last_block_alone(name: str) -> None:
+    pipe = PIPELINES[name]()
+    runs: list[int] = []
+    for index, block in enumerate(stacked(pipe.transformer)):
+        query = next(part for name, part in block.named_modules() if name.endswith("to_q"))
+        query.register_forward_hook(lambda *_, index=index: runs.append(index))
+    gate = ForecastGate(DecayingThreshold(base=1e9, decay=1.0, least=0, warm_up=1, most=STEPS))
+    found, attachment = _drawn(pipe, Forecasting(gate, Extrapolation(lite=True)))
+    assert attachment.statistics.full == 2 * CALLS[name]  # the first step, of two samples
+    last = max(runs)
+    assert [runs.count(index) for index in range(last)] == [CALLS[name]] * last
+    assert runs.count(last) == STEPS * CALLS[name]
+    assert not torch.equal(found, draw(pipe))
+
+
 def test_what_cannot_be_forecast_is_refused() -> None:
-    with pytest.raises(ValueError, match="forecasts no block, so there is none to check"):
-        Extrapolation(lite=True).under(ForecastGate())
     with pytest.raises(ValueError, match="Reflection does not judge forecasts"):
         Extrapolation().under(Reflection())
     with pytest.raises(ValueError, match="order=-1"):

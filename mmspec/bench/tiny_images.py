@@ -1,0 +1,81 @@
+"""A tiny random model that draws: pictures of four codes out of five, guided, all countable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
+from mmspec.sampling import guide
+
+CODES, SIDE = 5, 2  # as many codes as published trees have branches
+CELLS = SIDE**2
+SETTINGS: dict[str, Any] = {"guidance": 2.0, "temperature": 1.0}
+CLASS = 1
+
+
+def tiny_painter(layers: int = 2, seed: int = 0) -> LlamaGenForImageGeneration:
+    """A class-conditional LlamaGen of random wide weights in float32."""
+    picture = {"num_embeddings": CODES, "embed_dim": 4, "latent_channels": 8, "base_channels": 32}
+    config = LlamaGenConfig(
+        vocab_size=CODES,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        num_classes=3,
+        side=SIDE,
+        vq_config={**picture, "channel_multiplier": [1, 1], "num_res_blocks": 1},
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaGenForImageGeneration(config).float().eval()
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.dim() == 2:
+                    weight.normal_(0.0, 1.2 / weight.shape[1] ** 0.5)
+    model.set_attn_implementation("sdpa")
+    return model
+
+
+def painted(batch: int) -> dict[str, Tensor]:
+    """A request for `batch` pictures of one class."""
+    return {"class_ids": torch.full((batch,), CLASS)}
+
+
+@torch.no_grad()
+def guided_law(model: Any, prefixes: Tensor) -> Tensor:  # (R, D) -> (R, K) float64
+    """The law of the next code by two plain forwards over the whole sequence, without a cache."""
+    logits = []
+    for number in (CLASS, model.config.num_classes):
+        slot = model.model.condition(torch.full((len(prefixes), 1), number))
+        embeds = torch.cat((slot, model.model.embed_tokens(prefixes)), 1)
+        logits.append(model(inputs_embeds=embeds).logits[:, -1].double())
+    return guide(logits[0], logits[1], SETTINGS["guidance"]).softmax(-1)
+
+
+def table(model: Any) -> Callable[[tuple[int, ...]], Tensor]:
+    """The law after every prefix, as the enumeration asks for it."""
+    found: dict[tuple[int, ...], Tensor] = {}
+    for depth in range(CELLS):
+        found |= dict(zip(product(range(CODES), repeat=depth), _laws(model, depth), strict=True))
+    return found.__getitem__
+
+
+def joint(model: Any, length: int) -> Tensor:  # (K,) * length
+    """The model's own law of its first `length` codes, by trying all of them."""
+    mass = torch.ones((), dtype=torch.float64)
+    for depth in range(length):
+        mass = mass[..., None] * _laws(model, depth).reshape(*mass.shape, CODES)
+    return mass
+
+
+def _laws(model: Any, depth: int) -> Tensor:  # (K ** depth, K), prefixes in order
+    prefixes = torch.tensor(list(product(range(CODES), repeat=depth)), dtype=torch.int64)
+    return guided_law(model, prefixes.view(CODES**depth, depth))

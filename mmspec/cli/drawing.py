@@ -1,0 +1,143 @@
+"""From what a user types to a model that draws with picture tokens: models, prompts, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmspec.cli import inputs as given
+from mmspec.cli.modality import IMAGE
+
+MODEL = "zoo:image"
+RECIPE = "sjd-pac"
+
+
+@dataclass(frozen=True)
+class Studio:
+    """A model that draws, its processor where it reads words, and its draft models."""
+
+    name: str  # as typed
+    model: Any
+    processor: Any | None
+    drafters: Mapping[bool, tuple[str, Any]]  # name and model of feature heads (True), of others
+
+    @property
+    def is_zoo(self) -> bool:
+        return self.name.startswith("zoo:")
+
+    def drafter(self, recipe: str) -> tuple[str | None, Any]:
+        """The name and the draft model of a recipe, if it takes one."""
+        from mmspec import recipes
+
+        plan = recipes.get(recipe)
+        return self.drafters[plan.takes_head] if plan.takes_drafter else (None, None)
+
+    def fast(self, recipe: str, **parts: Any) -> Any:
+        """The model under a recipe."""
+        from mmspec.api import accelerate
+
+        small = self.drafter(recipe)[1]
+        return accelerate(self.model, recipe, drafter=small, processor=self.processor, **parts)
+
+    def asked(self, prompts: Sequence[str]) -> dict[str, Any]:
+        """Arguments of a call that draws these; class numbers where the model takes no words.
+
+        Raises ValueError for a model that draws behind something else.
+        """
+        from mmspec.modalities import image
+
+        painter = image.painter(self.model)
+        if painter.words is not None:
+            return {"prompt": list(prompts)}
+        if painter.inputs == ("class_ids",):
+            return {"class_ids": [given.class_number(prompt) for prompt in prompts]}
+        raise ValueError(
+            f"{painter.name} draws behind {', '.join(painter.inputs)}, which a command line cannot "
+            "give; call generate_images() from Python"
+        )
+
+
+def load(model: str, drafter: str | None, chosen: Sequence[str]) -> Studio:
+    """Load a target, and the draft models that the chosen recipes take.
+
+    Raises ValueError for recipes of the other sort, and for a model that draws nothing.
+    """
+    from mmspec import recipes
+
+    model = MODEL if model == given.MODEL else model
+    plans = [recipes.get(name) for name in chosen]
+    for plan in plans:
+        if plan.decodes != "tokens":
+            raise ValueError(
+                f"recipe {plan.name!r} decodes {plan.decodes}; for picture tokens there are "
+                f"{', '.join(recipes.names('tokens'))}"
+            )
+    needed = {plan.takes_head: plan.name for plan in plans if plan.takes_drafter}
+    if drafter is not None and not needed:
+        raise ValueError(f"{', '.join(chosen)}: no draft model is taken; drop --drafter")
+    if drafter is not None and len(needed) > 1:
+        raise ValueError(
+            f"{' and '.join(needed.values())} take draft models of different kinds; measure them "
+            "one at a time, or without --drafter"
+        )
+    target = _loaded(model)
+    from mmspec.modalities import image
+
+    words = image.painter(target).words  # refuses a model that draws nothing
+    processor = None if words is None else given.load_processor(model, sees=True)
+    names = {head: drafter or _default(model, head, recipe) for head, recipe in needed.items()}
+    small = {head: (name, _loaded(name)) for head, name in names.items()}
+    return Studio(model, target, processor, small)
+
+
+def _default(model: str, head: bool, recipe: str) -> str:
+    """The zoo's own draft model of a target."""
+    from mmspec import zoo
+
+    name = f"{model}-head" if head else given.default_drafter(model)
+    if name is None or not name.startswith("zoo:") or name[4:] not in zoo.names():
+        raise ValueError(f"recipe {recipe!r} needs a draft model; give --drafter DIR or zoo:NAME")
+    return name
+
+
+def settings(
+    model: str, guidance: float | None, temperature: float | None, grid: str | None
+) -> dict[str, Any]:
+    """What goes with every call: temperature 1 and the model's own scale if nothing is said."""
+    found: dict[str, Any] = {"temperature": 1.0 if temperature is None else temperature}
+    if guidance is None and model.startswith("zoo:"):
+        from mmspec.zoo.image_models import GUIDANCE
+
+        guidance = GUIDANCE
+    if guidance is not None:
+        found["guidance"] = guidance
+    if grid is not None:
+        sides = grid.lower().split("x")
+        if len(sides) != 2 or not all(side.strip().isdigit() for side in sides):
+            raise ValueError(f"--grid {grid} is no size; give rows and columns, such as 24x24")
+        found["grid"] = (int(sides[0]), int(sides[1]))
+    return found
+
+
+def _loaded(name: str) -> Any:
+    """A model; of a class that draws where transformers' own does not."""
+    from mmspec.loading import load_model
+
+    given.present(name)
+    if name.startswith("zoo:"):
+        from mmspec import zoo
+
+        entry = zoo.info(name.removeprefix("zoo:"))
+        if entry.modality != IMAGE:
+            raise ValueError(f"{name} draws nothing; give {MODEL}, or a folder of a model")
+        return load_model(name)
+    from transformers import PretrainedConfig
+
+    from mmspec.modalities.image import CLASSES
+
+    read: Any = PretrainedConfig.get_config_dict
+    own = CLASSES.get(read(name)[0].get("model_type"))
+    if own is None:
+        return load_model(name)
+    return own.from_pretrained(name, use_safetensors=True).eval()

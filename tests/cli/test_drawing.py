@@ -1,0 +1,203 @@
+"""Commands for models that draw with picture tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from mmspec import zoo
+from mmspec.cli import main
+from mmspec.cli.modality import modality_of
+from mmspec.cli.steps_map import CELL, RAMP, colour, steps_map
+from tests import toys
+from tests.toys import painters, speaking
+
+needs_zoo = pytest.mark.skipif(
+    not (zoo.is_present("image") and zoo.is_present("image-drafter")),
+    reason="the zoo's image models are not trained yet",
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A Janus and its draft model, a LlamaGen by class and by caption, a text model."""
+    root = tmp_path_factory.mktemp("painters")
+    found = speaking.save_pair(root)
+    for name, model in (
+        ("class", painters.llamagen_class()),
+        ("caption", painters.llamagen_caption()),
+        ("text", toys.model("llama")),
+    ):
+        model.save_pretrained(root / name)
+        found[name] = str(root / name)
+    return found
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """A command's JSON document; it must succeed and print nothing else."""
+    capsys.readouterr()
+    code = main([*arguments, "--json"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_a_picture_and_its_map_are_drawn(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
+) -> None:
+    out, rounds = tmp_path / "circle.png", tmp_path / "map.png"
+    asked: tuple[str, ...] = ("generate", "--model", folders["janus"], "--prompt", "a red circle")
+    asked += ("--out", str(out), "--steps-map", str(rounds), "--repeats", "1", "--seed", "3")
+    found = run(capsys, *asked, "--recipe", "sjd", "--guidance", "2", "--grid", "4x4")
+    assert Image.open(out).size == (8, 8)
+    assert (found["recipe"], found["exact"]) == ("sjd", True)
+    assert found["calls_plain"] == 15
+    assert found["fewer_calls"] == 15 / found["calls"]
+    assert found["stats"]["target_calls"] == max(map(max, found["rounds"]))
+    assert set(found["seconds_per_request"]) == {"plain", "sjd"}
+    assert found["speedup_over_generate"] > 0
+    shown = Image.open(rounds).convert("RGB")
+    assert shown.getpixel((12, 12)) == RAMP[0]
+    assert shown.height > 4 * CELL
+    assert main([*asked, "--no-compare"]) == 0  # another recipe by default, and one for people
+    printed = capsys.readouterr().out
+    assert "tokens per target call" in printed
+    assert "sjd-pac (exact)" in printed
+
+
+def test_classes_are_drawn_by_number(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
+) -> None:
+    common = ("--out", str(tmp_path / "x.png"), "--no-compare", "--temperature", "0")
+    found = run(capsys, "generate", "--model", folders["class"], "--prompt", "3", *common)
+    again = run(capsys, "generate", "--model", folders["class"], "--prompt", "1", *common)
+    assert found["codes"] != again["codes"]
+    assert found["steps_map"] is None
+
+
+def test_recipes_are_benchmarked_side_by_side(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str]
+) -> None:
+    asked: tuple[str, ...] = ("bench", "--model", folders["janus"], "--repeats", "1")
+    asked += ("--drafter", folders["janus-drafter"], "--prompt", "a red circle", "--batch", "2")
+    asked += ("--recipe", "sjd", "--recipe", "lantern")
+    found = run(capsys, *asked)
+    assert [row["recipe"] for row in found["rows"]] == ["plain", "sjd", "lantern"]
+    assert found["drafters"] == {"sjd": None, "lantern": folders["janus-drafter"]}
+    assert (found["pictures"], found["environment"]["batch"]) == (2, 2)
+    assert main(list(asked)) == 0
+    printed = capsys.readouterr().out
+    assert "fewer calls" in printed
+    assert "the model's own loop" in printed
+
+
+def test_a_recipe_is_certified_on_a_model_that_draws(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str]
+) -> None:
+    asked = ("certify", "sjd", "--modality", "image", "--model", folders["janus"])
+    found = run(capsys, *asked, "--samples", "500", "--seeds", "2")
+    assert found["verdict"] == "exact"
+    greedy = next(check for check in found["checks"] if check["name"] == "greedy equality")
+    assert greedy["detail"].startswith("1 of 1 pictures are those of generate()")
+
+
+def test_knobs_are_turned(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
+) -> None:
+    asked: tuple[str, ...] = ("bench", "sweep", "--model", folders["janus"], "--repeats", "1")
+    asked += ("--prompt", "a red circle", "--recipe", "gsd", "--out", str(tmp_path / "gsd.csv"))
+    found = run(capsys, *asked)
+    assert [point["value"] for point in found["points"]] == [0, 3, 10, 25, 50]
+    assert len((tmp_path / "gsd.csv").read_text().splitlines()) == 6
+    assert main(list(asked)) == 0
+    assert "tiny TV" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate", "--prompt", "x", "--modality", "image", "--model", "TEXT"), "speaks no pict"),
+        (("generate", "--prompt", " ", "--model", "JANUS"), "the prompt is empty"),
+        (("generate", "--prompt", "x", "--model", "CLASS"), "give --prompt a number, not 'x'"),
+        (("generate", "--prompt", "x", "--model", "CAPTION"), "draws behind caption, caption_mask"),
+        (("generate", "--prompt", "a", "--model", "JANUS", "--grid", "9"), "--grid 9 is no size"),
+        (("generate", "--prompt", "a", "--model", "JANUS", "--grid", "3x5"), "4 x 4 codes"),
+        (
+            ("generate", "--prompt", "a", "--model", "JANUS", "--steps-map", "no/x.png"),
+            "there is no folder no",
+        ),
+        (("generate", "--prompt", "a", "--model", "JANUS", "--recipe", "asd"), "decodes latents"),
+        (("bench", "--model", "JANUS", "--recipe", "lantern"), "'lantern' needs a draft model"),
+        (
+            ("bench", "--model", "JANUS", "--recipe", "sjd", "--drafter", "SMALL"),
+            "no draft model is taken",
+        ),
+        (("bench", "--recipe", "coupled", "--recipe", "block"), "only with --modality image"),
+        (("bench", "sweep", "--model", "JANUS", "--recipe", "sjd"), "sjd: no knob is known"),
+        (
+            ("generate", "--prompt", "a", "--modality", "image", "--model", "zoo:llava"),
+            "draws noth",
+        ),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    folders: dict[str, str],
+) -> None:
+    names = {"JANUS": folders["janus"], "SMALL": folders["janus-drafter"]}
+    names |= {name.upper(): folders[name] for name in ("class", "caption", "text")}
+    capsys.readouterr()
+    assert main([names.get(word, word) for word in arguments]) != 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert message in err
+
+
+def test_what_draws_is_recognised(folders: dict[str, str], tmp_path: Path) -> None:
+    from tests.toys.pipelines import pipeline
+
+    pipeline("ddpm").save_pretrained(tmp_path / "pipe")
+    painters.emu3().config.save_pretrained(tmp_path / "emu3")
+    assert modality_of("diffusion", "zoo:vlm") == "diffusion"
+    assert modality_of("image", "zoo:vlm") == "image"
+    assert modality_of(None, "zoo:diffusion") == "diffusion"
+    assert modality_of(None, "zoo:image") == "image"
+    assert modality_of(None, "zoo:vlm", "asd") == "diffusion"
+    assert modality_of(None, str(tmp_path / "pipe")) == "diffusion"
+    assert modality_of(None, "someone/pipeline", "asd") == "diffusion"
+    assert modality_of(None, folders["janus"]) == "image"
+    assert modality_of(None, str(tmp_path / "emu3")) is None  # it writes, unless told to draw
+    assert modality_of("image", str(tmp_path / "emu3")) == "image"
+    assert modality_of(None, "zoo:vlm") is None
+    assert modality_of(None, "zoo:vlm", "coupled") is None
+    assert modality_of(None, str(tmp_path), "asd") is None
+    with pytest.raises(ValueError, match="--modality music is not known; give diffusion or image"):
+        modality_of("music", "zoo:vlm")
+
+
+def test_the_map_goes_from_dark_to_light() -> None:
+    assert (colour(0, 9), colour(9, 9), colour(0, 0)) == (RAMP[0], RAMP[-1], RAMP[0])
+    assert len({colour(turn, 80) for turn in range(81)}) == 81
+    assert steps_map([[0, 1, 2]]).width > 3 * CELL
+
+
+@needs_zoo
+def test_the_zoo_draws_what_was_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from mmspec.zoo.prompts import prompts
+    from mmspec.zoo.reading import score_picture
+
+    out, right, total = tmp_path / "scene.png", 0, 0
+    for wanted in prompts(2):
+        asked = ("generate", "--modality", "image", "--out", str(out), "--no-compare")
+        found = run(capsys, *asked, "--prompt", wanted.text)
+        assert found["stats"]["target_calls"] < found["stats"]["num_new_tokens"]
+        good, asked_for = score_picture(wanted.scene, Image.open(out))
+        right, total = right + good, total + asked_for
+    assert right >= total / 2
