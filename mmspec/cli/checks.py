@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from transformers import PreTrainedConfig
 
 from mmspec import recipes
 from mmspec.api import accelerate
@@ -16,6 +17,7 @@ from mmspec.backbone import Backbone
 from mmspec.cache import SlotCache
 from mmspec.cli.inputs import folder
 from mmspec.modalities import families, vlm
+from mmspec.models.feature_head import FeatureHeadConfig
 
 Verdict = Literal["ok", "note", "refused"]
 
@@ -51,7 +53,9 @@ def skeleton(name: str) -> Any:
 
 
 def examine(target: str, drafter: str | None) -> list[Finding]:
-    """All findings on a target, or on a target and its draft model."""
+    """All findings on a target, or on a target and its draft model or feature head."""
+    if drafter is not None and _is_head(drafter):
+        return _examine_head(target, drafter)
     models = [skeleton(name) for name in (target, drafter) if name is not None]
     names = [name for name in (target, drafter) if name is not None]
     found = [
@@ -66,14 +70,41 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
     ]
     if any(finding.verdict == "refused" for finding in found):
         return found
-    built = [Backbone(model, families.family(model)) for model in models]
+    built = [families.backbone(model) for model in models]
     found.append(_both("vocabulary", built, lambda reader: reader.vocabulary))
     found.append(_both("image tokens", built, _image_tokens))
     if len(built) == 2:
         found += _pair(built[0], built[1])
         found.append(tokenizers(names))
+    if built[0].family.draws:
+        remark = "a model that draws is bound with its codebook, which needs weights; not looked at"
+        return [*found, Finding("recipes", None, None, "note", remark)]
     found += _recipes(models)
     return found
+
+
+def _is_head(name: str) -> bool:
+    content, _ = PreTrainedConfig.get_config_dict(folder(name))
+    return bool(content.get("model_type") == FeatureHeadConfig.model_type)
+
+
+def _examine_head(target: str, head: str) -> list[Finding]:
+    """A feature head continues states of one width and speaks one vocabulary."""
+    model, config = skeleton(target), FeatureHeadConfig.from_pretrained(folder(head))
+    reader = families.backbone(model)
+    pairs = (
+        ("states", int(reader.config.hidden_size), config.hidden_size),
+        ("vocabulary", reader.vocabulary, config.vocab_size),
+    )
+    remark = "a head for another target; train one with mmspec.training.learn_head"
+    return [
+        _both("weights", [target, head], _weights),
+        Finding("model", type(model).__name__, "FeatureHead"),
+        *(
+            Finding(check, ours, theirs, *(() if ours == theirs else ("refused", remark)))
+            for check, ours, theirs in pairs
+        ),
+    ]
 
 
 def _both(check: str, things: list[Any], look: Callable[[Any], Any]) -> Finding:

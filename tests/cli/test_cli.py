@@ -211,6 +211,15 @@ def test_a_pair_that_does_not_fit(
     assert "vocabulary of 2000" in err
 
 
+def test_heads_and_models_that_draw_are_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    for drafter in ("zoo:image-head", "zoo:image-drafter"):
+        found = run(capsys, "doctor", "zoo:image", drafter)
+        looked = {finding["check"]: finding for finding in found["findings"]}
+        assert looked["vocabulary"]["target"] == looked["vocabulary"]["drafter"] == 512
+    assert main(["doctor", "zoo:llava", "zoo:image-head", "--json"]) == 1
+    assert "a head for another target" in capsys.readouterr().err
+
+
 def test_pickled_weights_are_refused(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
 ) -> None:
