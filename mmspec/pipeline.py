@@ -199,6 +199,8 @@ def _execution(plan: Recipe, window: int | Window | None, tree: Sequence[int] | 
         raise ValueError(
             f"recipe {plan.name or 'custom'!r} drafts no window; drop window= and tree="
         )
+    if isinstance(tree, str):
+        raise ValueError(f"tree={tree!r} are no widths of branching; give some, as in [2, 2, 2]")
     if tree is not None:
         return Window.tree(tree)
     if isinstance(window, Window):

@@ -89,17 +89,20 @@ def compare_latents(
     *,
     drafter: Any = None,
     names: tuple[str, str | None] = ("model", None),
-    window: int | None = None,
     repeats: int = 5,
     seed: int = 0,
     progress: Progress = silent,
+    **parts: Any,
 ) -> LatentComparison:
-    """Measure a recipe on a pipeline; everybody draws everything in turns, after a warm-up."""
+    """Measure a recipe on a pipeline; everybody draws everything in turns, after a warm-up.
+
+    `parts` are those that `accelerate` takes for it: a window, a tree, the recipe's options.
+    """
     plan = recipes.get(recipe) if isinstance(recipe, str) else recipe
     players: dict[str, Player] = {"pipeline": Own(pipe)}
     if isinstance(plan.execution, Window):
         players["plain"] = Fast(accelerate_pipeline(pipe, PLAIN, window=1))
-    players["method"] = Fast(accelerate_pipeline(pipe, plan, drafter=drafter, window=window))
+    players["method"] = Fast(accelerate_pipeline(pipe, plan, drafter=drafter, **parts))
     laps, _ = race(players, drawing.requests, repeats, seed, _device(pipe), progress)
     costs = _costs(pipe, drawing, plan)
     counted = _counts(laps["method"].stats, plan, _count(pipe, drawing, seed))

@@ -53,4 +53,5 @@ def _similarity(*pair: np.ndarray) -> float | None:  # (B, ..., H, W, C) each
     except ImportError:  # `pip install mmspec[quality]`
         return None
     wanted, found = (rearrange(torch.from_numpy(a), "... h w c -> (...) c h w") for a in pair)
-    return float(similarity(found, wanted, data_range=1.0))
+    score: Any = similarity(found, wanted, data_range=1.0)
+    return float(score)

@@ -24,7 +24,7 @@ def relaxed(found: Sweep, file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    settings = {"svg.hashsalt": "mmspec", "font.size": 9}
+    settings: Any = {"svg.hashsalt": "mmspec", "font.size": 9}
     with pyplot.rc_context(settings):
         figure, axes = pyplot.subplots(2, 2, figsize=(10, 7.5), layout="constrained")
         for index, recipe in enumerate(dict.fromkeys(point.recipe for point in found.points)):

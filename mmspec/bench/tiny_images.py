@@ -35,13 +35,15 @@ def tiny_painter(layers: int = 2, seed: int = 0) -> LlamaGenForImageGeneration:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaGenForImageGeneration(config).float().eval()
+        model: Any = LlamaGenForImageGeneration(config)
+        model.float().eval()
         with torch.no_grad():
             for weight in model.parameters():
                 if weight.dim() == 2:
                     weight.normal_(0.0, 1.2 / weight.shape[1] ** 0.5)
     model.set_attn_implementation("sdpa")
-    return model
+    painter: LlamaGenForImageGeneration = model
+    return painter
 
 
 def painted(batch: int) -> dict[str, Tensor]:

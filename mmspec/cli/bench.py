@@ -14,6 +14,7 @@ from mmspec.cli.generate import (
     Drafter,
     Grid,
     Guidance,
+    Knobs,
     Length,
     Modality,
     Model,
@@ -40,6 +41,7 @@ def bench(
     ] = None,
     length: Length = None,
     tree: Tree = None,
+    knobs: Knobs = None,
     image: Annotated[str | None, typer.Option(help="A picture, for models of your own.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="What to ask; may be repeated.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="How many of the zoo's examples.")] = 16,
@@ -76,15 +78,17 @@ def bench(
         _growth(repeats, json)
         return
     kind = modality_of(modality, model, None if recipe is None else recipe[0])
+    parts = given.shape(length, tree) | given.knobs(knobs)
     if kind == IMAGE:
-        counts, parts = (prompts, pictures, batch, repeats, seed), given.shape(length, tree)
+        counts = (prompts, pictures, batch, repeats, seed)
         how = drawing.settings(model, guidance, temperature, grid)
         bench_images(model, drafter, recipe, prompt, how, parts, *counts, peers, json)
         return
     one = _single(recipe)
     if kind == DIFFUSION:
         painter = painting.load(model, drafter, one, steps)
-        bench_pictures(painter, prompt, prompts, batch, window, repeats, seed, json)
+        drafting = painting.parts(window, parts)
+        bench_pictures(painter, prompt, prompts, batch, drafting, repeats, seed, json)
         return
     from mmspec.bench.compare import compare
 
@@ -104,7 +108,7 @@ def bench(
             seed=seed,
             peers=peers,
             progress=report,
-            parts=given.shape(length, tree),
+            parts=parts,
         )
     if json:
         emit(found.to_dict())

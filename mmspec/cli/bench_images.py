@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from mmspec.bench.images import Gallery, ImageComparison, ImageRow
 
 RECIPES = (  # measured where none is named; those that need a draft model come last
-    *("sjd", "sjd-pp", "mc-sjd", "mc-sjd-gumbel", "sjd-pac", "gsd", "draft-verify"),
-    *("coupled", "speculative-sampling", "recursive-rejection", "lantern", "lantern-pp", "cool-sd"),
+    *("sjd", "sjd2", "sjd-pp", "mc-sjd", "mc-sjd-gumbel", "sjd-pac", "gsd", "zipar"),
+    *("draft-verify", "coupled", "speculative-sampling", "recursive-rejection", "eagle", "eagle-2"),
+    *("cool-sd", "lantern", "lantern-pp", "vvs"),
 )
 JUDGED_TOGETHER = 16  # pictures per call of those that are only looked at
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mmspec.cli.output import console, emit, pairs, percent, progress, table, times
@@ -16,7 +17,7 @@ def bench_pictures(
     prompt: list[str] | None,
     prompts: int,
     batch: int,
-    window: int | None,
+    parts: Mapping[str, Any],
     repeats: int,
     seed: int,
     json: bool,
@@ -32,10 +33,10 @@ def bench_pictures(
             drawing,
             drafter=painter.drafter,
             names=painter.names,
-            window=window,
             repeats=repeats,
             seed=seed,
             progress=report,
+            **parts,
         )
     if json:
         emit(found.to_dict())

@@ -10,7 +10,7 @@ from mmspec.cli import inputs as given
 from mmspec.cli.modality import IMAGE
 
 MODEL = "zoo:image"
-RECIPE = "sjd-pac"
+RECIPE = "mc-sjd-gumbel"
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,10 @@ Steps = Annotated[int | None, typer.Option(min=2, help="Steps of a diffusion sam
 Window = Annotated[
     int | None, typer.Option(min=1, help="States a round of diffusion moves a picture at most.")
 ]
+Knobs = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A knob of the recipe, NAME=VALUE (see `mmspec show`); repeatable."),
+]
 Length = Annotated[str | None, typer.Option(help="Draft length: a number, auto, entropy, ...")]
 Tree = Annotated[str | None, typer.Option(help="Branching widths such as 3,2,1, or dynamic.")]
 
@@ -48,6 +52,7 @@ def generate(
     recipe: Recipe = None,
     length: Length = None,
     tree: Tree = None,
+    knobs: Knobs = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
     temperature: Temperature = None,
     seed: int = 0,
@@ -69,15 +74,16 @@ def generate(
     given.quiet()
     given.set_threads(threads, model)
     kind, again = modality_of(modality, model, recipe), repeats if compare else 0
+    parts = given.shape(length, tree) | given.knobs(knobs)
     if kind == IMAGE:
         recipe = recipe or drawing.RECIPE
         studio = drawing.load(model, drafter, [recipe])
-        how = (drawing.settings(model, guidance, temperature, grid), given.shape(length, tree))
+        how = (drawing.settings(model, guidance, temperature, grid), parts)
         draw(studio, recipe, prompt, out, steps_map, *how, seed, again, json)
         return
     if kind == DIFFUSION:
         painter = painting.load(model, drafter, recipe, steps)
-        paint(painter, prompt, out, window, seed, again, json)
+        paint(painter, prompt, out, painting.parts(window, parts), seed, again, json)
         return
     pair = given.load_pair(model, drafter, recipe)
     request = given.encode(pair, prompt, image)
@@ -86,7 +92,6 @@ def generate(
         settings["temperature"] = temperature
     import mmspec
 
-    parts = given.shape(length, tree)
     fast = mmspec.accelerate(pair.model, pair.recipe, drafter=pair.drafter, **parts)
     made = fast.generate(**request, **settings, max_new_tokens=max_new_tokens, seed=seed)
     tokenizer = getattr(pair.processor, "tokenizer", pair.processor)

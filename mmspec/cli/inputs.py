@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,6 +112,20 @@ def default_drafter(model: str, sees: str = "auto") -> str | None:
         if entry.target == target.name and entry.sees == sees:
             return f"zoo:{name}"
     return None if target.drafter is None else f"zoo:{target.drafter}"
+
+
+def knobs(pairs: Sequence[str] | None) -> dict[str, Any]:
+    """`--set NAME=VALUE` as `accelerate` takes it: numbers, true, false and lists, else words."""
+    found: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, _, value = pair.partition("=")
+        if not name or not value:
+            raise ValueError(f"--set {pair} gives no value; write NAME=VALUE, as in --set order=2")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
 
 
 def load_processor(name: str, sees: bool) -> Any:

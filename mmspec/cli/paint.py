@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ def paint(
     painter: Painter,
     prompt: str,
     out: Path,
-    window: int | None,
+    parts: Mapping[str, Any],
     seed: int,
     repeats: int,
     json: bool,
@@ -23,7 +24,7 @@ def paint(
     """Draw one picture into `out`; with `repeats` above 0 plain drawing is measured too."""
     given.check_picture(prompt, out)
     asked = painter.asked([prompt])
-    fast = accelerated(painter, window)
+    fast = accelerated(painter, parts)
     drawn = fast(**asked, seed=seed).images[0]
     drawn.save(out)
     document: dict[str, Any] = {
@@ -35,7 +36,7 @@ def paint(
         "seed": seed,
     }
     if repeats:
-        document |= _compared(painter, asked, window, seed, repeats, json)
+        document |= _compared(painter, asked, parts, seed, repeats, json)
     document["stats"] = asdict(fast.last_stats)
     if json:
         emit(document)
@@ -46,7 +47,12 @@ def paint(
 
 
 def _compared(
-    painter: Painter, asked: dict[str, Any], window: int | None, seed: int, repeats: int, json: bool
+    painter: Painter,
+    asked: dict[str, Any],
+    parts: Mapping[str, Any],
+    seed: int,
+    repeats: int,
+    json: bool,
 ) -> dict[str, Any]:
     from mmspec.bench.latents import Drawing, compare_latents
 
@@ -57,10 +63,10 @@ def _compared(
             Drawing([asked]),
             drafter=painter.drafter,
             names=painter.names,
-            window=window,
             repeats=repeats,
             seed=seed,
             progress=report,
+            **parts,
         )
     wanted = (
         *("steps", "calls_plain", "calls", "calls_saved", "rows_plain", "rows"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,11 +75,16 @@ def load_pipeline(name: str) -> Any:
     return pipe
 
 
-def accelerated(painter: Painter, window: int | None = None) -> Any:
+def parts(window: int | None, others: Mapping[str, Any]) -> dict[str, Any]:
+    """`--window` beside the other parts typed, as `accelerate` takes them."""
+    return dict(others) if window is None else {"window": window, **others}
+
+
+def accelerated(painter: Painter, given_parts: Mapping[str, Any]) -> Any:
     """The pipeline under its recipe."""
     from mmspec.pipeline import accelerate_pipeline
 
-    return accelerate_pipeline(painter.pipe, painter.recipe, drafter=painter.drafter, window=window)
+    return accelerate_pipeline(painter.pipe, painter.recipe, drafter=painter.drafter, **given_parts)
 
 
 def load_draft(pipe: Any, name: str) -> Any:

@@ -90,7 +90,8 @@ def test_forwards_of_models_that_draw_are_recorded_and_replayed(family: str) -> 
 
 def _carrier(call: Forward) -> torch.Tensor:
     given = [call.kwargs.get(name) for name in ("inputs_embeds", "input_ids")]
-    return next(value for value in given if value is not None)
+    found: torch.Tensor = next(value for value in given if value is not None)
+    return found
 
 
 def test_efficiency_is_a_share() -> None:

@@ -66,7 +66,7 @@ def test_a_picture_and_its_map_are_drawn(
     assert main([*asked, "--no-compare"]) == 0  # another recipe by default, and one for people
     printed = capsys.readouterr().out
     assert "tokens per target call" in printed
-    assert "sjd-pac (exact)" in printed
+    assert "mc-sjd-gumbel (exact)" in printed
 
 
 def test_classes_are_drawn_by_number(

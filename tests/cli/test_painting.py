@@ -79,6 +79,18 @@ def test_pictures_are_drawn_by_class_or_by_nothing(
     assert "calls" not in found
 
 
+def test_knobs_of_a_recipe_are_set(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
+) -> None:
+    asked = ["generate", "--prompt", "3", "--steps", "6", "--no-compare", "--model", folders["dit"]]
+    asked += ["--out", str(tmp_path / "x.png")]
+    knobs = ("--set", "interval=2", "--set", "warm_up=1", "--set", "basis=newton")
+    found = run(capsys, *asked, "--recipe", "taylorseer", *knobs)
+    assert (found["stats"]["full"], found["stats"]["forecast"]) == (3, 3)
+    found = run(capsys, *asked, "--recipe", "asd-tree", "--tree", "3,1")
+    assert found["stats"]["per_step_drafted"][0] == 6  # 3 states, one below each
+
+
 def test_a_pipeline_is_benchmarked(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str]
 ) -> None:
@@ -138,6 +150,9 @@ def test_a_recipe_of_latents_is_certified(capsys: pytest.CaptureFixture[str]) ->
         ),
         (("bench", "--modality", "diffusion", "--model", "zoo:llava"), "zoo:llava is no pipeline"),
         (("certify", "asd", "--model", "SD"), "drop --model and --drafter"),
+        (("bench", "--model", "SD", "--set", "window"), "write NAME=VALUE"),
+        (("bench", "--model", "SD", "--set", "windw=3"), "did you mean 'window'"),
+        (("bench", "--model", "SD", "--tree", "dynamic"), "no widths of branching"),
     ],
 )
 def test_errors_are_one_line(
