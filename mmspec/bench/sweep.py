@@ -42,6 +42,7 @@ KNOBS: Mapping[str, Knob] = {
         "tau", (math.inf, 4.0, 2.0, 1.0, 0.5), lambda tau: {"tau": tau, "reuse": "published"}
     ),
     "zipar": _option("window", 9, 7, 5, 4, 3, 2),
+    "vvs": _option("interval", 20, 10, 5, 3, 2),
     "lantern": _option("delta", 0.0, 0.05, 0.1, 0.2, 0.4, 0.8),
     "lantern-pp": _option("factor", 1.0, 2.0, 5.0, 10.0, 20.0),
     "cool-sd": Knob(

@@ -47,8 +47,8 @@ def measured(*chosen: str) -> Sweep:
 
 
 def test_points_are_written_and_drawn(tmp_path: Path) -> None:
-    found = measured("lantern-pp", "gsd")
-    wanted = [(name, value) for name in ("lantern-pp", "gsd") for value in KNOBS[name].values]
+    found = measured("cool-sd", "gsd")
+    wanted = [(name, value) for name in ("cool-sd", "gsd") for value in KNOBS[name].values]
     assert [(point.recipe, point.value) for point in found.points] == wanted
     assert len(found.plain) == 2
     assert found.points[0].over_accepted_mass == pytest.approx(0, abs=1e-6)

@@ -84,10 +84,10 @@ def test_recipes_are_benchmarked_side_by_side(
 ) -> None:
     asked: tuple[str, ...] = ("bench", "--model", folders["janus"], "--repeats", "1")
     asked += ("--drafter", folders["janus-drafter"], "--prompt", "a red circle", "--batch", "2")
-    asked += ("--recipe", "sjd", "--recipe", "lantern")
+    asked += ("--recipe", "sjd", "--recipe", "cool-sd")
     found = run(capsys, *asked)
-    assert [row["recipe"] for row in found["rows"]] == ["plain", "sjd", "lantern"]
-    assert found["drafters"] == {"sjd": None, "lantern": folders["janus-drafter"]}
+    assert [row["recipe"] for row in found["rows"]] == ["plain", "sjd", "cool-sd"]
+    assert found["drafters"] == {"sjd": None, "cool-sd": folders["janus-drafter"]}
     assert (found["pictures"], found["environment"]["batch"]) == (2, 2)
     assert main(list(asked)) == 0
     printed = capsys.readouterr().out
