@@ -15,6 +15,7 @@ from mmspec.bench.certify_images import tiny_pair
 from mmspec.bench.images import Gallery, ImageRow, compare_images
 from mmspec.bench.progress import Progress, silent
 from mmspec.bench.tiny_images import CELLS, table, tiny_painter
+from mmspec.draft import Kind
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.annealed import Annealed
@@ -160,9 +161,9 @@ def tiny_distance(plan: Recipe) -> float | None:
     """How far one round takes the law of a tiny picture of four codes, by trying everything.
 
     Total variation between the picture's law and the target's, the draft being a chain of all but
-    the last code from another tiny model. None where the loss is not in the verifier.
+    the last code from another tiny model. None where the loss is not in what the verifier decides.
     """
-    if plan.verifier.lossless or plan.gate is not None:
+    if plan.verifier.lossless or plan.gate is not None or Kind.RACE in plan.verifier.kinds[:1]:
         return None
     p, q = table(tiny_painter(seed=0)), table(tiny_painter(layers=1, seed=1))
     verifier = plan.verifier

@@ -34,6 +34,7 @@ def test_knobs_begin_exact_and_move_away(name: str) -> None:
 def test_what_is_lost_outside_the_verifier_has_no_enumerated_distance() -> None:
     assert distance("sjd-pp", 1.0) is None
     assert tiny_distance(recipes.get("sjd")) is None
+    assert tiny_distance(recipes.get("zipar")) is None
 
 
 def measured(*chosen: str) -> Sweep:
