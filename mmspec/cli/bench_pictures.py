@@ -82,11 +82,7 @@ def _print(found: LatentComparison) -> None:
     if found.quality_pipeline is not None:
         judged = [found.quality_pipeline, found.quality_method]
         rows.append((f"{found.quality_metric}: pipeline, method", judged))
-    if found.relative_distance is not None:
-        rows.append(("relative distance to plain", found.relative_distance))
-        rows.append(("PSNR to plain, dB", found.psnr))
-        rows.append(("SSIM to plain", found.ssim))
-    pairs(rows)
+    pairs(rows + lost(found.to_dict()))
     if found.row_costs:
         console().print()
         table(
@@ -94,6 +90,20 @@ def _print(found: LatentComparison) -> None:
             *(f"{n} states" for n in found.row_costs),
             heading="cost of a network call, in calls of one state",
         )
+
+
+def lost(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """How far the pictures of a lossy recipe are from those of the same noise."""
+    if document["relative_distance"] is None:
+        return []
+    wanted = "the pipeline" if document["speedup_over_plain"] is None else "plain"
+    similarity = document["ssim"]
+    missing = "not measured; pip install mmspec[quality]"
+    return [
+        (f"relative distance to {wanted}", document["relative_distance"]),
+        (f"PSNR to {wanted}, dB", document["psnr"]),
+        (f"SSIM to {wanted}", missing if similarity is None else f"{similarity:.4f}"),
+    ]
 
 
 def _measured(found: LatentComparison, name: str) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.cli import inputs as given
+from mmspec.cli.bench_pictures import lost
 from mmspec.cli.output import console, emit, pairs, percent, progress, times
 from mmspec.cli.painting import Painter, accelerated
 
@@ -91,10 +92,7 @@ def rows(document: dict[str, Any], stats: dict[str, Any]) -> list[tuple[str, Any
             ("speed-up over the pipeline, here", times(document[over], document["spread"][over])),
             ("seconds", ", ".join(f"{name} {value:.3g}" for name, value in seconds)),
         ]
-        if document["relative_distance"] is not None:
-            found.append(("relative distance to plain", document["relative_distance"]))
-            found.append(("PSNR to plain, dB", document["psnr"]))
-            found.append(("SSIM to plain", document["ssim"]))
+        found += lost(document)
     if "target_calls" in stats:
         found += [
             ("acceptance rate of drafts", percent(stats["draft_acceptance_rate"])),
