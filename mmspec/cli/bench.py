@@ -11,8 +11,8 @@ from mmspec.cli import inputs as given
 from mmspec.cli.bench_images import bench_images
 from mmspec.cli.bench_pictures import bench_pictures
 from mmspec.cli.generate import (
+    Codes,
     Drafter,
-    Grid,
     Guidance,
     Knobs,
     Length,
@@ -62,7 +62,7 @@ def bench(
     steps: Steps = None,
     window: Window = None,
     guidance: Guidance = None,
-    grid: Grid = None,
+    codes: Codes = None,
     pictures: Annotated[
         int, typer.Option(min=0, help="Of picture tokens: how many the judge looks at; 0 = timed.")
     ] = 128,
@@ -81,7 +81,7 @@ def bench(
     parts = given.shape(length, tree) | given.knobs(knobs)
     if kind == IMAGE:
         counts = (prompts, pictures, batch, repeats, seed)
-        how = drawing.settings(model, guidance, temperature, grid)
+        how = drawing.settings(model, guidance, temperature, codes)
         bench_images(model, drafter, recipe, prompt, how, parts, *counts, peers, json)
         return
     one = _single(recipe)

@@ -10,7 +10,7 @@ import typer
 from mmspec.cli import drawing
 from mmspec.cli import inputs as given
 from mmspec.cli.bench_images import gallery
-from mmspec.cli.generate import Drafter, Grid, Guidance, Temperature, Threads
+from mmspec.cli.generate import Codes, Drafter, Guidance, Temperature, Threads
 from mmspec.cli.output import Json, console, emit, progress, table, times
 
 
@@ -26,7 +26,7 @@ def sweep(
     repeats: Annotated[int, typer.Option(min=1)] = 3,
     temperature: Temperature = None,
     guidance: Guidance = None,
-    grid: Grid = None,
+    codes: Codes = None,
     seed: int = 0,
     out: Annotated[Path | None, typer.Option(help="Write the points as CSV.")] = None,
     plot: Annotated[
@@ -47,7 +47,7 @@ def sweep(
     chosen = recipe or list(KNOBS)
     studio = drawing.load(model, drafter, [name for name in chosen if name in KNOBS])
     shown = gallery(studio, prompt, prompts, pictures, 1, seed)
-    settings = drawing.settings(model, guidance, temperature, grid)
+    settings = drawing.settings(model, guidance, temperature, codes)
     with progress(json) as report:
         found = measure(
             chosen,

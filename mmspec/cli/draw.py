@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from mmspec.cli import inputs as given
 from mmspec.cli.drawing import Studio
 from mmspec.cli.output import console, emit, pairs, progress, times
+from mmspec.cli.sheet import tiled
 
 
 def draw(
     studio: Studio,
     recipe: str,
     prompt: str,
+    grid: tuple[int, int],
     out: Path,
     steps_map: Path | None,
     settings: dict[str, Any],
@@ -22,15 +25,19 @@ def draw(
     repeats: int,
     json: bool,
 ) -> None:
-    """Draw one picture into `out`; with `repeats` above 0 plain decoding is measured too."""
+    """Draw a picture, or a sheet of `grid` rows and columns of them as one batch, into `out`.
+
+    With `repeats` above 0 plain decoding is measured too.
+    """
     given.check_picture(prompt, out, *([] if steps_map is None else [steps_map]))
-    asked, fast = studio.asked([prompt]), studio.fast(recipe, **parts)
+    asked, fast = studio.asked([prompt] * prod(grid)), studio.fast(recipe, **parts)
     drawn = fast.generate_images(**asked, **settings, seed=seed)
-    drawn.images[0].save(out)
+    rounds = drawn.rounds.tolist()
+    tiled(drawn.images, grid[1]).save(out)
     if steps_map is not None:
         from mmspec.cli.steps_map import steps_map as mapped
 
-        mapped(drawn.rounds[0].tolist()).save(steps_map)
+        tiled([mapped(one) for one in rounds], grid[1]).save(steps_map)
     document: dict[str, Any] = {
         "out": str(out),
         "steps_map": None if steps_map is None else str(steps_map),
@@ -39,8 +46,8 @@ def draw(
         "recipe": recipe,
         "exact": fast.recipe.exact,
         "seed": seed,
-        "rounds": drawn.rounds[0].tolist(),
-        "codes": drawn.ids[0].tolist(),
+        "rounds": rounds,
+        "codes": drawn.ids.tolist(),
     }
     if repeats:
         document |= _compared(studio, recipe, fast, asked, settings, seed, repeats, json)

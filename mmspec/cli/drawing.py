@@ -11,6 +11,7 @@ from mmspec.cli.modality import IMAGE
 
 MODEL = "zoo:image"
 RECIPE = "mc-sjd-gumbel"
+MOST = 64  # pictures of a sheet
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _default(model: str, head: bool, recipe: str) -> str:
 
 
 def settings(
-    model: str, guidance: float | None, temperature: float | None, grid: str | None
+    model: str, guidance: float | None, temperature: float | None, codes: str | None
 ) -> dict[str, Any]:
     """What goes with every call: temperature 1 and the model's own scale if nothing is said."""
     found: dict[str, Any] = {"temperature": 1.0 if temperature is None else temperature}
@@ -112,12 +113,29 @@ def settings(
         guidance = GUIDANCE
     if guidance is not None:
         found["guidance"] = guidance
-    if grid is not None:
-        sides = grid.lower().split("x")
-        if len(sides) != 2 or not all(side.strip().isdigit() for side in sides):
-            raise ValueError(f"--grid {grid} is no size; give rows and columns, such as 24x24")
-        found["grid"] = (int(sides[0]), int(sides[1]))
+    if codes is not None:
+        found["grid"] = _sides("--codes", codes, "24x24")
     return found
+
+
+def sheet(grid: str | None) -> tuple[int, int]:
+    """Rows and columns of a sheet of pictures, one if nothing is said."""
+    if grid is None:
+        return 1, 1
+    rows, columns = _sides("--grid", grid, "4x4")
+    if rows * columns > MOST:
+        raise ValueError(
+            f"--grid {grid} is a sheet of {rows * columns} pictures, drawn as one batch; {MOST} "
+            f"are the most. For the size of one picture in codes give --codes {grid}"
+        )
+    return rows, columns
+
+
+def _sides(option: str, typed: str, example: str) -> tuple[int, int]:
+    sides = typed.lower().split("x")
+    if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
+        raise ValueError(f"{option} {typed} is no size; give rows and columns, such as {example}")
+    return int(sides[0]), int(sides[1])
 
 
 def _loaded(name: str) -> Any:

@@ -31,7 +31,10 @@ Modality = Annotated[
 Guidance = Annotated[
     float | None, typer.Option(help="Of picture tokens: the published scale if not said, 1 = none.")
 ]
-Grid = Annotated[str | None, typer.Option(help="Of picture tokens: rows x columns, as in 24x24.")]
+Codes = Annotated[
+    str | None,
+    typer.Option(help="Size of one picture in codes, rows x columns as in 24x24, if it can vary."),
+]
 Steps = Annotated[int | None, typer.Option(min=2, help="Steps of a diffusion sampler.")]
 Window = Annotated[
     int | None, typer.Option(min=1, help="States a round of diffusion moves a picture at most.")
@@ -62,7 +65,10 @@ def generate(
     steps: Steps = None,
     window: Window = None,
     guidance: Guidance = None,
-    grid: Grid = None,
+    grid: Annotated[
+        str | None, typer.Option(help="Of picture tokens: a sheet of pictures, as in 4x4.")
+    ] = None,
+    codes: Codes = None,
     out: Annotated[Path, typer.Option(help="Where a drawn picture goes.")] = Path("mmspec.png"),
     steps_map: Annotated[
         Path | None, typer.Option(help="Of picture tokens: a map of the round each patch came in.")
@@ -78,8 +84,8 @@ def generate(
     if kind == IMAGE:
         recipe = recipe or drawing.RECIPE
         studio = drawing.load(model, drafter, [recipe])
-        how = (drawing.settings(model, guidance, temperature, grid), parts)
-        draw(studio, recipe, prompt, out, steps_map, *how, seed, again, json)
+        how = (drawing.settings(model, guidance, temperature, codes), parts)
+        draw(studio, recipe, prompt, drawing.sheet(grid), out, steps_map, *how, seed, again, json)
         return
     if kind == DIFFUSION:
         painter = painting.load(model, drafter, recipe, steps)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from PIL import Image, ImageDraw
 
 SIDE, MARGIN, LINE = 144, 8, 13  # pixels
+LETTERS = 24  # of a line above a panel
 
 
 @dataclass(frozen=True)
@@ -21,15 +23,17 @@ class Panel:
 def sheet(columns: Mapping[str, Sequence[Panel]], titles: Sequence[str]) -> Image.Image:
     """A row per title, a named column per way to draw; all panels have as many lines."""
     lines = max(len(panel.words) for column in columns.values() for panel in column)
+    names = ["\n".join(wrap(name, LETTERS)) for name in columns]
+    header = MARGIN + LINE * max(name.count("\n") + 1 for name in names)
     wide, high = SIDE + MARGIN, SIDE + (2 + lines) * LINE + MARGIN
-    size = (MARGIN + wide * len(columns), LINE + MARGIN + high * len(titles))
+    size = (MARGIN + wide * len(columns), header + high * len(titles))
     made = Image.new("RGB", size, "white")
     pen = ImageDraw.Draw(made)
-    for place, (name, column) in enumerate(columns.items()):
+    for place, (name, column) in enumerate(zip(names, columns.values(), strict=True)):
         left = MARGIN + place * wide
-        pen.text((left, 2), name[:24], fill="black")
+        pen.text((left, 2), name, fill="black", spacing=1)
         for index, panel in enumerate(column):
-            top = LINE + MARGIN + index * high
+            top = header + index * high
             if place == 0:
                 pen.text((left, top), titles[index], fill="black")
             picture = panel.picture.convert("RGB").resize((SIDE, SIDE), Image.Resampling.NEAREST)
@@ -37,4 +41,16 @@ def sheet(columns: Mapping[str, Sequence[Panel]], titles: Sequence[str]) -> Imag
             for line, words in enumerate(panel.words):
                 place_y = top + LINE * (1 + line) + SIDE + 1
                 pen.text((left, place_y), words[:26], fill="#555555")
+    return made
+
+
+def tiled(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
+    """Pictures of one size in rows of `columns`; a single one as it is."""
+    if len(pictures) == 1:
+        return pictures[0]
+    from torchvision.transforms.functional import pil_to_tensor, to_pil_image
+    from torchvision.utils import make_grid
+
+    tiles = [pil_to_tensor(picture.convert("RGB")) for picture in pictures]
+    made: Image.Image = to_pil_image(make_grid(tiles, columns, padding=2, pad_value=255))
     return made

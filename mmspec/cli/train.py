@@ -11,6 +11,7 @@ import typer
 from mmspec.cli import drawing
 from mmspec.cli import inputs as given
 from mmspec.cli.drawing import Studio
+from mmspec.cli.generate import Codes
 from mmspec.cli.output import Json, console, emit, pairs, progress
 
 app = typer.Typer(help="Learn from what a model says or draws.", no_args_is_help=True)
@@ -39,7 +40,7 @@ def phrases(
     least: Annotated[int, typer.Option(min=1, help="How often a pair must occur.")] = 2,
     guidance: Annotated[float | None, typer.Option(help="The published scale if not said.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0)] = None,
-    grid: Annotated[str | None, typer.Option(help="Rows x columns, as in 24x24.")] = None,
+    codes: Codes = None,
     batch: Annotated[int, typer.Option(min=1, help="Pictures drawn at once.")] = 16,
     seed: int = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="Processor threads to use.")] = None,
@@ -55,7 +56,7 @@ def phrases(
     if file.is_dir():
         raise ValueError(f"{file} is a folder; give --out a file in it, such as {file / FILE}")
     studio = drawing.load(model, drafter, [recipe])
-    how = drawing.settings(model, guidance, temperature, grid)
+    how = drawing.settings(model, guidance, temperature, codes)
     asked = requests(studio, prompt, pictures, batch, seed)
     with progress(json) as report:
         learnt = learn_phrases(

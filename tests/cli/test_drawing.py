@@ -52,12 +52,12 @@ def test_a_picture_and_its_map_are_drawn(
     out, rounds = tmp_path / "circle.png", tmp_path / "map.png"
     asked: tuple[str, ...] = ("generate", "--model", folders["janus"], "--prompt", "a red circle")
     asked += ("--out", str(out), "--steps-map", str(rounds), "--repeats", "1", "--seed", "3")
-    found = run(capsys, *asked, "--recipe", "sjd", "--guidance", "2", "--grid", "4x4")
+    found = run(capsys, *asked, "--recipe", "sjd", "--guidance", "2", "--codes", "4x4")
     assert Image.open(out).size == (8, 8)
     assert (found["recipe"], found["exact"]) == ("sjd", True)
     assert found["calls_plain"] == 15
     assert found["fewer_calls"] == 15 / found["calls"]
-    assert found["stats"]["target_calls"] == max(map(max, found["rounds"]))
+    assert found["stats"]["target_calls"] == max(map(max, found["rounds"][0]))
     assert set(found["seconds_per_request"]) == {"plain", "sjd"}
     assert found["speedup_over_generate"] > 0
     shown = Image.open(rounds).convert("RGB")
@@ -67,6 +67,23 @@ def test_a_picture_and_its_map_are_drawn(
     printed = capsys.readouterr().out
     assert "tokens per target call" in printed
     assert "mc-sjd-gumbel (exact)" in printed
+
+
+def test_a_sheet_is_one_batch_and_begins_with_the_single_picture(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
+) -> None:
+    out, rounds = tmp_path / "sheet.png", tmp_path / "map.png"
+    asked = ("generate", "--model", folders["janus"], "--prompt", "a red circle", "--no-compare")
+    asked += ("--out", str(out), "--steps-map", str(rounds))
+    one = run(capsys, *asked)
+    single = [Image.open(file).copy() for file in (out, rounds)]
+    many = run(capsys, *asked, "--grid", "2x3")
+    assert len(many["codes"]) == len(many["rounds"]) == 6
+    assert many["codes"][0] == one["codes"][0]
+    assert many["codes"][1] != one["codes"][0]
+    assert Image.open(out).size == (3 * (8 + 2) + 2, 2 * (8 + 2) + 2)
+    assert Image.open(out).crop((2, 2, 10, 10)).tobytes() == single[0].convert("RGB").tobytes()
+    assert Image.open(rounds).width == 3 * (single[1].width + 2) + 2
 
 
 def test_classes_are_drawn_by_number(
@@ -124,8 +141,10 @@ def test_knobs_are_turned(
         (("generate", "--prompt", " ", "--model", "JANUS"), "the prompt is empty"),
         (("generate", "--prompt", "x", "--model", "CLASS"), "give --prompt a number, not 'x'"),
         (("generate", "--prompt", "x", "--model", "CAPTION"), "draws behind caption, caption_mask"),
-        (("generate", "--prompt", "a", "--model", "JANUS", "--grid", "9"), "--grid 9 is no size"),
-        (("generate", "--prompt", "a", "--model", "JANUS", "--grid", "3x5"), "4 x 4 codes"),
+        (("generate", "--prompt", "a", "--model", "JANUS", "--codes", "9"), "--codes 9 is no size"),
+        (("generate", "--prompt", "a", "--model", "JANUS", "--codes", "3x5"), "4 x 4 codes"),
+        (("generate", "--prompt", "a", "--model", "JANUS", "--grid", "0x2"), "--grid 0x2 is no s"),
+        (("generate", "--prompt", "a", "--model", "JANUS", "--grid", "9x9"), "give --codes 9x9"),
         (
             ("generate", "--prompt", "a", "--model", "JANUS", "--steps-map", "no/x.png"),
             "there is no folder no",
