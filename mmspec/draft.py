@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -116,7 +116,7 @@ class Draft:
         """Distance of every node from the context."""
         if self.tree is not None:
             return self.tree.depths_on(self.tokens.device).expand(self.batch, -1)
-        return self.ancestors().sum(-1) - 1
+        return self._reach.sum(-1) - 1
 
     def places(self) -> Tensor:  # (B, N), 0 = right behind the context
         """Where every node stands in the text: at its depth, unless there are gaps."""
@@ -126,6 +126,17 @@ class Draft:
         """Which nodes each node may attend to: itself and the path above it."""
         if self.tree is not None:
             return self.tree.ancestors_on(self.tokens.device).expand(self.batch, -1, -1)
+        return self._reach
+
+    def children(self) -> Tensor:  # (B, N + 1, C) node index, -1 padded; row 0 = of the context
+        """The proposals below each node, in the order they were drawn."""
+        if self.tree is not None:
+            return self.tree.children_on(self.tokens.device).expand(self.batch, -1, -1)
+        return self._kids
+
+    @cached_property
+    def _reach(self) -> Tensor:  # (B, N, N) bool
+        """`ancestors` of rows that differ."""
         nodes = torch.arange(self.nodes, device=self.parents.device)
         reach = self.parents[..., None] == nodes
         reach = (reach | torch.eye(self.nodes, dtype=torch.bool, device=nodes.device)).float()
@@ -133,16 +144,16 @@ class Draft:
             reach = (reach @ reach).clamp(max=1)
         return reach.bool()
 
-    def children(self) -> Tensor:  # (B, N + 1, C) node index, -1 padded; row 0 = of the context
-        """The proposals below each node, in the order they were drawn."""
-        if self.tree is not None:
-            return self.tree.children_on(self.tokens.device).expand(self.batch, -1, -1)
-        trees = [Tree(tuple(row)) for row in self.parents.tolist()]
-        width = max((tree.width for tree in trees), default=0)
-        table = torch.full((self.batch, self.nodes + 1, max(width, 1)), -1)
-        for row, tree in enumerate(trees):
-            table[row, :, : tree.width] = tree.children_on(torch.device("cpu"))[0]
-        return table.to(self.tokens.device)
+    @cached_property
+    def _kids(self) -> Tensor:  # (B, N + 1, C)
+        """`children` of rows that differ; asks the device for the widest family."""
+        siblings = self.parents[..., None] == self.parents[:, None]
+        rank = siblings.tril(-1).sum(-1)  # how many were drawn before
+        width = int(rank.max()) + 1 if self.nodes else 1
+        nodes = torch.arange(self.nodes, device=rank.device).expand_as(rank)
+        table = torch.full((self.batch, (self.nodes + 1) * width), -1, device=rank.device)
+        table.scatter_(1, (self.parents + 1) * width + rank, nodes)
+        return table.view(self.batch, self.nodes + 1, width)
 
 
 @dataclass(frozen=True)

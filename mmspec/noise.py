@@ -10,7 +10,7 @@ was drafted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Protocol
@@ -34,12 +34,16 @@ class Lane(IntEnum):
     WALK = 1 << 32  # the steps of a verifier, one lane each; keys from here on are theirs
 
 
+Coins = Callable[[tuple[int, ...], Tensor], Tensor]  # place, probability (B,) -> (B,) bool
+
+
 class Noise(Protocol):
     """Where a verifier and a drafter get their randomness from."""
 
     def shared(self, position: Tensor) -> Keys: ...  # (B, M) -> keys that every round agrees on
     def fresh(self, lane: int, index: Tensor) -> Keys: ...  # (B, M) or (M,), of this round only
     def flip(self, probability: Tensor, lane: int) -> Tensor: ...  # (B, ...) -> bool, True w.p. it
+    def coins(self, lanes: Tensor) -> Coins: ...  # `flip` on many lanes at once, by their place
     def pick(self, weights: Tensor, lane: int) -> Tensor: ...  # (B, V), non-negative -> (B,)
 
 
@@ -98,28 +102,39 @@ class KeyedNoise:
         return Keys(_hash(self.rows[:, None] ^ (position * _GOLDEN)))
 
     def fresh(self, lane: int, index: Tensor) -> Keys:  # (B, M) or (M,)
-        salt = _fold(_fold(self.round ^ _ROUNDS) + lane)
-        return Keys(_hash((self.rows ^ salt)[:, None] + index * _GOLDEN))
+        return Keys(_hash((self.rows ^ self._salt(lane))[:, None] + index * _GOLDEN))
 
     def flip(self, probability: Tensor, lane: int) -> Tensor:
-        event = probability.shape[1:]
-        keys = self.fresh(lane, torch.zeros(1, dtype=torch.int64, device=self.rows.device))
-        return Keys(keys.key[:, 0]).uniform(*event) < probability
+        return self._own(lane).uniform(*probability.shape[1:]) < probability
+
+    def coins(self, lanes: Tensor) -> Coins:
+        salts = _hash(lanes + _fold(self.round ^ _ROUNDS))
+        uniform = Keys(_hash(salts[..., None] ^ self.rows)).uniform()  # (*lanes, B)
+        return lambda place, probability: uniform[place] < probability
 
     def pick(self, weights: Tensor, lane: int) -> Tensor:
-        keys = self.fresh(lane, torch.zeros(1, dtype=torch.int64, device=self.rows.device))
-        return (weights.log() + Keys(keys.key[:, 0]).gumbel(weights.shape[-1])).argmax(-1)
+        return (weights.log() + self._own(lane).gumbel(weights.shape[-1])).argmax(-1)
+
+    def _own(self, lane: int) -> Keys:  # (B,)
+        """One key per row."""
+        return Keys(_hash(self.rows ^ self._salt(lane)))
+
+    def _salt(self, lane: int) -> int:
+        return _fold(_fold(self.round ^ _ROUNDS) + lane)
 
 
 def _hash(key: Tensor) -> Tensor:
-    key = key + _GOLDEN
-    key = (key ^ ((key >> 30) & 0x3FFFFFFFF)) * _MIX1  # masked, because >> keeps the sign
-    key = (key ^ ((key >> 27) & 0x1FFFFFFFFF)) * _MIX2
-    return key ^ ((key >> 31) & 0x1FFFFFFFF)
+    key = key + _GOLDEN  # from here on in place
+    key ^= (key >> 30).bitwise_and_(0x3FFFFFFFF)  # masked, because >> keeps the sign
+    key *= _MIX1
+    key ^= (key >> 27).bitwise_and_(0x1FFFFFFFFF)
+    key *= _MIX2
+    key ^= (key >> 31).bitwise_and_(0x1FFFFFFFF)
+    return key
 
 
 def _unit(key: Tensor) -> Tensor:
-    return (((key >> 11) & 0x1FFFFFFFFFFFFF).double() + 0.5) * 2.0**-53
+    return (key >> 11).bitwise_and_(0x1FFFFFFFFFFFFF).double().add_(0.5).mul_(2.0**-53)
 
 
 def _scalar_hash(value: int) -> int:

@@ -25,24 +25,36 @@ class Raster:
     start: Tensor  # (B, 1) int64: absolute position of each row's first picture token
 
     def __call__(self, scores: Tensor, position: Tensor) -> Tensor:  # (B, M, V), (B, M)
-        forced, cells = _tables(self.grid, scores.shape[-1], scores.device)
+        found = _closed(self.grid, scores.shape[-1], scores.device)
+        if found is None:
+            return scores
+        sort, closed = found
         offset = (position - self.start).clamp(0, self.grid.length)
-        only = forced[offset][..., None]  # (B, M, 1), -1 = a cell
-        tokens = torch.arange(scores.shape[-1], device=scores.device)
-        return scores.masked_fill(~torch.where(only < 0, cells, tokens == only), -torch.inf)
+        return scores.masked_fill(closed[sort[offset]], -torch.inf)
 
     def forced(self, position: Tensor) -> Tensor:  # (B, M) -> (B, M), -1 = free
         """The structural tokens at some places."""
-        table, _ = _tables(self.grid, 1, position.device)
+        table = _forced(self.grid, position.device)
         return table[(position - self.start).clamp(0, self.grid.length)]
 
 
 @lru_cache(maxsize=16)
-def _tables(grid: Grid, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Forced tokens by offset (L + 1,), and which of `size` tokens a cell may hold (size,)."""
+def _forced(grid: Grid, device: torch.device) -> Tensor:
+    """Forced tokens by offset (L + 1,), -1 = a cell."""
     found = (grid.forced(offset) for offset in range(grid.length + 1))
-    forced = torch.tensor([-1 if token is None else token for token in found], device=device)
+    return torch.tensor([-1 if token is None else token for token in found], device=device)
+
+
+@lru_cache(maxsize=16)
+def _closed(grid: Grid, size: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """The sort of place at every offset (L + 1,), and what each of K sorts rules out (K, size).
+
+    None where nothing is ruled out anywhere: cells alone, and every token a code.
+    """
+    tokens, sort = _forced(grid, device).unique(return_inverse=True)
+    closed = torch.arange(size, device=device) != tokens[:, None]
     ids = grid.ids(device)
-    cells = torch.zeros(size, dtype=torch.bool, device=device)
-    cells[ids[ids < size]] = True
-    return forced, cells
+    cells = torch.ones(size, dtype=torch.bool, device=device)
+    cells[ids[ids < size]] = False
+    closed = torch.where(tokens[:, None] < 0, cells, closed)
+    return (sort, closed) if bool(closed.any()) else None

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.draft import categorical
-from mmspec.laws import Categorical, Gaussian, GaussianResidual, residual
+from mmspec.laws import Categorical, Gaussian, GaussianResidual, quantile, residual
 from mmspec.noise import KeyedNoise, Keys
 
 CPU = torch.device("cpu")
@@ -81,6 +81,15 @@ def test_rejection_with_the_residual_gives_p_back() -> None:
     kept = torch.minimum(p, q)
     back = kept + (1 - kept.sum(-1, keepdim=True)) * residual(p, q)
     assert_close(back, p, atol=1e-12, rtol=0)
+
+
+def test_a_token_has_a_share_of_the_quantiles_that_is_its_weight() -> None:
+    weights = torch.tensor([[0.0, 3.0, 0.0, 1.0, 4.0, 0.0], [8.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
+    uniform = (torch.arange(8000, dtype=torch.float64) + 0.5) / 8000
+    found = quantile(weights, uniform.expand(2, -1))
+    counts = [torch.bincount(row, minlength=6).tolist() for row in found]
+    assert counts == [[0, 3000, 0, 1000, 4000, 0], [8000, 0, 0, 0, 0, 0]]
+    assert quantile(weights[:1], torch.ones(1, 1, dtype=torch.float64)).item() < 6
 
 
 def test_the_same_keys_couple_two_laws() -> None:

@@ -237,6 +237,17 @@ def test_flip_and_pick_follow_their_probabilities() -> None:
     assert bool(rows.flip(torch.ones(COUNT), Lane.OTHER).all())
 
 
+@pytest.mark.parametrize("first", [Lane.ACCEPT, Lane.WALK + 7])
+def test_coins_are_the_flips_of_their_lanes(first: int) -> None:
+    rows, chance = noise(6, 500).at_round(11), torch.linspace(0, 1, 500)
+    coins = rows.coins(first + torch.tensor([[0, 1], [70_000, 70_001]]))
+    places = {(0, 0): 0, (0, 1): 1, (1, 0): 70_000, (1, 1): 70_001}
+    flips = {place: rows.flip(chance, first + behind) for place, behind in places.items()}
+    for place, flip in flips.items():
+        assert torch.equal(coins(place, chance), flip)
+    assert not torch.equal(flips[0, 0], flips[0, 1])
+
+
 def test_row_ids_are_one_per_row() -> None:
     with pytest.raises(ValueError, match="row_ids has 3 entries for 2 rows; give one per row"):
         KeyedNoise.seeded(0, 2, CPU, row_ids=[1, 2, 3])

@@ -36,6 +36,13 @@ def test_every_place_allows_what_the_grid_says(grid: Grid) -> None:
             )
 
 
+def test_a_grid_that_rules_nothing_out_hands_the_scores_on() -> None:
+    scores, position = torch.randn(1, 4, 10), torch.arange(4)[None]
+    start = torch.zeros(1, 1).long()
+    assert Raster(Grid(2, 2, (0, 10)), start)(scores, position) is scores
+    assert Raster(Grid(2, 2, (0, 9)), start)(scores, position) is not scores
+
+
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_a_forced_token_has_probability_one_whatever_the_settings(do_sample: bool) -> None:
     grid = Grid(2, 3, (4, 9), separator=9)

@@ -6,6 +6,7 @@ the one with the least distance. `Optimal` is the default; the others serve repr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,10 +27,13 @@ class Pool:
 
 
 class Residual(Protocol):
-    """Where the next token, or the next sibling's test, gets its law from."""
+    """Where the next token, or the next sibling's test, gets its law from.
+
+    `pool` finds the neighbours of x, for those who ask.
+    """
 
     def __call__(
-        self, p: Tensor, q: Tensor, x: Tensor, pool: Pool
+        self, p: Tensor, q: Tensor, x: Tensor, pool: Callable[[], Pool]
     ) -> Tensor: ...  # (..., V) x2, (...) -> (..., V), sums to 1
 
 
@@ -37,7 +41,7 @@ class Residual(Protocol):
 class Optimal:
     """norm((p - q)+): the least distance for any relaxed acceptance (Cool-SD, Li et al. 2026)."""
 
-    def __call__(self, p: Tensor, q: Tensor, x: Tensor, pool: Pool) -> Tensor:
+    def __call__(self, p: Tensor, q: Tensor, x: Tensor, pool: Callable[[], Pool]) -> Tensor:
         return residual(p, q)
 
 
@@ -50,8 +54,8 @@ class ClearedTarget:
     where nothing is left; the released code to a uniform law over the whole vocabulary.
     """
 
-    def __call__(self, p: Tensor, q: Tensor, x: Tensor, pool: Pool) -> Tensor:
-        return _difference(_cleared(p, pool), q, p)
+    def __call__(self, p: Tensor, q: Tensor, x: Tensor, pool: Callable[[], Pool]) -> Tensor:
+        return _difference(_cleared(p, pool()), q, p)
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,8 @@ class ClearedDraft:
     same neighbours go, and the same fall-back holds, as for `ClearedTarget`.
     """
 
-    def __call__(self, p: Tensor, q: Tensor, x: Tensor, pool: Pool) -> Tensor:
-        return _difference(p, _cleared(q, pool), p)
+    def __call__(self, p: Tensor, q: Tensor, x: Tensor, pool: Callable[[], Pool]) -> Tensor:
+        return _difference(p, _cleared(q, pool()), p)
 
 
 def _cleared(law: Tensor, pool: Pool) -> Tensor:  # (..., V) -> (..., V)

@@ -80,7 +80,7 @@ class LatentNeighbourhood:
         return (backing / at_token(q, x).clamp_min(torch.finfo(q.dtype).tiny)).clamp_max(1)
 
     def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # -> (..., V), sums to 1
-        return self.correction(p, q, x, self.pool(p, x))
+        return self.correction(p, q, x, lambda: self.pool(p, x))
 
     def pool(self, p: Tensor, x: Tensor) -> Pool:  # (..., V), (...)
         """The longest run of nearest neighbours whose mass is within the bound."""
@@ -88,6 +88,5 @@ class LatentNeighbourhood:
         tokens, real = self.table.of(x, self.k + 1)
         mass = torch.where(real, p.gather(-1, tokens[..., : self.k]), 0).cumsum(-1)
         within = (mass <= self.bound(at_token(p, x))[..., None]) & real
-        size = within.sum(-1)  # mass grows along the run
-        pooled = torch.where(size > 0, at_token(mass, (size - 1).clamp_min(0)), 0)
-        return Pool(tokens, real, size, pooled)
+        pooled = mass.masked_fill(~within, 0).amax(-1)  # mass grows along the run
+        return Pool(tokens, real, within.sum(-1), pooled)

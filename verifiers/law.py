@@ -29,7 +29,7 @@ from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier
 from mmspec.laws import Categorical
-from mmspec.noise import Keys
+from mmspec.noise import Coins, Keys
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.walk import one_hot, without
@@ -128,6 +128,9 @@ class ScriptedNoise:
             for element, chance in enumerate(chances.unbind(1))
         ]
         return torch.stack(taken, 1).reshape(probability.shape) > 0
+
+    def coins(self, lanes: Tensor) -> Coins:
+        return lambda place, probability: self.flip(probability, int(lanes[place]))
 
     def pick(self, weights: Tensor, lane: int) -> Tensor:
         self._open(lane)

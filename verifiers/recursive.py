@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmspec.distance import excess
 from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict, categorical
-from mmspec.noise import Lane, Noise
+from mmspec.noise import Coins, Lane, Noise
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.walk import (
     Family,
@@ -18,6 +18,8 @@ from mmspec.verifiers.walk import (
     check,
     depth_of,
     descend,
+    lanes,
+    nobody,
     nothing,
     proposal,
     proposals,
@@ -54,10 +56,11 @@ class Recursive:
             return self._chain(draft, scores, noise)
 
         longest, over = depth_of(draft), list[Tensor]()
+        hits = noise.coins(lanes(draft))
 
-        def step(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
+        def step(family: Family, _noise: Noise, _lane: int) -> tuple[Tensor, Tensor]:
             rule = at_depth(self.rule, family.depth, longest)
-            slot, left, found = _siblings(rule, family, draft.kind, noise, lane)
+            slot, left, found = _siblings(rule, family, draft.kind, hits)
             over.append(found)
             return slot, left
 
@@ -89,21 +92,25 @@ class Recursive:
         return replace(verdict, excess=(excess(p[:, :-1], q, x, chance) * tested).sum(-1))
 
 
-def _siblings(
-    rule: Rule, family: Family, kind: Kind, noise: Noise, lane: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _siblings(rule: Rule, family: Family, kind: Kind, hits: Coins) -> tuple[Tensor, Tensor, Tensor]:
     """The slot accepted, the law of the next token if none was, and the over-accepted mass (B,)."""
     p, q = family.p, family.q
     slot = torch.full_like(family.last, -1)
     over = torch.zeros_like(p[:, 0])
     for j, x in enumerate(family.tokens.unbind(1)):
-        tested = family.real[:, j] & (slot < 0)
+        left = family.real[:, j:] & (slot < 0)[:, None]
+        if nobody(left):
+            break
+        tested = left[:, 0]
         drawn = proposal(q, x, kind)
         chance = torch.where(tested, rule.accept(p, drawn, x), 0)
         over = over if rule.lossless else over + excess(p, drawn, x, chance)
-        hit = noise.flip(chance, lane + j)
+        hit = hits((family.depth, j), chance)
         slot = torch.where(hit, j, slot)
-        p = torch.where((tested & ~hit)[:, None], rule.residual(p, drawn, x), p)
+        missed = (tested & ~hit)[:, None]
+        if nobody(missed):
+            continue
+        p = torch.where(missed, rule.residual(p, drawn, x), p)
         if kind is Kind.WOR:
-            q = torch.where(tested[:, None], without(q, x), q)
+            q = torch.where(missed, without(q, x), q)
     return slot, p, over

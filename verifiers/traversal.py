@@ -52,6 +52,7 @@ class _Walk:
         self.open = torch.ones(draft.batch, dtype=torch.bool, device=draft.tokens.device)
         self.row = torch.zeros(draft.batch, dtype=torch.int64, device=draft.tokens.device)
         self.weights = torch.zeros_like(self.law[:, 0].probs)
+        self.hits = noise.coins(Lane.WALK + torch.arange(tree.nodes + 1, device=self.row.device))
 
     def run(self) -> Verdict:
         self.visit(0, torch.ones_like(self.weights[:, 0]))
@@ -84,7 +85,7 @@ class _Walk:
         taken = self.open
         if row > 0:
             chance = torch.where(taken & self.draft.mask[:, row - 1], rho, 0)
-            taken = taken & self.noise.flip(chance, Lane.WALK + row)
+            taken = taken & self.hits((row,), chance)
         self.row = torch.where(taken, row, self.row)
         self.weights = torch.where(taken[:, None], p, self.weights)
         self.open = self.open & ~taken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -39,9 +40,10 @@ def descend(draft: Draft, scores: Scores, noise: Noise, step: Step) -> Verdict:
     open_ = torch.ones_like(rows, dtype=torch.bool)
     weights = torch.zeros_like(law.scores[:, 0])
     path: list[Tensor] = []
-    for depth, width in enumerate(widths(draft)):
-        if depth > 0 and device.type == "cpu" and not bool(open_.any()):  # no sync to pay for
-            path += [torch.full_like(rows, -1)] * (depth_of(draft) - depth)
+    deep = widths(draft)
+    for depth, width in enumerate(deep):
+        if nobody(open_):
+            path += [torch.full_like(rows, -1)] * (len(deep) - depth)
             break
         child = kids[rows, at, :width]
         node = child.clamp_min(0)
@@ -98,6 +100,26 @@ def widths(draft: Draft) -> list[int]:
     tree = draft.tree
     parents = [(-1,), *tree.levels][: tree.depth]
     return [max(len(tree.kids[node + 1]) for node in level) for level in parents]
+
+
+def lanes(draft: Draft) -> Tensor:  # (D, C)
+    """The lane of every child on every level."""
+    wide = widths(draft)
+    return _lanes(len(wide), max(wide, default=0), draft.tokens.device)
+
+
+@lru_cache(maxsize=64)
+def _lanes(depth: int, width: int, device: torch.device) -> Tensor:
+    levels = torch.arange(depth, device=device)[:, None] * STRIDE
+    return Lane.WALK + levels + torch.arange(width, device=device)
+
+
+def nobody(rows: Tensor) -> bool:
+    """Whether a bool tensor is False throughout, on a CPU.
+
+    An accelerator would have to stop for the answer; there a walk goes on and changes nothing.
+    """
+    return rows.device.type == "cpu" and not bool(rows.any())
 
 
 def depth_of(draft: Draft) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Kind
-from mmspec.laws import Categorical
+from mmspec.laws import Categorical, quantile
 from mmspec.noise import Lane, Noise
 
 
@@ -62,10 +62,7 @@ def without_replacement(law: Categorical, count: int, noise: Noise, index: Tenso
 
 def independent(law: Categorical, count: int, noise: Noise, index: Tensor) -> Tensor:
     """Draws from q by its inverse distribution function; duplicates are possible."""
-    uniform = noise.fresh(Lane.DRAFT, index).uniform(count)
-    mass = law.probs.double().cumsum(-1)
-    uniform = (uniform * mass[..., -1:]).expand(*mass.shape[:-1], count).contiguous()
-    return torch.searchsorted(mass, uniform, right=True).clamp_max(law.size - 1)
+    return quantile(law.probs, noise.fresh(Lane.DRAFT, index).uniform(count))
 
 
 def hub(law: Categorical, count: int, noise: Noise, index: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class FeatureDraft:
 
     def say(self, context: Context, state: _Thread, nodes: Nodes) -> Categorical:
         branches = len(state.fresh) // context.batch
-        parent = parents(nodes.layout.visible).expand(context.batch, -1).repeat(branches, 1)
+        parent = nodes.layout.parents.expand(context.batch, -1).repeat(branches, 1)
         states = torch.cat(state.said, 1).gather(1, parent[..., None].expand(-1, -1, self.width))
         layout = nodes.block(state.memory.like).tiled(branches)
         state.said.append(self._read(state, layout, states))
@@ -145,17 +145,6 @@ def borrowed(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count, D)
     """The last `count` states; where there are fewer, the very last one again at the end."""
     index = torch.arange(count, device=known.device) + max(len(known) - count, 0)
     return known[index.clamp_max(len(known) - 1)]
-
-
-def parents(visible: Tensor) -> Tensor:  # (1 or B, n, m + n) bool -> (1 or B, n)
-    """Whom each node hangs from, counted in reading order from 1; 0 = the context.
-
-    Nodes are read level by level, so the last node that one sees before itself is its parent.
-    """
-    count, total = visible.shape[1:]
-    column = torch.arange(total, device=visible.device)
-    before = column < torch.arange(total - count, total, device=visible.device)[:, None]
-    return ((visible & before) * (column + 1)).amax(-1)
 
 
 def check_head(head: FeatureHead, target: Backbone) -> None:

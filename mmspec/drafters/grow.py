@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -56,6 +56,17 @@ class Layout:
             corner = torch.where(visible, zero, torch.finfo(dtype).min)
             self.corners[key] = (self.depths + waiting, corner)
         return self.corners[key]
+
+    @cached_property
+    def parents(self) -> Tensor:  # (1 or B, n)
+        """Whom each node hangs from, counted in reading order from 1; 0 = the context.
+
+        Nodes are read level by level, so the last node that one sees before itself is its parent.
+        """
+        count, total = self.visible.shape[1:]
+        column = torch.arange(total, device=self.visible.device)
+        before = column < torch.arange(total - count, total, device=column.device)[:, None]
+        return ((self.visible & before) * (column + 1)).amax(-1)
 
 
 @dataclass(frozen=True)
@@ -179,16 +190,16 @@ class StaticTree:
         for depth, level in enumerate(plan):
             index = _steps(context.device)[level.first : level.first + law.batch[1]]
             drawn = draw(law, level.width, kind, context.noise, position + depth, index)
-            tokens[:, level.nodes] = drawn.flatten(1)[:, level.slots]
+            there = level.on(context.device)
+            tokens.index_copy_(1, there.nodes, drawn.flatten(1)[:, there.slots])
             if level.inner:
-                nodes = Nodes(tokens[:, level.inner], level.layout(context.device), read)
+                nodes = Nodes(tokens[:, there.inner], there.layout, read)
                 law = model.say(context, state, nodes)
                 laws.append(law)
                 read += (nodes.tokens,)
         law_of_nodes = None
         if kind in _LAWFUL:
-            rows = [1 + plan_place for plan_place in _parent_places(tree)]
-            law_of_nodes = Categorical.cat(laws)[:, rows]
+            law_of_nodes = Categorical.cat(laws)[:, _parent_rows(tree, context.device)]
         return Sprout(Draft.of(tree, tokens, kind, law_of_nodes), [_places(tree)], laws)
 
     def observe(self, own: Any, kept: Round) -> Any:
@@ -209,13 +220,26 @@ class _Level:
     inner: list[int]  # those of them that are read, because they have children
     depth: int
     visible: Tensor  # (1, inner, behind + inner) bool
-    layouts: dict[torch.device, Layout] = field(default_factory=dict)
+    made: dict[torch.device, _There] = field(default_factory=dict)
 
-    def layout(self, device: torch.device) -> Layout:
-        if device not in self.layouts:
+    def on(self, device: torch.device) -> _There:
+        if device not in self.made:
             depths = torch.full((1, len(self.inner)), self.depth, device=device)
-            self.layouts[device] = Layout(depths, self.visible.to(device))
-        return self.layouts[device]
+            index = (self.nodes, self.slots, self.inner)
+            nodes, slots, inner = (torch.tensor(i, dtype=torch.int64, device=device) for i in index)
+            layout = Layout(depths, self.visible.to(device))
+            self.made[device] = _There(nodes, slots, inner, layout)
+        return self.made[device]
+
+
+@dataclass(frozen=True)
+class _There:
+    """A level's indices on a device."""
+
+    nodes: Tensor
+    slots: Tensor
+    inner: Tensor
+    layout: Layout  # of what is read
 
 
 @lru_cache(maxsize=64)
@@ -254,9 +278,12 @@ def _places(tree: Tree) -> tuple[int, ...]:
     return tuple(places)
 
 
-def _parent_places(tree: Tree) -> list[int]:
+@lru_cache(maxsize=64)
+def _parent_rows(tree: Tree, device: torch.device) -> Tensor:  # (N,)
+    """The law that each node was drawn from, in reading order; 0 = behind the context."""
     places = _places(tree)
-    return [-1 if parent < 0 else places[parent] for parent in tree.parents]
+    rows = [0 if parent < 0 else 1 + places[parent] for parent in tree.parents]
+    return torch.tensor(rows, device=device)
 
 
 @lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.laws import Categorical, residual
+from mmspec.laws import Categorical, quantile, residual
 from mmspec.noise import Lane, Noise
 
 KEEP, REDRAW = Lane.OTHER, Lane.OTHER + 1  # lanes of the draws made here
@@ -40,7 +40,7 @@ class Slots:
 
     def again(self, noise: Noise) -> Tensor:  # (B, M)
         """Tokens drawn from p, whatever stood there."""
-        return self.p.sample(noise.fresh(REDRAW, self.position))
+        return quantile(self.p.probs, noise.fresh(REDRAW, self.position).uniform(1)).squeeze(-1)
 
 
 class Suffix(Protocol):
@@ -83,9 +83,9 @@ class CoupleMax:
 
     def redraw(self, slots: Slots, noise: Noise) -> tuple[Tensor, Categorical]:
         kept = (noise.fresh(KEEP, slots.position).uniform() < slots.ratio()) & slots.known
-        left = residual(slots.p.probs, slots.q.probs)
-        left = torch.where(slots.known[..., None], left, slots.p.probs)
-        other = Categorical.of(left).sample(noise.fresh(REDRAW, slots.position))
+        p, q = slots.p.probs, slots.q.probs
+        left = torch.where(slots.known[..., None], residual(p, q), p)
+        other = quantile(left, noise.fresh(REDRAW, slots.position).uniform(1)).squeeze(-1)
         return torch.where(kept, slots.tokens, other), slots.p
 
 

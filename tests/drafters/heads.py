@@ -12,7 +12,7 @@ from torch import Tensor
 import mmspec
 from mmspec.backbone import Backbone
 from mmspec.context import Context
-from mmspec.drafters.feature_head import FeatureDraft, parents
+from mmspec.drafters.feature_head import FeatureDraft
 from mmspec.drafters.grow import News, Nodes, Shape
 from mmspec.drafters.model import Autoregressive
 from mmspec.guidance import guided
@@ -135,7 +135,7 @@ def paths(spoken: list[Nodes], row: int) -> list[tuple[int, list[int]]]:
         return [(0, [])]
     known: list[list[int]] = [[]]
     for nodes in spoken:
-        parent = parents(nodes.layout.visible).expand(len(nodes.tokens), -1)[row].tolist()
+        parent = nodes.layout.parents.expand(len(nodes.tokens), -1)[row].tolist()
         tokens = nodes.tokens[row].tolist()
         known += [[*known[at], token] for at, token in zip(parent, tokens, strict=True)]
     count = spoken[-1].tokens.shape[1]

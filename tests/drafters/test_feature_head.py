@@ -18,8 +18,8 @@ import mmspec
 from mmspec import recipes
 from mmspec.draft import Draft, Verdict
 from mmspec.drafters.dynamic import DynamicTree
-from mmspec.drafters.feature_head import borrowed, parents
-from mmspec.drafters.grow import Chain, Shape, StaticTree
+from mmspec.drafters.feature_head import borrowed
+from mmspec.drafters.grow import Chain, Layout, Shape, StaticTree
 from mmspec.length import Fixed
 from mmspec.modalities import image
 from mmspec.modalities.families import backbone
@@ -171,12 +171,9 @@ def agree(family: str, head: FeatureHead, lesson: Lesson, heard: list[Heard]) ->
 
 def test_parents_are_read_off_what_nodes_see() -> None:
     """Nodes 1 and 2 hang from the context, 3 from 2, 4 from 1, 5 from 4."""
-    first = torch.eye(2, dtype=torch.bool)[None]
-    assert parents(first).tolist() == [[0, 0]]
-    second = torch.tensor([[[0, 1, 1, 0], [1, 0, 0, 1]]]).bool()
-    assert parents(second).tolist() == [[2, 1]]
-    third = torch.tensor([[[1, 0, 0, 1, 1]]]).bool()
-    assert parents(third).tolist() == [[4]]
+    seen = [[[1, 0], [0, 1]]], [[[0, 1, 1, 0], [1, 0, 0, 1]]], [[[1, 0, 0, 1, 1]]]
+    layouts = [Layout(torch.zeros(1, 1), torch.tensor(visible).bool()) for visible in seen]
+    assert [layout.parents.tolist() for layout in layouts] == [[[0, 0]], [[2, 1]], [[4]]]
 
 
 # --- sampling -------------------------------------------------------------------------------------

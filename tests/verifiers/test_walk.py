@@ -1,0 +1,59 @@
+"""Walking costs as little as it can: nobody is tested behind an accepted sibling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.draft import Draft, Kind, Scores
+from mmspec.laws import Categorical
+from mmspec.noise import KeyedNoise
+from mmspec.trees import Tree
+from mmspec.verifiers.exact import Exact
+from mmspec.verifiers.recursive import Recursive
+from mmspec.verifiers.walk import nobody, one_hot
+
+
+@dataclass(frozen=True)
+class Counted:
+    """`Exact`, and a list of what it was asked."""
+
+    asked: list[str] = field(default_factory=list)
+    lossless: ClassVar[bool] = True
+
+    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        self.asked.append("accept")
+        return Exact().accept(p, q, x)
+
+    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        self.asked.append("residual")
+        return Exact().residual(p, q, x)
+
+
+@pytest.mark.parametrize("kind", [Kind.DET, Kind.WOR])
+@pytest.mark.parametrize("wanted", [1, 2, 3, 9])
+def test_siblings_are_tested_up_to_the_accepted_one(kind: Kind, wanted: int) -> None:
+    """Five siblings at each of two levels; the target says `wanted`, which is no child if 9."""
+    tree = Tree.branching([5, 5])
+    tokens = torch.arange(5).repeat(6)[None]
+    q = Categorical.of(torch.ones(1, 30, 10)) if kind is Kind.WOR else None
+    p = Categorical.of(one_hot(torch.full((1, 31), wanted), torch.zeros(10)))
+    scores = Scores(p, torch.zeros(1, 31).long())
+    noise, rule = KeyedNoise.seeded(0, 1, torch.device("cpu")), Counted()
+    verdict = Recursive(rule).verify(Draft.of(tree, tokens, kind, q), scores, noise)
+    levels, misses = (1, 5) if wanted == 9 else (2, wanted)
+    assert int(verdict.length) == (0 if wanted == 9 else 2)
+    assert verdict.next is not None
+    assert int(verdict.next) == wanted
+    assert rule.asked.count("residual") == levels * misses
+    assert rule.asked.count("accept") == levels * misses + 2 * (wanted != 9)
+
+
+def test_one_row_is_somebody() -> None:
+    assert nobody(torch.zeros(3, 2).bool())
+    assert not nobody(torch.tensor([False, True]))
+    assert not nobody(torch.zeros(3, 2, device="meta").bool())  # an accelerator is not asked
