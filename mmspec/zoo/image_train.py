@@ -37,7 +37,10 @@ PATCHED = 1024  # pictures that codes are found in
 
 @dataclass(frozen=True)
 class Plan:
-    """How a checkpoint is trained: steps of each stage, and how many scenes it sees."""
+    """How a checkpoint is trained: steps of each stage, and how many scenes it sees.
+
+    Drawing may fall from a rate to a hundredth of it `again`: steps and rate of each further fall.
+    """
 
     shape: models.ImageShape | None  # None is a feature head, of the target's widths
     drawing: int
@@ -46,10 +49,20 @@ class Plan:
     seeing: int = 0
     painting: int = 0
     reading: int = 0
+    again: tuple[tuple[int, float], ...] = ()
 
 
 PLANS = {
-    "image": Plan(models.TARGET, 1850, 1.5e-3, 16384, seeing=700, painting=800, reading=500),
+    "image": Plan(
+        models.TARGET,
+        drawing=1850,
+        rate=1.5e-3,
+        pool=16384,
+        seeing=700,
+        painting=800,
+        reading=500,
+        again=((900, 1.5e-3), (700, 1.2e-3)),
+    ),
     "image-drafter": Plan(models.DRAFTER, 2000, 2e-3, 4096),
     "image-head": Plan(None, 800, 2e-3, 4096),
 }
@@ -86,7 +99,7 @@ def train(
     report = {
         "name": entry.name,
         "seed": seed,
-        "steps": _cut(plan.drawing, steps),
+        "steps": sum(_cut(fall, steps) for fall, _ in _falls(plan)),
         "minutes": round(minutes, 1),
         "parameters": sum(p.numel() for p in model.parameters()),
         "bytes": (folder / "model.safetensors").stat().st_size,
@@ -107,9 +120,14 @@ def _target(plan: Plan, processor: Any, seed: int, steps: int | None, progress: 
     learn_to_read(model, reader, _cut(plan.reading, steps), seed, progress=progress)
     pool = _cut(plan.pool, steps and steps * BATCH)
     scenes, codes = encoded_pool(coder, pool, seed, progress=progress)
-    taught = lessons(scenes, codes, reader, BATCH, seed)
-    learn_to_draw(model, taught, _cut(plan.drawing, steps), plan.rate, progress)
+    for turn, (fall, rate) in enumerate(_falls(plan)):
+        taught = lessons(scenes, codes, reader, BATCH, seed + turn)
+        learn_to_draw(model, taught, _cut(fall, steps), rate, progress)
     return model
+
+
+def _falls(plan: Plan) -> list[tuple[int, float]]:
+    return [(plan.drawing, plan.rate), *plan.again]
 
 
 def _drafter(
