@@ -14,8 +14,11 @@ import torch
 
 from mmspec import recipes
 from mmspec.drafters import massv
+from mmspec.drafters.upsampled import Upsampled
+from mmspec.models import code_resampler
 from mmspec.models.feature_head import FeatureHead, FeatureHeadConfig, load_head
 from mmspec.recipe import Recipe
+from mmspec.resampling import Trained
 
 FILE = "mmspec.json"
 
@@ -82,6 +85,8 @@ def save(fast: Any, folder: Path) -> None:
         small.save_pretrained(folder / "drafter")
     if "projector" in recipe.options and fast.drafter.model.sight.projector is not None:
         massv.save_projector(folder / "drafter", fast.drafter.model.sight.projector)
+    if isinstance(fast.drafter, Upsampled) and isinstance(fast.drafter.sampler, Trained):
+        fast.drafter.sampler.model.save_pretrained(folder / "drafter" / code_resampler.FOLDER)
     write(folder, recipe, fast.model.config._name_or_path, parts)
 
 

@@ -22,7 +22,7 @@ def is_drafter(drafter: Any) -> bool:
 def small_of(recipe: Recipe, drafter: Any) -> Backbone | FeatureHead | None:
     """The draft model or the feature head that the recipe takes, loaded where it is named."""
     if drafter is None and recipe.takes_drafter:
-        kind = "feature head" if recipe.takes_head else "draft model"
+        kind = "feature head" if recipe.partner == "head" else "draft model"
         raise ValueError(
             f"recipe {recipe.name!r} needs a {kind}; give drafter= a model, a folder or 'zoo:NAME'"
         )
@@ -33,7 +33,7 @@ def small_of(recipe: Recipe, drafter: Any) -> Backbone | FeatureHead | None:
     model = load_model(drafter) if isinstance(drafter, str | Path) else drafter
     if isinstance(model, FeatureHead):
         return model
-    if recipe.takes_head:
+    if recipe.partner == "head":
         raise ValueError(
             f"recipe {recipe.name!r} needs a feature head, but {type(model).__name__} is a whole "
             "model; give drafter= a mmspec.models.feature_head.FeatureHead or its folder, or use "

@@ -16,6 +16,7 @@ from mmspec.length import Fixed, parse
 from mmspec.noise import Noise
 from mmspec.trees import Tree
 
+Partner = Literal["drafter", "head", "sketch"]  # a draft model, a feature head, a smaller picture's
 Part = TypeVar("Part", Verifier, Gate | None)
 
 
@@ -73,8 +74,7 @@ class Recipe:
     optimisation: str = "none"  # draft optimisation: how the drafter was or is tuned
     compressor: Any | None = None  # of what the drafter sees of the picture
     sees: str = "nothing"  # default sight of the draft model
-    takes_drafter: bool = False  # whether drafter= must be given
-    takes_head: bool = False  # whether that must be a feature head
+    partner: Partner | None = None  # what drafter= must be; None = there is none
     options: Mapping[str, Any] = field(default_factory=dict)  # further knobs and their defaults
     gate: Gate | None = None
     paper: str = ""
@@ -87,6 +87,11 @@ class Recipe:
     def exact(self) -> bool:
         """Whether the output law is the target's."""
         return self.verifier.lossless and self.gate is None and self.truthful
+
+    @property
+    def takes_drafter(self) -> bool:
+        """Whether drafter= must be given."""
+        return self.partner is not None
 
     def axes(self) -> dict[str, str]:
         """The five parts in words."""

@@ -1,26 +1,38 @@
 """Pictures of codes at two sizes: a small one drafts a large one (MuLo-SD, Peruzzo et al. 2026).
 
-Both ways take and give tokens: those of the drafter for the small picture, of the target for the
-large one. Training-free; the trained samplers of the paper are not here.
+All take and give tokens: those of the drafter for the small picture, of the target for the large
+one. `Repeated` and `ThroughPixels` need no training; `Trained` also says how likely each code is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import torch
 from einops import rearrange, repeat
 from torch import Tensor
 from torch.nn import functional
 
 from mmspec.codebook import Codebook
 from mmspec.images import Painter
+from mmspec.models.code_resampler import CodeResampler
 
 
 class Resampler(Protocol):
     """Between a grid of h x w tokens and one `ratio` times as high and wide."""
 
     def up(self, tokens: Tensor) -> Tensor: ...  # (B, h, w) -> (B, h * ratio, w * ratio)
+    def down(self, tokens: Tensor) -> Tensor: ...  # (B, h * ratio, w * ratio) -> (B, h, w)
+
+
+@runtime_checkable
+class Lawful(Protocol):
+    """Likewise, but going up it says a law of every token, given those before it."""
+
+    # (B, h, w), (B, H, W), (B,) -> logits (B, ratio, W, V) of the rows below small row `row`; of
+    # the large picture only what stands before a token counts for it
+    def law(self, small: Tensor, large: Tensor, row: Tensor) -> Tensor: ...
     def down(self, tokens: Tensor) -> Tensor: ...  # (B, h * ratio, w * ratio) -> (B, h, w)
 
 
@@ -87,6 +99,57 @@ class ThroughPixels:
         small = functional.avg_pool2d(pixels, self.ratio)
         height, width = (side // self.ratio for side in tokens.shape[1:])
         return _coded(self.coarse, small, height, width)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """Laws of codes from a `CodeResampler`; tokens that are no codes are impossible.
+
+    Raises ValueError for a model of another ratio, or one trained between other codebooks.
+    """
+
+    fine: Codebook  # the target's
+    coarse: Codebook  # the drafter's
+    ratio: int
+    model: CodeResampler
+
+    def __post_init__(self) -> None:
+        if self.model.config.ratio != self.ratio:
+            raise ValueError(
+                f"the resampler makes pictures {self.model.config.ratio} times larger, the models "
+                f"need {self.ratio} times; train one for them, or give another upsampler="
+            )
+        sides = ((self.fine, self.model.fine_mark), (self.coarse, self.model.coarse_mark))
+        for (book, mark), whose in zip(sides, ("target", "drafter"), strict=True):
+            if not fits(book, mark):
+                raise ValueError(
+                    f"the resampler was trained for another codebook of the {whose}, of "
+                    f"{len(mark)} codes where this one has {book.size}; train one for these models"
+                    ", or give another upsampler="
+                )
+
+    def law(self, small: Tensor, large: Tensor, row: Tensor) -> Tensor:
+        codes = self.fine.codes[large].clamp_min(0)
+        logits = self.model.up(self.coarse.codes[small], codes, row)
+        shape = (*logits.shape[:-1], self.fine.vocabulary)
+        spoken = torch.full(shape, -torch.inf, device=logits.device)
+        spoken[..., self.fine.ids] = logits.float()
+        return spoken
+
+    def down(self, tokens: Tensor) -> Tensor:
+        return self.coarse.ids[self.model.down(self.fine.codes[tokens]).argmax(-1)]
+
+
+def marked(book: Codebook) -> Tensor:  # -> (K,)
+    """What tells a codebook from others: the first component of every vector."""
+    return book.vectors[:, 0].detach().float()
+
+
+def fits(book: Codebook, mark: Tensor) -> bool:
+    """Whether a mark is that of a codebook, which may have been loaded in another precision."""
+    own = marked(book).cpu()
+    slack = 2**-6 * float(own.abs().max())
+    return len(own) == len(mark) and torch.allclose(own, mark.float().cpu(), 2**-6, slack)
 
 
 def _coded(painter: Painter, pixels: Tensor, height: int, width: int) -> Tensor:  # -> (B, H, W)

@@ -44,6 +44,6 @@ def noisy(family: str, scale: float = 0.04, seed: int = 5) -> Any:
 def partner(recipe: str, family: str) -> Any:
     """What a recipe drafts with for a family's toy: a model right in part, a head, or nothing."""
     plan = recipes.get(recipe)
-    if plan.takes_head:
+    if plan.partner == "head":
         return tiny_head(toys.model(family))
     return noisy(family) if plan.takes_drafter else None

@@ -31,7 +31,7 @@ class LocalIslands:
     reach: float = 1
     lossless: ClassVar[bool] = False
     trees: ClassVar[bool] = False
-    kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.DET)
 
     def __post_init__(self) -> None:
         if self.reach < 0:

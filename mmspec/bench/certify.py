@@ -109,7 +109,7 @@ def _tiny(plan: Recipe, seed: int) -> Accelerated:
     target = tiny(seed=2 * seed)
     if not plan.takes_drafter:
         return accelerate(target, plan)
-    if plan.takes_head:
+    if plan.partner == "head":
         return accelerate(target, plan, drafter=tiny_head(target, seed=2 * seed + 1))
     sees = plan.sees if plan.sees in ("auto", "nothing", "placeholders") else "nothing"
     return accelerate(target, replace(plan, sees=sees), drafter=tiny(layers=1, seed=2 * seed + 1))

@@ -58,7 +58,7 @@ def tiny_pair(plan: Recipe, seed: int, **parts: Any) -> Accelerated:
     if not plan.takes_drafter:
         return accelerate(target, plan, **parts)
     drafter: Any = tiny_painter(layers=1, seed=2 * seed + 1)
-    if plan.takes_head:
+    if plan.partner == "head":
         drafter = tiny_head(target, seed=2 * seed + 1)
     return accelerate(target, plan, drafter=drafter, **parts)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmspec.cli import inputs as given
 from mmspec.cli.modality import IMAGE
+
+if TYPE_CHECKING:
+    from mmspec.recipe import Partner
 
 MODEL = "zoo:image"
 RECIPE = "mc-sjd-gumbel"
@@ -21,7 +24,7 @@ class Studio:
     name: str  # as typed
     model: Any
     processor: Any | None
-    drafters: Mapping[bool, tuple[str, Any]]  # name and model of feature heads (True), of others
+    drafters: Mapping[Partner, tuple[str, Any]]  # name and model of each sort
 
     @property
     def is_zoo(self) -> bool:
@@ -32,7 +35,7 @@ class Studio:
         from mmspec import recipes
 
         plan = recipes.get(recipe)
-        return self.drafters[plan.takes_head] if plan.takes_drafter else (None, None)
+        return (None, None) if plan.partner is None else self.drafters[plan.partner]
 
     def fast(self, recipe: str, **parts: Any) -> Any:
         """The model under a recipe."""
@@ -74,7 +77,7 @@ def load(model: str, drafter: str | None, chosen: Sequence[str]) -> Studio:
                 f"recipe {plan.name!r} decodes {plan.decodes}; for picture tokens there are "
                 f"{', '.join(recipes.names('tokens'))}"
             )
-    needed = {plan.takes_head: plan.name for plan in plans if plan.takes_drafter}
+    needed = {plan.partner: plan.name for plan in plans if plan.partner is not None}
     if drafter is not None and not needed:
         raise ValueError(f"{', '.join(chosen)}: no draft model is taken; drop --drafter")
     if drafter is not None and len(needed) > 1:
@@ -87,16 +90,16 @@ def load(model: str, drafter: str | None, chosen: Sequence[str]) -> Studio:
 
     words = image.painter(target).words  # refuses a model that draws nothing
     processor = None if words is None else given.load_processor(model, sees=True)
-    names = {head: drafter or _default(model, head, recipe) for head, recipe in needed.items()}
-    small = {head: (name, _loaded(name)) for head, name in names.items()}
+    names = {sort: drafter or _default(model, sort, recipe) for sort, recipe in needed.items()}
+    small = {sort: (name, _loaded(name)) for sort, name in names.items()}
     return Studio(model, target, processor, small)
 
 
-def _default(model: str, head: bool, recipe: str) -> str:
+def _default(model: str, sort: Partner, recipe: str) -> str:
     """The zoo's own draft model of a target."""
     from mmspec import zoo
 
-    name = f"{model}-head" if head else given.default_drafter(model)
+    name = given.default_drafter(model) if sort == "drafter" else f"{model}-{sort}"
     if name is None or not name.startswith("zoo:") or name[4:] not in zoo.names():
         raise ValueError(f"recipe {recipe!r} needs a draft model; give --drafter DIR or zoo:NAME")
     return name

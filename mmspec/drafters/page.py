@@ -27,7 +27,7 @@ class Held:
 
     token: int
     settled: bool  # judged already, or drawn from the target
-    scores: Tensor | None = None  # (V,) the law it was drawn from; None = up-sampled
+    scores: Tensor | None = None  # (V,) the law it was drawn from; None = without one
 
 
 @dataclass
@@ -38,6 +38,7 @@ class Page:
     held: dict[int, Held] = field(default_factory=dict)  # by offset
     islands: list[list[int]] = field(default_factory=list)  # offsets that are to be drawn anew
     small: list[list[int]] = field(default_factory=list)  # rows of the small picture
+    drawn: list[int] = field(default_factory=list)  # the next of them, as the small model drew it
 
     @property
     def is_done(self) -> bool:
@@ -52,6 +53,12 @@ class Page:
             for column in range(grid.width):
                 if grid.offset(row, column) >= start:
                     self.held[grid.offset(row, column)] = Held(tokens[row][column], False)
+
+    def lacks(self, offset: int, start: int) -> bool:
+        """Whether a code is still to be drafted: not committed, below `start`, and not judged."""
+        if offset < start or any(offset in part for part in self.islands):
+            return False
+        return offset not in self.held or not self.held[offset].settled
 
     def judge(self, grid: Grid, line: Line, failed: Sequence[bool]) -> None:
         """Settle the judged codes, or drop them and find their islands."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from mmspec.context import Context
 from mmspec.draft import Draft, Kind, Round, Scores, categorical
@@ -18,7 +20,8 @@ from mmspec.drafters.page import Held, Line, Page, filled, judged, lay, spelt
 from mmspec.drafters.sketch import Sketch, Sketcher
 from mmspec.grid import Grid
 from mmspec.laws import Categorical
-from mmspec.resampling import Resampler
+from mmspec.noise import Lane
+from mmspec.resampling import Lawful, Resampler
 
 
 @dataclass(frozen=True)
@@ -31,18 +34,28 @@ class Upsampled:
     through the resampler, and the next row is drawn behind that. With a verifier that names no
     refused nodes the rest of a block is proposed again, and exact verifiers stay exact.
 
+    With a `Lawful` resampler codes are drawn from its laws, one behind the other, with the target's
+    noise (RACE) or noise of their own (IID); what is neither committed nor judged is drawn anew in
+    every round, behind what the target made of the codes before it.
+
     Behind a block that was kept whole the target's own token begins the next one. Without a grid in
     `context.shared["grid"]` nothing is drafted. `layout` gives the drafter's grid; a grid that the
     ratio does not divide raises ValueError when a request begins.
     """
 
     sketcher: Sketcher
-    sampler: Resampler
+    sampler: Resampler | Lawful
     layout: Callable[[int, int], Grid]
     ratio: int
-    kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
+    kind: Kind | None = None
     sees: ClassVar[str] = "prompt"
     carries: ClassVar[bool] = True
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        if self.kind is not None:
+            return (self.kind,)
+        return (Kind.RACE, Kind.IID) if isinstance(self.sampler, Lawful) else (Kind.DET,)
 
     def begin(self, context: Context) -> Sheet | None:
         assert context.scores is not None, "a request begins with the law of its first token"
@@ -52,7 +65,8 @@ class Upsampled:
         small = self.lowered(grid)
         like = categorical(context.scores.law)[:, :0]
         pages = [Page() for _ in range(context.batch)]
-        return Sheet(grid, small, like, self.sketcher.begin(context, small), pages)
+        sketch = self.sketcher.begin(context, small)
+        return Sheet(grid, small, like, context.position(), sketch, pages)
 
     def lowered(self, grid: Grid) -> Grid:
         """The drafter's grid."""
@@ -73,11 +87,13 @@ class Upsampled:
         ]
         if ready:
             self._next_blocks(context, state, ready)
+        if isinstance(self.sampler, Lawful):
+            enlarge(context, state, self.sampler, self.kinds[0])
         state.lines = [
             lay(state.grid, page, page.begun * self.ratio, context.generated(row))
             for row, page in enumerate(state.pages)
         ]
-        return drafted(context, state)
+        return drafted(context, state, self.kinds[0])
 
     def observe(
         self, context: Context, state: Sheet | None, draft: Draft, scores: Scores, kept: Round
@@ -100,29 +116,22 @@ class Upsampled:
         pages, device = state.pages, context.device
         ended = [row for row in ready if pages[row].begun]
         if ended:
-            grids = [self._above(context, state, row) for row in ended]
+            grids = [pictured(context, state, row) for row in ended]
             small = self.sampler.down(torch.tensor(grids, device=device)).tolist()
             for row, tokens in zip(ended, small, strict=True):
                 pages[row].small.append(tokens[pages[row].begun - 1])
         given = [spelt(state.small, page.small) for page in pages]
         drawn = self.sketcher.row(context, state.sketch, given).tolist()
-        grids = [filled([*pages[row].small, drawn[row]], state.small.height) for row in ready]
+        for row in ready:
+            pages[row].drawn = drawn[row]
+            pages[row].begun += 1
+        if isinstance(self.sampler, Lawful):
+            return
+        grids = [sketched(state, row) for row in ready]
         large = self.sampler.up(torch.tensor(grids, device=device)).tolist()
         for row, tokens in zip(ready, large, strict=True):
-            page = pages[row]
-            first = page.begun * self.ratio
-            page.hold(state.grid, tokens, first, first + self.ratio, context.generated(row))
-            page.begun += 1
-
-    def _above(self, context: Context, state: Sheet, row: int) -> list[list[int]]:
-        """The whole picture, its last known row repeated to the bottom."""
-        grid, page = state.grid, state.pages[row]
-        new = context.history[row][context.prompt[row] :]
-        rows = []
-        for above in range(page.begun * self.ratio):
-            offsets = [grid.offset(above, column) for column in range(grid.width)]
-            rows.append([new[o] if o < len(new) else page.held[o].token for o in offsets])
-        return filled(rows, grid.height)
+            stop = pages[row].begun * self.ratio
+            pages[row].hold(state.grid, tokens, stop - self.ratio, stop, context.generated(row))
 
 
 @dataclass
@@ -132,12 +141,83 @@ class Sheet:
     grid: Grid
     small: Grid
     like: Categorical  # (B, 0) over the target's vocabulary, greedy or not
+    start: Tensor  # (B, 1) absolute position of the first tokens
     sketch: Sketch
     pages: list[Page]
     lines: list[Line] = field(default_factory=list)  # of this round
 
 
-def drafted(context: Context, state: Sheet) -> Draft:
+def sketched(state: Sheet, row: int) -> list[list[int]]:
+    """The small picture so far, its last row repeated to the bottom."""
+    page = state.pages[row]
+    filler = [int(state.small.ids()[0])] * state.small.width  # where nothing was ever drawn
+    return filled([*page.small, page.drawn or filler], state.small.height)
+
+
+def pictured(context: Context, state: Sheet, row: int) -> list[list[int]]:
+    """The large picture so far, its last row repeated to the bottom; gaps hold any code."""
+    grid, page = state.grid, state.pages[row]
+    new, filler = context.history[row][context.prompt[row] :], int(grid.ids()[0])
+    rows = []
+    for above in range(max(page.begun, 1) * grid.height // state.small.height):
+        offsets = [grid.offset(above, column) for column in range(grid.width)]
+        held = [page.held[o].token if o in page.held else filler for o in offsets]
+        rows.append([new[o] if o < len(new) else h for o, h in zip(offsets, held, strict=True)])
+    return filled(rows, grid.height)
+
+
+def enlarge(context: Context, state: Sheet, sampler: Lawful, kind: Kind) -> None:
+    """Draw what is neither committed nor judged of all blocks.
+
+    All at once, again and again, until every code was drawn behind the codes that are there: one
+    code more is settled each time, and in a few times all are.
+    """
+    rows = range(context.batch)
+    begun = torch.tensor([max(page.begun, 1) - 1 for page in state.pages], device=context.device)
+    blocks = [block_of(state, row) for row in rows]
+    free = [
+        [
+            not context.finished[row] and state.pages[row].lacks(o, context.generated(row))
+            for o in of
+        ]
+        for row, of in enumerate(blocks)
+    ]
+    if not any(map(any, free)):
+        return
+    offset, is_free = (torch.tensor(each, device=context.device) for each in (blocks, free))
+    position = state.start + offset  # (B, M), as everything of a block
+    keys = context.noise.shared(position)
+    if kind is not Kind.RACE:
+        keys = context.noise.fresh(Lane.OTHER, offset)
+    noise = 0 if state.like.hard else keys.gumbel(state.like.size)
+    small = torch.tensor([sketched(state, row) for row in rows], device=context.device)
+    large = torch.tensor([pictured(context, state, row) for row in rows], device=context.device)
+    high = offset.shape[1] // state.grid.width
+    place = begun[:, None] * high + torch.arange(high, device=begun.device)
+    each = torch.arange(context.batch, device=begun.device)[:, None]
+    for _ in range(offset.shape[1] + 1):
+        logits = sampler.law(small, large, begun).flatten(1, 2)
+        law = context.sampling.law(logits, None, position)
+        before = large[each, place].flatten(1)
+        after = torch.where(is_free, (law.scores + noise).argmax(-1), before)
+        if torch.equal(before, after):
+            break
+        large[each, place] = after.unflatten(1, (high, -1))
+    for row, tokens in enumerate(after.tolist()):
+        for node, (o, token) in enumerate(zip(blocks[row], tokens, strict=True)):
+            if free[row][node]:
+                state.pages[row].held[o] = Held(token, False, law.scores[row, node])
+
+
+def block_of(state: Sheet, row: int) -> list[int]:
+    """Offsets of the codes of a picture's newest block."""
+    high = state.grid.height // state.small.height
+    stop = max(state.pages[row].begun, 1) * high
+    places = product(range(stop - high, stop), range(state.grid.width))
+    return [state.grid.offset(*place) for place in places]
+
+
+def drafted(context: Context, state: Sheet, kind: Kind) -> Draft:
     """The lines of all rows as one draft."""
     width = max(len(line.nodes) for line in state.lines)
     if not width:
@@ -149,7 +229,7 @@ def drafted(context: Context, state: Sheet) -> Draft:
     made = torch.tensor(table, device=context.device)  # (B, N, 4)
     sure = torch.tensor([[line.sure] for line in state.lines], device=context.device)
     mask = torch.arange(width, device=context.device) < sure
-    draft = Draft.chain(made[..., 1], Kind.DET, _laws(state, width), mask)
+    draft = Draft.chain(made[..., 1], kind, _laws(state, width), mask)
     return replace(draft, ahead=made[..., 0], cells=made[..., 2:])
 
 

@@ -15,6 +15,6 @@ RECIPE = Recipe(
     execution=Chain(Fixed(5)),
     verifier=Block(),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     paper="Sun et al. 2024",
 )

@@ -20,7 +20,7 @@ RECIPE = Recipe(
     execution=Chain(Fixed(5)),
     verifier=Recursive(Annealed(delta=1.1, nu=0.7)),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     paper="Li et al. 2026",
     reconstructed="the constant mu",
 )

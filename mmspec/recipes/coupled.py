@@ -17,6 +17,6 @@ RECIPE = Recipe(
     execution=Chain(Fixed(5)),
     verifier=Coupled(),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     paper="Daliri et al. 2025; Kobus and Gunduz 2025",
 )

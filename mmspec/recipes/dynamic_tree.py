@@ -14,6 +14,6 @@ RECIPE = Recipe(
     execution=DynamicTree(depth=5, beam=4, nodes=16),
     verifier=Coupled(),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     paper="Li et al. 2024; Wang et al. 2024",
 )

@@ -27,7 +27,6 @@ RECIPE = Recipe(
     verifier=Recursive(),
     optimisation="regression on the target's states",
     sees="target-states",
-    takes_drafter=True,
-    takes_head=True,
+    partner="head",
     paper="Li et al. 2024",
 )

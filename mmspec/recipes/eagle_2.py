@@ -20,8 +20,7 @@ RECIPE = Recipe(
     verifier=Coupled(),
     optimisation="regression on the target's states",
     sees="target-states",
-    takes_drafter=True,
-    takes_head=True,
+    partner="head",
     paper="Li et al. 2024",
     reconstructed="coupled noise instead of rejection",
 )

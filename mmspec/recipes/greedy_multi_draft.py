@@ -16,6 +16,6 @@ RECIPE = Recipe(
     execution=StaticTree(Tree.branching([3, 2, 1, 1])),
     verifier=GreedyMultiDraft(),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     paper="Hu et al. 2025",
 )

@@ -42,7 +42,7 @@ RECIPE = Recipe(
     execution=DynamicTree(depth=5, beam=10, nodes=59),
     verifier=Tailored(pooling, "Recursive, latent neighbourhood within delta"),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     options={"codebook": None, "neighbours": 1000, "delta": 0.1},
     paper="Jang et al. 2025",
     reconstructed="the optimal residual",

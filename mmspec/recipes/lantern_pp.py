@@ -41,7 +41,7 @@ RECIPE = Recipe(
     ),
     verifier=Tailored(pooling, "Recursive, latent neighbourhood within a factor"),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     options={"codebook": None, "neighbours": 10, "factor": 5.0},
     paper="Park et al. 2025",
     reconstructed="the optimal residual",

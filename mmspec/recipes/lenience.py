@@ -16,6 +16,6 @@ RECIPE = Recipe(
     execution=Chain(Fixed(5)),
     verifier=Recursive(Lenience(ell=0.8)),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     paper="Leviathan et al. 2023; Chen et al. 2023",
 )

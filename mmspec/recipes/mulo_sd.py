@@ -5,18 +5,21 @@ drafter draws one row of a picture `ratio` times smaller, which is enlarged to t
 target's. One forward judges all their codes: one is kept where the target gives at least `tau` to
 it and its `neighbours` nearest codes together. The others, and what lies within `reach` rows and
 columns of them, are drawn anew by the target, island by island. Lossy: tau=0 keeps every draft,
-with tau above 1 the target draws everything. `over_accepted_mass` takes drafts for point masses, as
-nobody knows their law: it is an upper bound. verifier="rejection" or "coupled" is exact, and
-discards nothing of a block but the refused codes.
+with tau above 1 the target draws everything. `over_accepted_mass` takes drafts without a law for
+point masses: it is an upper bound then. verifier="rejection" or "coupled" is exact, and discards
+nothing of a block but the refused codes.
 
 `drafter` is any model that draws a smaller grid; how much smaller follows from both models' sizes,
 or is `ratio`. It reads the target's prompt, which with Emu3 names the target's size. `upsampler` is
-"pixels" (decode, resize, encode; for models with an encoder), "latent" (repeat the code; for models
-of one tokeniser), "auto" (pixels where that can be), or a `mmspec.resampling.Resampler`.
-Reconstructed: tau, neighbours and reach; islands are drawn without what is missing before them; the
-small picture is drawn code by code; no trained samplers.
+a trained `mmspec.models.code_resampler.CodeResampler` or its folder, "pixels" (decode, resize,
+encode; for models with an encoder), "latent" (repeat the code; for models of one tokeniser), a
+`mmspec.resampling.Resampler`, or "auto": what lies in the folder "resampler" of the draft model,
+else pixels where that can be. A trained one drafts from laws. Reconstructed: tau, neighbours and
+reach; islands are drawn without what is missing before them; the small picture is drawn code by
+code; the resampler learns codes and laws, not pixels.
 """
 
+from pathlib import Path
 from typing import Any
 
 from mmspec.draft import Drafter, Verifier
@@ -26,9 +29,10 @@ from mmspec.drafters.upsampled import Upsampled
 from mmspec.drafters.wavefront import Rows
 from mmspec.images import Painter
 from mmspec.modalities import image
+from mmspec.models.code_resampler import FOLDER, CodeResampler, load_resampler
 from mmspec.recipe import Kit, Recipe, Tailored
 from mmspec.recipes.lantern import table_of
-from mmspec.resampling import Repeated, Resampler, ThroughPixels
+from mmspec.resampling import Lawful, Repeated, Resampler, ThroughPixels, Trained
 from mmspec.verifiers.local_islands import LocalIslands
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
 
@@ -56,7 +60,7 @@ def smaller_picture(kit: Kit) -> Drafter:
     assert kit.drafter is not None
     fine, coarse = image.painter(kit.target.model), image.painter(kit.drafter.model)
     ratio = ratio_of(fine, coarse, kit.options["ratio"])
-    sampler = sampler_of(fine, coarse, ratio, kit.options["upsampler"])
+    sampler = sampler_of(kit, fine, coarse, ratio)
     return Upsampled(Sketcher(kit.drafter), sampler, coarse.layout, ratio)
 
 
@@ -82,15 +86,22 @@ def ratio_of(fine: Painter, coarse: Painter, given: Any) -> int:
     return ratio
 
 
-def sampler_of(fine: Painter, coarse: Painter, ratio: int, given: Any) -> Resampler:
-    """The up-sampler by name, or as an object."""
+def sampler_of(kit: Kit, fine: Painter, coarse: Painter, ratio: int) -> Resampler | Lawful:
+    """The up-sampler by name, from a folder, or as an object."""
+    given = kit.options["upsampler"]
+    if given == "auto" and (beside := beside_of(kit)) is not None:
+        given = beside
+    if isinstance(given, Path) or (isinstance(given, str) and Path(given).is_dir()):
+        given = load_resampler(given)
+    if isinstance(given, CodeResampler):
+        return Trained(fine.codebook, coarse.codebook, ratio, given)
     if not isinstance(given, str):
-        made: Resampler = given
+        made: Resampler | Lawful = given
         return made
     if given not in UPSAMPLERS:
         raise ValueError(
-            f"upsampler={given!r} is not known; choose one of {', '.join(UPSAMPLERS)}, or pass a "
-            "Resampler"
+            f"upsampler={given!r} is neither known nor a folder; choose one of "
+            f"{', '.join(UPSAMPLERS)}, or pass a Resampler, a CodeResampler or its folder"
         )
     if given == "auto":
         blind = fine.encode is None or coarse.encode is None
@@ -100,12 +111,20 @@ def sampler_of(fine: Painter, coarse: Painter, ratio: int, given: Any) -> Resamp
     return Repeated(fine.codebook, coarse.codebook, ratio)
 
 
+def beside_of(kit: Kit) -> Path | None:
+    """The folder of the resampler that lies beside the draft model's weights, if there is one."""
+    assert kit.drafter is not None
+    name = kit.drafter.model.name_or_path
+    folder = Path(name) / FOLDER
+    return folder if name and (folder / "config.json").exists() else None
+
+
 RECIPE = Recipe(
     architecture=smaller_picture,
     execution=Rows("blocks of rows, from a smaller picture"),
     verifier=Tailored(local_islands, "cell by cell, NeighbourhoodThreshold; islands redrawn"),
     sees="auto",
-    takes_drafter=True,
+    partner="sketch",
     options={
         "codebook": None,
         "neighbours": 100,
@@ -115,5 +134,5 @@ RECIPE = Recipe(
         "upsampler": "auto",
     },
     paper="Peruzzo et al. 2026 (MuLo-SD)",
-    reconstructed="tau, neighbours, reach; how islands see each other; no trained samplers",
+    reconstructed="tau, neighbours, reach; how islands see each other; samplers trained on codes",
 )

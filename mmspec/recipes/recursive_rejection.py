@@ -15,6 +15,6 @@ RECIPE = Recipe(
     execution=StaticTree(Tree.branching([3, 2, 1, 1]), kinds=(Kind.WOR,)),
     verifier=Recursive(),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     paper="Jeon et al. 2024; Chen et al. 2024",
 )

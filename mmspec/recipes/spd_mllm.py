@@ -20,6 +20,6 @@ RECIPE = Recipe(
     verifier=Coupled(),
     optimisation="fine-tuned as a language model",
     sees="nothing",
-    takes_drafter=True,
+    partner="drafter",
     paper="Gagrani et al. 2024",
 )

@@ -14,6 +14,6 @@ RECIPE = Recipe(
     execution=StaticTree(Tree.branching([2, 2, 1, 1])),
     verifier=SpecHub(),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     paper="Sun et al. 2024",
 )

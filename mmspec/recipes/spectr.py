@@ -15,6 +15,6 @@ RECIPE = Recipe(
     execution=StaticTree(Tree.branching([3, 2, 1, 1]), kinds=(Kind.IID,)),
     verifier=KSeq(),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     paper="Sun et al. 2023",
 )

@@ -15,6 +15,6 @@ RECIPE = Recipe(
     execution=Chain(Fixed(5)),
     verifier=Recursive(),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     paper="Leviathan et al. 2023; Chen et al. 2023",
 )

@@ -16,6 +16,6 @@ RECIPE = Recipe(
     execution=Chain(Entropy(most=8)),
     verifier=Coupled(),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     paper="Zhang et al. 2024",
 )

@@ -15,7 +15,7 @@ RECIPE = Recipe(
     execution=StaticTree(Tree.branching([3, 2, 1, 1]), kinds=(Kind.WOR,)),
     verifier=Traversal(),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     paper="Weng et al. 2025",
     reconstructed="sibling order and the exact recursion are derived, and checked by enumeration",
 )

@@ -15,6 +15,6 @@ RECIPE = Recipe(
     execution=DynamicTree(depth=5, beam=4, nodes=16),
     verifier=Longest(Typical(epsilon=0.09, delta=0.3)),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     paper="Cai et al. 2024",
 )

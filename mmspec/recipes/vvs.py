@@ -65,7 +65,7 @@ RECIPE = Recipe(
     verifier=Tailored(pooling, "Recursive, latent neighbourhood within delta"),
     gate=Tailored(skipping, "some rounds skipped"),
     sees="auto",
-    takes_drafter=True,
+    partner="drafter",
     options={
         "codebook": None,
         "neighbours": 1000,

@@ -120,6 +120,15 @@ ENTRIES = (
         None,
         "One layer that continues the states of its target, and draws with its head.",
     ),
+    Entry(
+        "image-sketch",
+        "drafter",
+        "image",
+        "image",
+        "nothing",
+        None,
+        "Janus with a Llama of 3 layers; small pictures of 3 x 3 codes, and how to enlarge them.",
+    ),
 )
 ALIASES = {"vlm": "llava"}
 FOLDER = Path(__file__).parent

@@ -40,6 +40,22 @@ class ImageShape:
     channels: int = 32
 
 
+@dataclass(frozen=True)
+class Canvas:
+    """The pictures: a side in pixels and in codes, how many codes there are, and their width."""
+
+    pixels: int = PIXELS
+    side: int = SIDE
+    codes: int = CODES
+    width: int = CODE_WIDTH
+
+    @property
+    def halvings(self) -> int:
+        """How often the picture part halves the side of a picture."""
+        return (self.pixels // self.side).bit_length() - 1
+
+
+CANVAS = Canvas()
 TARGET = ImageShape(layers=16, width=96, inner=192, heads=3)
 DRAFTER = ImageShape(layers=1, width=96, inner=192, heads=3)
 
@@ -70,7 +86,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return built
 
 
-def processor() -> JanusProcessor:
+def processor(canvas: Canvas = CANVAS) -> JanusProcessor:
     """The processor of Janus: `processor(text=..., generation_mode="image")`."""
     from transformers import JanusImageProcessor, JanusProcessor
 
@@ -78,18 +94,20 @@ def processor() -> JanusProcessor:
     pixels: Any = JanusImageProcessor
     built: JanusProcessor = build(
         image_processor=pixels(
-            size={"height": PIXELS, "width": PIXELS},
-            min_size=PIXELS,
+            size={"height": canvas.pixels, "width": canvas.pixels},
+            min_size=canvas.pixels,
             image_mean=[0.5] * 3,
             image_std=[0.5] * 3,
         ),
         tokenizer=tokenizer(),
-        num_image_tokens=SIDE**2,
+        num_image_tokens=canvas.side**2,
     )
     return built
 
 
-def janus(shape: ImageShape, words: PreTrainedTokenizerFast) -> JanusForConditionalGeneration:
+def janus(
+    shape: ImageShape, words: PreTrainedTokenizerFast, canvas: Canvas = CANVAS
+) -> JanusForConditionalGeneration:
     """An untrained Janus. It draws only: the eye that the class asks for is as small as can be."""
     from transformers import (
         GenerationConfig,
@@ -123,19 +141,19 @@ def janus(shape: ImageShape, words: PreTrainedTokenizerFast) -> JanusForConditio
         hidden_size=8,
         num_hidden_layers=1,
         num_attention_heads=1,
-        image_size=PIXELS,
-        patch_size=PIXELS // SIDE,
+        image_size=canvas.pixels,
+        patch_size=canvas.pixels // canvas.side,
         mlp_ratio=1,
         projection_dim=shape.width,
         depth=1,
-        num_image_tokens=SIDE**2,
+        num_image_tokens=canvas.side**2,
     )
     pictures = JanusVQVAEConfig(
-        embed_dim=CODE_WIDTH,
-        num_embeddings=CODES,
+        embed_dim=canvas.width,
+        num_embeddings=canvas.codes,
         latent_channels=shape.channels,
         base_channels=shape.channels,
-        channel_multiplier=[1, 1, 1, 1],
+        channel_multiplier=[1] * (1 + canvas.halvings),
         num_res_blocks=0,
         num_hidden_layers=2,
         projection_dim=shape.width,

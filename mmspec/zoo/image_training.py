@@ -166,10 +166,10 @@ def divided(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     ]
 
 
-def busy_scenes(seed: int) -> Iterator[Scene]:
-    """Training scenes with one to six things, as many of each: more to learn from than prompts."""
+def busy_scenes(seed: int, most: int = _MOST) -> Iterator[Scene]:
+    """Training scenes with one to `most` things, each number as often: more than prompts teach."""
     generator = np.random.default_rng((seed, 12))
-    for scene in scattered(_NUMBERS + (seed << 24), generator, _MOST):
+    for scene in scattered(_NUMBERS + (seed << 24), generator, most):
         if scene.split == "train":
             yield scene
 

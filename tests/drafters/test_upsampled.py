@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmspec.codebook import Codebook
 from mmspec.context import Context
-from mmspec.draft import Verifier
+from mmspec.draft import Kind, Verifier
 from mmspec.drafters.page import Held, Page, lay
 from mmspec.drafters.plain import Silent
 from mmspec.drafters.sketch import Sketcher
@@ -72,7 +72,7 @@ class Framed:
 
     inner: Upsampled
     grid: Grid
-    kinds: ClassVar[Any] = Upsampled.kinds
+    kinds: tuple[Kind, ...] = (Kind.DET,)
 
     def begin(self, context: Context) -> Any:
         context.shared["grid"] = self.grid  # type: ignore[index]
@@ -83,6 +83,35 @@ class Framed:
 
     def observe(self, *news: Any) -> Any:
         return self.inner.observe(*news)
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """A lawful sampler: laws that follow from the small code and the large ones before."""
+
+    size: int
+
+    def law(self, small: Tensor, large: Tensor, row: Tensor) -> Tensor:
+        batch, _, width = large.shape
+        logits = torch.zeros(batch, RATIO, width, self.size)
+        for each in range(batch):
+            for place in range(RATIO * width):
+                down, column = divmod(place, width)
+                line = int(row[each]) * RATIO + down
+                seen = large[each].flatten()[: line * width + column].tolist()
+                code = int(small[each, int(row[each]), column // RATIO])
+                seed = sum((1 + i) * (1 + token) for i, token in enumerate(seen)) + 7 * code
+                logits[each, down, column] = torch.sin(seed * torch.arange(1.0, self.size + 1))
+        return logits
+
+    def down(self, tokens: Tensor) -> Tensor:
+        return tokens[:, ::RATIO, ::RATIO]
+
+
+def guesser(grid: Grid, kind: Kind) -> Framed:
+    inner = replace(drafter(grid).inner, sampler=Guesses(size_of(grid)))
+    assert inner.kinds == (Kind.RACE, Kind.IID)
+    return Framed(replace(inner, kind=kind), grid, (kind,))
 
 
 def size_of(grid: Grid) -> int:
@@ -201,6 +230,26 @@ class Reference:
         self.committed = min(offset + 1, self.grid.length)
 
 
+@dataclass(frozen=True)
+class Mislabelled:
+    """Says of draws that share the target's noise that they have noise of their own."""
+
+    inner: Framed
+    kinds: tuple[Kind, ...] = (Kind.IID,)
+
+    def begin(self, context: Context) -> Any:
+        return self.inner.begin(context)
+
+    def propose(self, context: Context, state: Any) -> Any:
+        draft = self.inner.propose(context, state)
+        assert draft.law is None or draft.kind is Kind.RACE
+        flat = Categorical(torch.zeros(*draft.tokens.shape, 2))
+        return replace(draft, kind=Kind.IID, law=flat)
+
+    def observe(self, *news: Any) -> Any:
+        return self.inner.observe(*news)
+
+
 GRIDS = [Grid(4, 2, (0, SIZE)), Grid(2, 6, (0, SIZE)), RULED]
 NAMES = ["tall", "wide", "ruled"]
 
@@ -256,6 +305,42 @@ def test_exact_verifiers_stay_exact() -> None:
         assert greedy == sample(target, Silent(), Coupled(), 4, greedy=True)[0]
     seeded = sample(target, drafter(PAIRS), Coupled(), 50, seed=4)[0]
     assert seeded == sample(target, Silent(), Coupled(), 50, seed=4)[0]
+
+
+def test_codes_drawn_from_laws_are_exact_too() -> None:
+    """Laws of the same codes drawn otherwise, or with the target's noise, would not be."""
+    target = table(PAIRS)
+    assert abs(z_score(target, guesser(PAIRS, Kind.IID), Recursive(), ROWS)) < 3
+    told = guesser(PAIRS, Kind.RACE)
+    wrong = Framed(told.inner, PAIRS, (Kind.IID,))
+    assert z_score(target, Mislabelled(wrong), Recursive(), ROWS) > 10
+    for kind in (Kind.RACE, Kind.IID):
+        seeded = sample(target, guesser(PAIRS, kind), Coupled(), 50, seed=4)[0]
+        assert seeded == sample(target, Silent(), Coupled(), 50, seed=4)[0]
+    for verifier, kind in ((Coupled(), Kind.RACE), (Recursive(), Kind.IID)):
+        greedy = sample(target, guesser(PAIRS, kind), verifier, 4, greedy=True)[0]
+        assert greedy == sample(target, Silent(), Coupled(), 4, greedy=True)[0]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=NAMES)
+def test_every_code_is_drawn_behind_those_before_it(grid: Grid) -> None:
+    """A threshold of nothing keeps the first draft: draw it once more from the laws of its end."""
+    rule = NeighbourhoodThreshold(BOOKS[size_of(grid)].neighbours(1), 1, 0.0)
+    rows, size = 5, size_of(grid)
+    target, told = table(grid), guesser(grid, Kind.RACE)
+    tokens, _ = sample(target, told, LocalIslands(rule), rows, seed=2)
+    noise, made = KeyedNoise.seeded(2, rows, CPU), torch.tensor(tokens)
+    cells = [[grid.offset(y, x) for x in range(grid.width)] for y in range(grid.height)]
+    large = made[:, torch.tensor(cells)]
+    top = Dice(size).said(grid.header, grid.width // RATIO)
+    small = torch.tensor([top]).expand(rows, 1, -1)
+    laws = Guesses(size).law(small, large, torch.zeros(rows, dtype=torch.long))
+    offsets = torch.tensor(cells[:RATIO]).flatten()
+    keys = noise.shared((1 + offsets).expand(rows, -1))
+    drawn = Categorical(laws.flatten(1, 2)).sample(keys)
+    assert torch.equal(
+        drawn[:, 1:], large[:, :RATIO].flatten(1)[:, 1:]
+    )  # the first is the target's
 
 
 @pytest.mark.slow

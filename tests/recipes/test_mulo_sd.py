@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from mmspec.draft import Draft, Scores, categorical
 from mmspec.drafters.sketch import Sketcher
 from mmspec.drafters.upsampled import Upsampled
 from mmspec.modalities.image import painter
+from mmspec.models.code_resampler import FOLDER, CodeResampler, CodeResamplerConfig
 from mmspec.noise import KeyedNoise
-from mmspec.resampling import Repeated, ThroughPixels
+from mmspec.resampling import Repeated, ThroughPixels, Trained, marked
 from mmspec.target import CausalTarget
 from tests import toys
 from tests.modalities.drawing import logits_of
@@ -103,6 +105,59 @@ def test_the_sketch_is_what_the_small_model_draws() -> None:
     assert torch.equal(behind[1], drawn[1, SMALL:])
 
 
+def resampler(family: str, ratio: int = 2) -> CodeResampler:
+    """An untrained one between the codebooks of a family's two sizes."""
+    fine, coarse = (painter(model(family, side)).codebook for side in (painters.SIDE, SMALL))
+    made = CodeResampler(CodeResamplerConfig(ratio=ratio, fine=fine.size, coarse=coarse.size))
+    made.fine_mark.copy_(marked(fine))
+    made.coarse_mark.copy_(marked(coarse))
+    made.train(False)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "given"), [(case[0], *case[2:]) for case in CASES[::2]]
+)
+def test_a_trained_resampler_drafts_within_both_promises(
+    family: str, options: dict[str, Any], given: dict[str, Any]
+) -> None:
+    """Codes alone (Janus), and codes among structural tokens (Emu3)."""
+    how = {**painters.request(family, batch=2), **HOW, **given}
+    options = {**options, "upsampler": resampler(family)}
+    plain = mmspec.accelerate(model(family), "plain").generate_images(**how)
+    for exact in ("coupled", "rejection"):
+        fast = bound(family, **options, verifier=exact)
+        out = fast.generate_images(**how)
+        assert fast.recipe.exact
+        assert out.stats.fallback is None
+        assert (exact == "coupled") == torch.equal(out.sequences, plain.sequences)
+    nothing = bound(family, **options, tau=1.1).generate_images(**how)
+    assert torch.equal(nothing.sequences, plain.sequences)
+    all_of_it = bound(family, **options, tau=0.0).generate_images(**how)
+    assert all_of_it.stats.fallback is None
+    assert all_of_it.stats.target_calls == 2
+
+
+def test_a_resampler_lies_in_the_drafters_folder(tmp_path: Path) -> None:
+    """By itself, by its folder, and again from where the accelerated model was saved."""
+    model("janus", SMALL).save_pretrained(tmp_path / "small")
+    plain = mmspec.accelerate(model("janus"), "mulo-sd", drafter=tmp_path / "small").drafter
+    assert isinstance(plain, Upsampled)
+    assert isinstance(plain.sampler, ThroughPixels)
+    given = resampler("janus")
+    given.save_pretrained(tmp_path / "small" / FOLDER)
+    fast = mmspec.accelerate(model("janus"), "mulo-sd", drafter=tmp_path / "small")
+    fast.save_pretrained(tmp_path / "saved")
+    again = mmspec.load(tmp_path / "saved", model=model("janus"))
+    named = bound("janus", upsampler=str(tmp_path / "small" / FOLDER))
+    for one in (fast, again, named):
+        assert isinstance(one.drafter, Upsampled)
+        assert isinstance(one.drafter.sampler, Trained)
+        assert torch.equal(one.drafter.sampler.model.say.weight, given.say.weight)
+    with pytest.raises(ValueError, match="makes pictures 4 times larger, the models need 2"):
+        bound("janus", upsampler=resampler("janus", 4))
+
+
 def test_options_become_parts() -> None:
     def sampler(**options: Any) -> Any:
         drafter = bound("janus", **options).drafter
@@ -126,7 +181,7 @@ def test_what_does_not_fit() -> None:
         bound("janus", length=3)
     with pytest.raises(ValueError, match=r"has no encoder .* upsampler='latent'"):
         bound("llamagen-class", upsampler="pixels")
-    with pytest.raises(ValueError, match="upsampler='sharp' is not known; choose one of auto"):
+    with pytest.raises(ValueError, match="upsampler='sharp' is neither known nor a folder"):
         bound("janus", upsampler="sharp")
     with pytest.raises(ValueError, match="ratio=0 is no number of codes"):
         bound("janus", ratio=0)
