@@ -7,8 +7,9 @@ out.latents, out.stats
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from mmspec.arguments import fresh_seed, unknown_message
 from mmspec.decode import Parts, Scorer, decode
 from mmspec.draft import Drafter, Verifier
 from mmspec.images import pictures
-from mmspec.modalities.mar import MarReader, check_pair, labels
+from mmspec.modalities.mar import MarReader, check_pair, labels, load, numbers
 from mmspec.noise import KeyedNoise
 from mmspec.patches import BlindTarget, PatchRequest, PatchTarget, Plan, Reader, order, place
 from mmspec.paths import check_random
@@ -29,7 +30,7 @@ from mmspec.stats import Ledger, Stats
 from mmspec.stop import Stop
 
 PARTS = ("recipe", "drafter", "verifier", "length")
-OWN = ("class_labels", "seed", "row_ids", "vae")
+OWN = ("class_labels", "prompt", "seed", "row_ids", "vae")
 _RENAMED = {"guidance_schedule": "schedule"}
 SETTINGS = tuple(
     next((name for name, own in _RENAMED.items() if own == one.name), one.name)
@@ -57,7 +58,8 @@ def accelerate_continuous(
 ) -> AcceleratedContinuous:
     """Make a MAR model draw faster; "cspd-coupled" unless `recipe` says otherwise.
 
-    `drafter` is a smaller MAR model of the same tokens, `length` the steps drafted per target call.
+    `drafter` is a smaller MAR model of the same tokens, or its folder or "zoo:NAME"; `length` the
+    steps drafted per target call.
     Raises ValueError for parts that do not fit, before anything runs.
     """
     recipe = recipe or "cspd-coupled"
@@ -75,6 +77,8 @@ def accelerate_continuous(
     if drafter is not None:
         if not plan.takes_drafter:
             raise ValueError(f"recipe {plan.name!r} takes no draft model; drop drafter=")
+        if isinstance(drafter, str | Path):
+            drafter = load(drafter)
         check_pair(model, drafter)
     plan = replace(
         plan,
@@ -100,15 +104,16 @@ class AcceleratedContinuous:
     def generate_images(self, **arguments: Any) -> LatentImages:
         """Draw one picture per class.
 
-        Takes `class_labels` (a number, or a list in which None is no class), `seed`, `row_ids`, the
-        settings of `mmspec.patches.Plan` (`steps`, `guidance`, `guidance_schedule`, `temperature`,
+        Takes `class_labels` (a number, or a list in which None is no class) or `prompt` (the name
+        of a class in the model's configuration, or several), `seed`, `row_ids`, the settings of
+        `mmspec.patches.Plan` (`steps`, `guidance`, `guidance_schedule`, `temperature`,
         `head_steps`, `last_noise`), and `vae`, whose `decode` makes pixels, as that of diffusers.
 
         Raises ValueError for what is not known, for more steps than cells, and where an exact
         recipe meets a sampler without noise in its last step.
         """
         settings, own = _split(arguments)
-        plan, classes = Plan(**settings), labels(self.model, own["class_labels"])
+        plan, classes = Plan(**settings), self._classes(own["class_labels"], own["prompt"])
         plan.spans(self.model.config.cells)
         bound = self._bound(plan, classes)
         recipe, sees = bound.recipe, str(getattr(bound.drafter, "sees", "nothing"))
@@ -120,10 +125,13 @@ class AcceleratedContinuous:
         request = PatchRequest(plan, len(classes), noise)
         latents = self.model.picture(self._drawn(bound.parts(plan), request, ledger))
         self.last_stats = ledger.stats()
-        vae, images = own["vae"], None
-        if vae is not None:
-            images = _decoded(vae, latents, self.model.config.latent_scale)
+        images = decoded(own["vae"], latents, self.model.config.latent_scale)
         return LatentImages(latents, images, self.last_stats)
+
+    def _classes(self, given: Any, prompt: str | Sequence[str] | None) -> Tensor:
+        if prompt is not None and given is not None:
+            raise ValueError("class_labels= and prompt= both say what to draw; give one of them")
+        return labels(self.model, given if prompt is None else numbers(self.model, prompt))
 
     def __repr__(self) -> str:
         name = self.recipe.name or "custom recipe"
@@ -180,12 +188,18 @@ def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     unknown = sorted(set(arguments) - {*OWN, *SETTINGS})
     if unknown:
         raise ValueError(unknown_message(unknown, [*OWN, *SETTINGS], "generate_images()"))
+    return settings_of(arguments), {name: arguments.get(name) for name in OWN}
+
+
+def settings_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a `Plan` is made of, among the arguments of a call."""
     given = {name: arguments[name] for name in SETTINGS if arguments.get(name) is not None}
-    settings = {_RENAMED.get(name, name): value for name, value in given.items()}
-    return settings, {name: arguments.get(name) for name in OWN}
+    return {_RENAMED.get(name, name): value for name, value in given.items()}
 
 
-def _decoded(vae: Any, latents: Tensor, scale: float) -> list[Image.Image]:
-    """Pixels of latents that were scaled for the model."""
+def decoded(vae: Any, latents: Tensor, scale: float) -> list[Image.Image] | None:
+    """Pixels of latents that were scaled for the model; None without a VAE."""
+    if vae is None:
+        return None
     output = vae.decode(latents / scale)
     return pictures(output if isinstance(output, Tensor) else output[0])

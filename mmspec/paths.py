@@ -23,7 +23,7 @@ from mmspec.noise import Keys
 from mmspec.trajectory import Prediction
 
 _ROWS = 1 << 14  # rows of a head at a time
-_WIDEST = 256  # tries side by side
+_FIRST, _WIDEST = 4, 256  # tries side by side
 
 
 class Head(Protocol):
@@ -69,6 +69,9 @@ class PathLaw:
             self.scale[self.real],
         )
         driving = noise[self.real]
+        if not len(driving):
+            nothing = driving.unbind(1)
+            return self._placed(driving, 0.0), self._law(nothing, nothing)
         x = driving[:, 0]
         path, means, stds = [x], [torch.zeros_like(x)], [torch.ones_like(x)]
         for index in range(kernel.steps):
@@ -176,8 +179,9 @@ class PathResidual:
     """The law proportional to (P - Q)+ of paths, drawn by thinning P with 1 - min(1, Q / P).
 
     1 / TV(P, Q) tries are expected, so with the chance TV that a path was refused one per refusal
-    tested. They are made side by side, twice as many in each turn. Raises ValueError after
-    `most_tries`: the two laws are then equal to rounding, and the residual does not exist.
+    tested. They are made side by side, a few at first, then twice as many in each turn: a walk of
+    several costs little more than one. Raises ValueError after `most_tries`: the two laws are then
+    equal to rounding, and the residual does not exist.
     """
 
     p: PathLaw
@@ -199,7 +203,7 @@ class PathResidual:
                     "rounding, and a refusal is as rare as the tries are many; use another seed, "
                     "or compute in a wider dtype"
                 )
-            tries = min(max(made, 1), _WIDEST)
+            tries = min(max(made, _FIRST), _WIDEST)
             found, hit = self._tried(left, keys, range(made, made + tries))
             done = hit.any(-1)
             first = hit.int().argmax(-1)

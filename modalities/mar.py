@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,6 +66,48 @@ def labels(model: MarForImageGeneration, given: Any) -> Tensor:  # (B,)
             "None for no class"
         )
     return torch.tensor([none if one is None else one for one in given])
+
+
+def numbers(model: MarForImageGeneration, prompt: str | Sequence[str]) -> list[int]:
+    """The classes that are called so in the configuration, or given as numbers.
+
+    Raises ValueError for names that the model does not know.
+    """
+    asked = [prompt] if isinstance(prompt, str) else list(prompt)
+    named: Any = model.config.label2id or {}
+    known: dict[str, int] = {_plain(name): number for name, number in named.items()}
+    found = []
+    for one in asked:
+        name = _plain(one)
+        if name not in known and not name.isdigit():
+            some = ", ".join(repr(label) for label in list(known)[:3])
+            raise ValueError(
+                f"prompt={one!r} is no class of this model; give a number, or one of the "
+                f"{len(known)} names in model.config.label2id, such as {some}"
+            )
+        found.append(known[name] if name in known else int(name))
+    return found
+
+
+def load(source: str | Path) -> MarForImageGeneration:
+    """A model from a folder or "zoo:NAME". Raises ValueError where there is none."""
+    if str(source).startswith("zoo:"):
+        from mmspec import zoo
+
+        found: MarForImageGeneration = zoo.load(str(source).removeprefix("zoo:"))
+        return found
+    if not (Path(source) / "config.json").exists():
+        raise ValueError(f"{source} is no folder of a MAR model; give one, or zoo:NAME")
+    read: Any = MarForImageGeneration.from_pretrained
+    model: MarForImageGeneration = read(source, use_safetensors=True)
+    model.train(False)
+    return model
+
+
+def _plain(name: str) -> str:
+    """A name without capitals, spaces around it and an article."""
+    words = name.lower().split()
+    return " ".join(words[1:] if len(words) > 1 and words[0] in ("a", "an", "the") else words)
 
 
 def check_pair(target: Any, small: Any) -> None:

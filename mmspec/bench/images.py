@@ -134,7 +134,7 @@ def compare_images(
     if OWN in laps:
         own = {
             "speedup_over_plain": Ratio.of(laps[PLAIN].seconds, laps[OWN].seconds).median,
-            "facts_right": _share(facts[OWN]),
+            "facts_right": share(facts[OWN]),
             "log_likelihood": fmean(likely[OWN]),
         }
     return ImageComparison(
@@ -268,7 +268,7 @@ def _row(
     over = {"plain": Ratio.of(laps[PLAIN].seconds, lap.seconds)}
     if OWN in laps:
         over["generate"] = Ratio.of(laps[OWN].seconds, lap.seconds)
-    gap, error = _gap(facts[name], facts[PLAIN])
+    apart, uncertain = gap(facts[name], facts[PLAIN])
     spent = pool.shares(stats)
     everything = [*stats, *(one.stats for one in shown)]
     return ImageRow(
@@ -286,11 +286,11 @@ def _row(
         host_share=spent["host"],
         engine_efficiency=shares.get(name),
         over_accepted_mass=pool.over_accepted_mass(everything),
-        facts_right=_share(facts[name]),
-        facts_gap=gap,
-        facts_gap_error=error,
+        facts_right=share(facts[name]),
+        facts_gap=apart,
+        facts_gap_error=uncertain,
         log_likelihood=fmean(likely),
-        log_likelihood_error=_error(likely),
+        log_likelihood_error=error(likely),
         seconds_per_request=min(lap.seconds) / len(lap.drawn),
         fallback=next((one.fallback for one in everything if one.fallback), None),
     )
@@ -300,11 +300,11 @@ def _calls(stats: Sequence[Stats]) -> float:
     return fmean(one.target_calls for one in stats)
 
 
-def _share(facts: Sequence[tuple[int, int]] | None) -> float | None:
+def share(facts: Sequence[tuple[int, int]] | None) -> float | None:
     return None if facts is None else sum(r for r, _ in facts) / sum(asked for _, asked in facts)
 
 
-def _gap(
+def gap(
     facts: Sequence[tuple[int, int]] | None, base: Sequence[tuple[int, int]] | None
 ) -> tuple[float | None, float | None]:
     """How many more of the facts are right than in plain's pictures, and its standard error."""
@@ -312,8 +312,8 @@ def _gap(
         return None, None
     asked = sum(total for _, total in facts)
     gaps = [float(mine[0] - other[0]) for mine, other in zip(facts, base, strict=True)]
-    return sum(gaps) / asked, _error(gaps) * len(gaps) / asked
+    return sum(gaps) / asked, error(gaps) * len(gaps) / asked
 
 
-def _error(values: Sequence[float]) -> float:
+def error(values: Sequence[float]) -> float:
     return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0

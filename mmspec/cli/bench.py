@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mmspec.cli import drawing, painting
+from mmspec.cli import drawing, easel, painting
 from mmspec.cli import inputs as given
+from mmspec.cli.bench_continuous import bench_continuous
 from mmspec.cli.bench_images import bench_images
 from mmspec.cli.bench_pictures import bench_pictures
 from mmspec.cli.generate import (
@@ -79,6 +80,13 @@ def bench(
         return
     kind = modality_of(modality, model, None if recipe is None else recipe[0])
     parts = given.shape(length, tree) | given.knobs(knobs)
+    if kind == IMAGE and easel.is_continuous(model):
+        stand = easel.load(
+            model, drafter, recipe or easel.RECIPES, steps, guidance, temperature, parts
+        )
+        counts = (prompts, pictures, batch, repeats, seed)
+        bench_continuous(stand, recipe or easel.RECIPES, prompt, *counts, json)
+        return
     if kind == IMAGE:
         counts = (prompts, pictures, batch, repeats, seed)
         how = drawing.settings(model, guidance, temperature, codes)

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from mmspec.cli import drawing, painting
+from mmspec.cli import drawing, easel, painting
 from mmspec.cli import inputs as given
 from mmspec.cli.draw import draw
+from mmspec.cli.draw_continuous import draw_continuous
 from mmspec.cli.modality import DIFFUSION, IMAGE, modality_of
 from mmspec.cli.output import Json, console, emit, pairs, percent, progress
 from mmspec.cli.paint import paint
@@ -81,6 +82,13 @@ def generate(
     given.set_threads(threads, model)
     kind, again = modality_of(modality, model, recipe), repeats if compare else 0
     parts = given.shape(length, tree) | given.knobs(knobs)
+    if kind == IMAGE and easel.is_continuous(model):
+        if codes is not None or steps_map is not None:
+            raise ValueError(f"{model} draws no codes; drop --codes and --steps-map")
+        recipe = recipe or easel.RECIPES[0]
+        stand = easel.load(model, drafter, [recipe], steps, guidance, temperature, parts)
+        draw_continuous(stand, recipe, prompt, drawing.sheet(grid), out, seed, again, json)
+        return
     if kind == IMAGE:
         recipe = recipe or drawing.RECIPE
         studio = drawing.load(model, drafter, [recipe])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mmspec.cli import easel
 from mmspec.cli import inputs as given
 
 DIFFUSION, IMAGE = "diffusion", "image"
@@ -46,5 +47,8 @@ def _of_folder(folder: Path) -> str | None:
 
     from mmspec.modalities.image import FAMILIES
 
-    family = FAMILIES.get(json.loads((folder / "config.json").read_text()).get("model_type"))
+    kind = json.loads((folder / "config.json").read_text()).get("model_type")
+    if kind == easel.MODEL_TYPE:
+        return IMAGE
+    family = FAMILIES.get(kind)
     return IMAGE if family is not None and not family.writes else None

@@ -7,8 +7,8 @@ what its diffusion head (`mmspec.models.mar_head`) is conditioned on:
     shown      7  2  5         encoder: class x 64, 2, 5, 7
     places     0  1  2 ... 8   decoder: class x 64, m, m, 2, m, m, 5, m, 7, m    (m: the mask token)
 
-Attention is bidirectional, so nothing is remembered between steps. There is no trained checkpoint
-in the zoo; `mmspec.models.mar_weights` reads the public ones.
+Attention is bidirectional, so nothing is remembered between steps. The zoo has a small trained
+pair; `mmspec.models.mar_weights` reads the public checkpoints.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmspec.models.mar_head import DiffusionHead, SampledHead
+from mmspec.models.mar_head import PREDICTIONS, DiffusionHead, SampledHead
 from mmspec.noise import KeyedNoise
 from mmspec.patches import Plan, cell_keys, order
 from mmspec.paths import PathLaw
@@ -47,6 +47,7 @@ class MarConfig(PreTrainedConfig):
     head_width: int = 1024
     head_depth: int = 6
     base_steps: int = 1000  # of the head's training
+    prediction: str = "noise"  # of the head, or "velocity"; public checkpoints predict noise
     latent_scale: float = 0.2325  # latents here = latents of the VAE times this
 
     @property
@@ -77,6 +78,9 @@ class MarForImageGeneration(MarPreTrainedModel):
 
     def __init__(self, config: MarConfig) -> None:
         super().__init__(config)
+        if config.prediction not in PREDICTIONS:
+            known = " or ".join(map(repr, PREDICTIONS))
+            raise ValueError(f"prediction={config.prediction!r} is not known; a head says {known}")
         wide, narrow, cells = config.hidden_size, config.decoder_hidden_size, config.cells
         places = config.buffer_size + cells
         self.class_table = nn.Embedding(config.num_classes, wide)
@@ -157,7 +161,7 @@ class MarForImageGeneration(MarPreTrainedModel):
 
     def sampled(self, plan: Plan) -> SampledHead:
         """The head with the sampler of a plan."""
-        return SampledHead(self.head, self.config.base_steps, plan)
+        return SampledHead(self.head, self.config.base_steps, plan, self.config.prediction)
 
     @torch.no_grad()
     def sample(

@@ -8,6 +8,16 @@ downloaded to try, test or benchmark.
 """
 
 from mmspec.zoo.catalogue import Entry, bundled_scene, info, is_present, names, path
-from mmspec.zoo.loading import load, processor
+from mmspec.zoo.loading import load, processor, vae
 
-__all__ = ["Entry", "bundled_scene", "info", "is_present", "load", "names", "path", "processor"]
+__all__ = [
+    "Entry",
+    "bundled_scene",
+    "info",
+    "is_present",
+    "load",
+    "names",
+    "path",
+    "processor",
+    "vae",
+]

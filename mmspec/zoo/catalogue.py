@@ -129,6 +129,24 @@ ENTRIES = (
         None,
         "Janus with a Llama of 3 layers; small pictures of 3 x 3 codes, and how to enlarge them.",
     ),
+    Entry(
+        "mar",
+        "target",
+        "image",
+        None,
+        "nothing",
+        "mar-drafter",
+        "MAR: 8 layers and a diffusion head of 8 blocks; draws continuous tokens of a class.",
+    ),
+    Entry(
+        "mar-drafter",
+        "drafter",
+        "image",
+        "mar",
+        "nothing",
+        None,
+        "MAR of 2 layers and a head of 2 blocks; the tokens and classes of its target.",
+    ),
 )
 ALIASES = {"vlm": "llava"}
 FOLDER = Path(__file__).parent

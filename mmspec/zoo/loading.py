@@ -9,21 +9,26 @@ from mmspec.zoo.catalogue import Entry, info, path
 
 if TYPE_CHECKING:
     import torch
-    from diffusers import PixArtAlphaPipeline, PixArtTransformer2DModel
+    from diffusers import AutoencoderTiny, PixArtAlphaPipeline, PixArtTransformer2DModel
     from transformers import PreTrainedModel
 
     from mmspec.models.feature_head import FeatureHead
+    from mmspec.models.mar import MarForImageGeneration
+
+_MAR = ("mar", "mar-drafter")  # of the image models, those of continuous tokens
 
 
 def load(name: str, dtype: torch.dtype | None = None) -> Any:
     """A model in eval mode; in float32 unless told otherwise (the files hold float16).
 
     A diffusers pipeline for a diffusion target, and its denoiser alone for a drafter; a
-    `FeatureHead` for a drafter that sees the states of its target.
+    `FeatureHead` for a drafter that sees the states of its target; MAR as the package has it.
     """
     entry, folder = info(name), path(name)
     if entry.sees == "target-states":
         return load_feature_head(folder, dtype)
+    if entry.name in _MAR:
+        return load_mar(folder, dtype)
     if entry.modality != "diffusion":
         return load_folder(folder, _is_multimodal(entry), dtype)
     if entry.kind == "target":
@@ -56,6 +61,43 @@ def load_feature_head(folder: Path, dtype: torch.dtype | None = None) -> Feature
     return head
 
 
+def load_mar(folder: Path, dtype: torch.dtype | None = None) -> MarForImageGeneration:
+    """A model of continuous tokens from any folder of the same form."""
+    import torch
+
+    from mmspec.models.mar import MarForImageGeneration
+
+    load: Any = MarForImageGeneration.from_pretrained
+    model: MarForImageGeneration = load(folder, dtype=dtype or torch.float32, local_files_only=True)
+    model.train(False)
+    return model
+
+
+def vae(name: str, dtype: torch.dtype | None = None) -> AutoencoderTiny:
+    """What makes pixels of the latents that a model of continuous tokens draws.
+
+    Raises ValueError for a checkpoint without one.
+    """
+    entry = info(name)
+    folder = path(entry.target or entry.name)
+    if not (folder / "vae").exists():
+        raise ValueError(f"{entry.name} has no autoencoder of its own; mar has one")
+    return load_vae(folder, dtype)
+
+
+def load_vae(folder: Path, dtype: torch.dtype | None = None) -> AutoencoderTiny:
+    """The autoencoder beside a model or in a pipeline."""
+    import torch
+    from diffusers import AutoencoderTiny
+
+    load: Any = AutoencoderTiny.from_pretrained
+    coder: AutoencoderTiny = load(
+        folder / "vae", torch_dtype=dtype or torch.float32, local_files_only=True
+    )
+    coder.train(False)
+    return coder
+
+
 def load_pipeline(folder: Path, dtype: torch.dtype | None = None) -> PixArtAlphaPipeline:
     """A text-to-image pipeline from any folder of the same form."""
     import torch
@@ -84,11 +126,16 @@ def load_denoiser(folder: Path, dtype: torch.dtype | None = None) -> PixArtTrans
 def processor(name: str) -> Any:
     """The processor of a model that sees or draws; the tokenizer of a text-only drafter.
 
-    A feature head has that of its target.
+    A feature head has that of its target. Raises ValueError for models that read no words.
     """
     from transformers import AutoProcessor, AutoTokenizer
 
     entry = info(name)
+    if entry.name in _MAR:
+        raise ValueError(
+            f"{entry.name} draws classes and reads no words, so it has no processor; give classes "
+            'to generate_images(), and vae=mmspec.zoo.vae("mar") for pixels'
+        )
     auto: Any = AutoProcessor if _is_multimodal(entry) else AutoTokenizer
     holder = entry.target if entry.sees == "target-states" else entry.name
     assert holder is not None

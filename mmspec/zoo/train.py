@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mmspec.zoo import catalogue, diffusion_train, image_sketch, image_train
+from mmspec.zoo import catalogue, diffusion_train, image_sketch, image_train, mar_train
 from mmspec.zoo.architecture import (
     LLAVA_BLIND,
     LLAVA_SIGHTED,
@@ -94,6 +94,8 @@ def train(
     entry = catalogue.info(name)
     if entry.modality == "diffusion":
         return diffusion_train.train(name, out, steps, seed, progress)
+    if entry.name in mar_train.PLANS:
+        return mar_train.train(name, out, steps, seed, progress)
     if entry.name == image_sketch.NAME:
         return image_sketch.train(out, steps, seed, progress)
     if entry.modality == "image":

@@ -208,6 +208,27 @@ def test_the_grid_of_the_head() -> None:
     assert grid.low[-1] == grid.low[-2]
 
 
+@torch.no_grad()
+def test_a_head_that_says_velocity_is_read_as_such() -> None:
+    """x = alpha clean + sigma eps and v = alpha eps - sigma clean, with guidance on v."""
+    model = mar(prediction="velocity")
+    head = model.sampled(PLAN)
+    generator = torch.Generator().manual_seed(3)
+    states, condition = (torch.randn(*size, generator=generator) for size in ((6, 2), (6, 2, 24)))
+    step = torch.tensor([0, 1, 2, 3, 0, 2])
+    scale = torch.linspace(1, 3, 6)
+    seen = head.predict(states, step, condition, scale)
+    time = head.grid.times[step]
+    told, silent = (model.head(states, time, condition[:, b]).chunk(2, -1)[0] for b in (0, 1))
+    velocity = silent + scale[:, None] * (told - silent)
+    alpha, sigma = (t.float()[step, None] for t in (head.kernel.alpha, head.kernel.sigma))
+    assert_close(seen.clean, alpha * states - sigma * velocity, atol=1e-5, rtol=1e-4)
+    other = mar().sampled(PLAN).predict(states, step, condition, scale)
+    assert (other.clean - seen.clean).abs().max() > 0.1
+    with pytest.raises(ValueError, match=r"prediction='speed' is not known.*'noise' or 'velocity'"):
+        mar(prediction="speed")
+
+
 def test_pictures_are_laid_out_as_the_vae_has_them() -> None:
     model = mar(channels=3, patch_size=2)
     latents = torch.randn(2, 9, 12)

@@ -1,0 +1,242 @@
+"""The zoo's pair of continuous tokens: trained from a seed, right on classes, one follows."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import mmspec
+from mmspec import zoo
+from mmspec.models.mar_head import Grid
+from mmspec.zoo import mar_distil, mar_evaluate, mar_models, mar_train, mar_training
+from mmspec.zoo.loading import load_mar, load_vae
+from mmspec.zoo.mar_evaluate import PLAN, acceptance, classes, facts_of
+from mmspec.zoo.reading import read
+from mmspec.zoo.train import train
+
+NAMES = ("mar", "mar-drafter")
+LEAST_FACTS = 0.75  # of 32 pictures; the card says how many of more
+LEAST_LENGTH = 1.4  # steps per round with one drafted
+present = pytest.mark.skipif(
+    not all(zoo.is_present(name) for name in NAMES), reason="the pair is not trained yet"
+)
+TINY = mar_models.MarShape(encoder=1, decoder=1, width=16, heads=2, head_width=16, head_depth=1)
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return zoo.load("mar")
+
+
+@pytest.fixture(scope="module")
+def drafter() -> Any:
+    return zoo.load("mar-drafter")
+
+
+@pytest.fixture(scope="module")
+def vae() -> Any:
+    return zoo.vae("mar")
+
+
+def pool(count: int = 56) -> mar_training.Pool:
+    tokens = torch.randn(count, 36, 16, generator=torch.Generator().manual_seed(0))
+    return mar_training.Pool(tokens, torch.arange(count), 0.3)
+
+
+def test_all_classes_and_places_are_drawn_equally_often() -> None:
+    made = list(mar_training.scenes(56 * 9, 0))
+    things = [scene.things[0] for _, scene in made]
+    assert (
+        len({(number, t.row, t.column) for (number, _), t in zip(made, things, strict=True)})
+        == 56 * 9
+    )
+    assert all(len(scene.things) == 1 for _, scene in made)
+    for number, scene in made[::71]:
+        assert mar_models.LABELS[number] == mar_models.label(scene.things[0])
+        assert facts_of([number], [scene.render(48)]) == [(1, 1)]
+        assert facts_of([(number + 1) % 56], [scene.render(48)]) == [(0, 1)]
+
+
+def test_lessons_hide_what_they_ask_for() -> None:
+    found = pool()
+    lesson = next(mar_training.lessons(found, 16, 3))
+    asked = torch.zeros_like(lesson.shown).scatter(1, lesson.places, True)
+    assert torch.equal(asked, ~lesson.shown)
+    picked = mar_training.hidden(lesson.tokens, lesson.places).unflatten(0, lesson.places.shape)
+    for row in range(16):
+        assert torch.equal(picked[row], lesson.tokens[row, lesson.places[row]])
+    told = lesson.classes < len(mar_models.LABELS)
+    away = lesson.tokens[told] - found.tokens[lesson.classes[told]]
+    assert float(away.std()) == pytest.approx(found.noise, rel=0.05)
+
+
+def test_the_tables_of_training_are_those_of_sampling() -> None:
+    kernel, found = Grid.cosine(100, 100).kernel, mar_training.Schedule.of(100)
+    assert_close(found.alpha.flip(0), kernel.alpha[:-1].float())
+    assert_close(found.sigma.flip(0), kernel.sigma[:-1].float())
+    assert_close(found.to_clean.flip(0), kernel.clean.float(), atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_head_that_knows_the_token_has_no_loss_but_that_of_its_variances() -> None:
+    """Tokens 0: the velocity is alpha times noise, which the state says. A wrong one costs more."""
+    schedule = mar_training.Schedule.of(100)
+
+    class Knowing(torch.nn.Module):
+        def __init__(self, gain: float) -> None:
+            super().__init__()
+            self.gain = gain
+
+        def forward(self, states: Any, time: Any, conditions: Any) -> Any:
+            alpha, sigma = schedule.alpha[time, None], schedule.sigma[time, None]
+            velocity = self.gain * alpha / sigma * states
+            return torch.cat((velocity, -torch.ones_like(states)), -1)
+
+    found = []
+    for gain in (1.0, 0.5):
+        torch.manual_seed(0)
+        head: Any = Knowing(gain)
+        loss = mar_training.head_loss(head, schedule, torch.zeros(4000, 2), torch.zeros(4000, 1))
+        found.append(float(loss))
+    assert abs(found[0]) < 0.06  # of the first step alone, one of a hundred
+    assert found[1] > found[0] + 0.05
+
+
+@torch.no_grad()
+def test_a_law_is_not_apart_from_itself() -> None:
+    torch.manual_seed(0)
+    one, other = mar_models.mar(TINY, 3.0), mar_models.mar(TINY, 3.0)
+    for model in (one, other):
+        torch.nn.init.normal_(model.head.output.weight, std=0.1)
+    lesson = next(mar_training.lessons(pool(), 8, 0))
+    laws = [mar_distil.law(model, lesson, PLAN) for model in (one, copy.deepcopy(one), other)]
+    clean = mar_training.hidden(lesson.tokens, lesson.places)
+    assert float(mar_distil.apart(laws[0], laws[1], clean)) == pytest.approx(0, abs=1e-4)
+    assert float(mar_distil.apart(laws[0], laws[2], clean)) > 0.1
+
+
+def test_a_drafter_begins_with_the_last_layers_of_its_target() -> None:
+    deep: Any = mar_models.mar(mar_models.MarShape(3, 2, 16, 2, 16, 3), 3.0)
+    small: Any = mar_models.mar(TINY, 3.0)
+    mar_distil.begin_like(small, deep)
+    assert torch.equal(small.class_table.weight, deep.class_table.weight)
+    assert torch.equal(small.encoder[0].qkv.weight, deep.encoder[2].qkv.weight)
+    assert torch.equal(small.head.blocks[0].fc1.weight, deep.head.blocks[2].fc1.weight)
+
+
+def test_every_checkpoint_has_a_plan() -> None:
+    assert set(mar_train.PLANS) == set(NAMES)
+    assert all(zoo.info(name).modality == "image" for name in NAMES)
+
+
+@pytest.mark.skipif(not zoo.is_present("diffusion"), reason="the autoencoder is not trained yet")
+def test_training_writes_a_model_that_loads(tmp_path: Path) -> None:
+    stages: list[str] = []
+    report = train("mar", tmp_path, steps=2, progress=lambda *told: stages.append(told[0]))
+    assert list(dict.fromkeys(stages)) == ["encode", "draw"]
+    config: Any = load_mar(tmp_path).config
+    assert config.label2id["red circle"] == 0
+    assert load_vae(tmp_path).config["latent_channels"] == 4
+    assert report["steps"] == 4  # two falls of the rate
+    assert "zoo train mar\n" in (tmp_path / "README.md").read_text()
+
+
+@present
+def test_training_writes_a_drafter_that_loads(tmp_path: Path) -> None:
+    report = train("mar-drafter", tmp_path, steps=1)
+    assert load_mar(tmp_path).config.num_hidden_layers == mar_models.DRAFTER.encoder
+    assert 1 <= report["acceptance_length"] <= 2
+
+
+@present
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_is_a_small_ordinary_folder(name: str) -> None:
+    files = [file for file in zoo.path(name).rglob("*") if file.is_file()]
+    assert max(file.stat().st_size for file in files) <= 4_000_000
+    assert {file.suffix for file in files} <= {".json", ".md", ".safetensors"}
+    assert {"config.json", "model.safetensors", "README.md"} <= {file.name for file in files}
+
+
+@present
+def test_the_pair_loads_in_float32_and_fits_together(target: Any, drafter: Any) -> None:
+    for model in (target, drafter):
+        assert not model.training
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+        assert all(p.isfinite().all() for p in model.parameters())
+        assert model.config.id2label[8] == "red square"
+    assert target.config.num_hidden_layers >= 4 * drafter.config.num_hidden_layers
+    assert zoo.load("mar", torch.bfloat16).dtype == torch.bfloat16
+    mmspec.accelerate(target, "cspd", drafter="zoo:mar-drafter")
+
+
+@present
+def test_the_autoencoder_keeps_the_facts(target: Any, vae: Any) -> None:
+    scale = target.config.latent_scale
+    made, _ = mar_training.encoded_pool(vae, 56, 3, scale)
+    noisy = made.tokens + made.noise * torch.randn_like(made.tokens)
+    assert 0.8 < float(noisy.std()) < 1.25
+    with torch.no_grad():
+        images = mmspec.images.pictures(vae.decode(target.picture(noisy) / scale)[0])
+    assert sum(right for right, _ in facts_of(made.classes.tolist(), images)) >= 54
+
+
+@present
+def test_pictures_show_their_class_and_no_other(target: Any, vae: Any) -> None:
+    asked = classes(32, seed=5)
+    images = list(mar_evaluate.painted(target, vae, asked, seed=5))
+    right = sum(r for r, _ in facts_of(asked, images))
+    assert right >= LEAST_FACTS * len(asked)
+    assert sum(r for r, _ in facts_of(asked[1:] + asked[:1], images)) <= 3
+    assert len({read(image).things[0].place for image in images if read(image).things}) >= 5
+
+
+@present
+def test_the_drafter_follows_and_an_untrained_one_does_not(target: Any, drafter: Any) -> None:
+    asked = classes(4, seed=2)
+    torch.manual_seed(0)
+    untrained = mar_models.mar(mar_models.DRAFTER, target.config.latent_scale)
+    assert acceptance(drafter, target, asked) >= LEAST_LENGTH
+    assert acceptance(untrained, target, asked) < 1.1
+
+
+@present
+def test_a_copy_draws_the_plain_picture_by_name_and_by_number(target: Any, vae: Any) -> None:
+    asked = {"steps": 12, "head_steps": 8, "guidance": 1.5, "last_noise": True}
+    plan = mmspec.patches.Plan(**asked)  # type: ignore[arg-type]
+    plain = target.sample(torch.tensor([0, 19]), plan, seed=4)
+    fast: Any = mmspec.accelerate(target, "cspd-coupled", drafter=copy.deepcopy(target), length=3)
+    out = fast.generate_images(prompt=["a red circle", "Yellow triangle"], **asked, seed=4, vae=vae)
+    assert_close(out.latents, plain, atol=2e-3, rtol=1e-3)
+    assert out.stats.target_calls == 3
+    assert [image.size for image in out.images] == [(48, 48)] * 2
+    again = fast.generate_images(prompt=["0", "19"], **asked, seed=4)
+    assert torch.equal(again.latents, out.latents)
+
+
+@present
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"prompt": "a red digit"}, r"prompt='a red digit' is no class.*56 names.*'black circle'"),
+        ({"prompt": "red ring", "class_labels": [1]}, "class_labels= and prompt= both say"),
+        ({"prompt": "56"}, "class_labels=56 is not known"),
+    ],
+)
+def test_classes_that_are_not_known(
+    target: Any, drafter: Any, given: dict[str, Any], message: str
+) -> None:
+    fast: Any = mmspec.accelerate(target, "cspd-coupled", drafter=drafter)
+    with pytest.raises(ValueError, match=message):
+        fast.generate_images(**given, last_noise=True)
+
+
+def test_what_the_pair_has_not_got() -> None:
+    with pytest.raises(ValueError, match="mar draws classes and reads no words"):
+        zoo.processor("mar")
+    with pytest.raises(ValueError, match="llava has no autoencoder of its own; mar has one"):
+        zoo.vae("llava")
