@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 RECIPES = (  # measured where none is named; those that need a draft model come last
     *("sjd", "sjd2", "sjd-pp", "mc-sjd", "mc-sjd-gumbel", "sjd-pac", "gsd", "zipar"),
     *("draft-verify", "coupled", "speculative-sampling", "recursive-rejection", "eagle", "eagle-2"),
-    *("cool-sd", "lantern", "lantern-pp", "vvs"),
+    *("cool-sd", "lantern", "lantern-pp", "vvs", "mulo-sd"),
 )
 JUDGED_TOGETHER = 16  # pictures per call of those that are only looked at
 

@@ -73,8 +73,8 @@ def test_a_sheet_is_one_batch_and_begins_with_the_single_picture(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
 ) -> None:
     out, rounds = tmp_path / "sheet.png", tmp_path / "map.png"
-    asked = ("generate", "--model", folders["janus"], "--prompt", "a red circle", "--no-compare")
-    asked += ("--out", str(out), "--steps-map", str(rounds))
+    asked: tuple[str, ...] = ("generate", "--model", folders["janus"], "--prompt", "a red circle")
+    asked += ("--no-compare", "--out", str(out), "--steps-map", str(rounds))
     one = run(capsys, *asked)
     single = [Image.open(file).copy() for file in (out, rounds)]
     many = run(capsys, *asked, "--grid", "2x3")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmspec.bench.patches import LinearHead, LinearReader, innovations, p_values
 from mmspec.drafters.patches import Ahead, Aligned, Milestones
-from mmspec.noise import KeyedNoise, Keys
+from mmspec.noise import Coins, KeyedNoise, Keys
 from mmspec.patches import BlindTarget, PatchRequest, Plan
 from mmspec.verifiers.path_ratio import path_law
 from mmspec.verifiers.released_ratio import ReleasedRatio
@@ -39,6 +39,9 @@ class Heard:
     def flip(self, probability: Tensor, lane: int) -> Tensor:
         self.odds.append(probability)
         return self.inner.flip(probability, lane)
+
+    def coins(self, lanes: Tensor) -> Coins:
+        return self.inner.coins(lanes)
 
     def pick(self, weights: Tensor, lane: int) -> Tensor:
         return self.inner.pick(weights, lane)
