@@ -6,7 +6,7 @@ recipe has to beat that, so every recipe is put beside the target in as many ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -15,15 +15,14 @@ from PIL import Image
 
 from mmspec.bench import pool
 from mmspec.bench.environment import device_name, peak_memory_bytes
-from mmspec.bench.images import PLAIN, Gallery, gap, share
+from mmspec.bench.gallery import Facts, Gallery, facts_of, gap, pictures_to_judge, share
+from mmspec.bench.images import PLAIN
 from mmspec.bench.progress import Progress, silent
 from mmspec.bench.timing import Ratio
 from mmspec.bench.turns import Drawn, Laps, Player, race
 from mmspec.continuous import AcceleratedContinuous, decoded, settings_of
 from mmspec.modalities.mar import labels
 from mmspec.patches import Plan
-
-Facts = list[tuple[int, int]] | None  # right and asked, per picture
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,8 @@ def compare_continuous(
     players |= fast
     device = model.device
     laps, _ = race(players, gallery.timed, repeats, seed, device, progress)
-    shown = _shown(players, laps, gallery, seed, progress)
-    facts = {name: _facts(gallery, drawn) for name, drawn in shown.items()}
+    shown = pictures_to_judge(players, laps, gallery, seed, progress)
+    facts = {name: facts_of(gallery, drawn) for name, drawn in shown.items()}
     return ContinuousComparison(
         model=names[0],
         drafter=names[1],
@@ -160,30 +159,6 @@ class Plain:
         latents = self.model.sample(labels(self.model, asked["class_labels"]), self.plan, seed)
         images = decoded(self.vae, latents, self.model.config.latent_scale)
         return Drawn(Painted(latents, images))
-
-
-def _shown(
-    players: Mapping[str, Player],
-    laps: Mapping[str, Laps],
-    gallery: Gallery,
-    seed: int,
-    progress: Progress,
-) -> dict[str, list[Drawn]]:
-    """The pictures to judge."""
-    if not gallery.judged:
-        return {name: lap.drawn for name, lap in laps.items()}
-    shown: dict[str, list[Drawn]] = {name: [] for name in laps}
-    for index, asked in enumerate(gallery.judged):
-        for name, drawn in shown.items():
-            drawn.append(players[name].draw(asked, seed + 1000 + index))
-        progress("draw for the judge", index + 1, len(gallery.judged))
-    return shown
-
-
-def _facts(gallery: Gallery, drawn: Sequence[Drawn]) -> Facts:
-    if gallery.judge is None:
-        return None
-    return gallery.judge([picture for one in drawn for picture in one.pictures.images])
 
 
 def _plain(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from mmspec.api import Accelerated, accelerate
 from mmspec.bench import pool
 from mmspec.bench.efficiency import efficiencies
 from mmspec.bench.environment import environment, peak_memory_bytes
+from mmspec.bench.gallery import Facts, Gallery, error, facts_of, gap, pictures_to_judge, share
 from mmspec.bench.likelihood import log_likelihood
 from mmspec.bench.players import Answer
 from mmspec.bench.progress import Progress, silent
@@ -23,24 +24,6 @@ from mmspec.images import Drawing, Images, pictures
 from mmspec.stats import Stats
 
 PLAIN, OWN = "plain", "generate"
-Judge = Callable[[Sequence[Image.Image]], list[tuple[int, int]]]  # facts right and asked, of each
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """What is drawn: requests that are timed, and others whose pictures are judged.
-
-    Requests are arguments of `generate_images`. Quality needs many more pictures than time does, so
-    those in `judged` are drawn once and in larger batches; without any, the timed ones count.
-    """
-
-    timed: Sequence[Mapping[str, Any]]
-    judged: Sequence[Mapping[str, Any]] = ()
-    judge: Judge | None = None  # of the judged pictures, in order
-
-    @property
-    def shown(self) -> Sequence[Mapping[str, Any]]:
-        return self.judged or self.timed
 
 
 @dataclass(frozen=True)
@@ -121,8 +104,8 @@ def compare_images(
         players[OWN] = Own(plain, settings)
     device = plain.backbone.device
     laps, failed = race(players, gallery.timed, repeats, seed, device, progress, frozenset({OWN}))
-    shown = _shown(players, laps, gallery, seed, progress)
-    facts = {name: _facts(gallery, drawn) for name, drawn in shown.items()}
+    shown = pictures_to_judge(players, laps, gallery, seed, progress)
+    facts = {name: facts_of(gallery, drawn) for name, drawn in shown.items()}
     likely = {name: _likely(plain, settings, gallery, drawn) for name, drawn in shown.items()}
     shares = _efficiencies(players, gallery, repeats, seed, progress) if efficiency else {}
     rows = [
@@ -207,30 +190,6 @@ class Own:
         return drawing, peer(drawing.inputs, drawing.sampling)
 
 
-def _shown(
-    players: Mapping[str, Player],
-    laps: Mapping[str, Laps],
-    gallery: Gallery,
-    seed: int,
-    progress: Progress,
-) -> dict[str, list[Drawn]]:
-    """The pictures to judge, of everybody who is still there."""
-    if not gallery.judged:
-        return {name: lap.drawn for name, lap in laps.items()}
-    shown: dict[str, list[Drawn]] = {name: [] for name in laps}
-    for index, asked in enumerate(gallery.judged):
-        for name, drawn in shown.items():
-            drawn.append(players[name].draw(asked, seed + 1000 + index))
-        progress("draw for the judge", index + 1, len(gallery.judged))
-    return shown
-
-
-def _facts(gallery: Gallery, drawn: Sequence[Drawn]) -> list[tuple[int, int]] | None:
-    if gallery.judge is None:
-        return None
-    return gallery.judge([picture for one in drawn for picture in one.pictures.images])
-
-
 def _likely(
     plain: Accelerated, settings: Mapping[str, Any], gallery: Gallery, drawn: Sequence[Drawn]
 ) -> list[float]:
@@ -258,7 +217,7 @@ def _row(
     player: Player,
     laps: Mapping[str, Laps],
     shown: Sequence[Drawn],
-    facts: Mapping[str, list[tuple[int, int]] | None],
+    facts: Mapping[str, Facts],
     likely: Sequence[float],
     shares: Mapping[str, float],
 ) -> ImageRow:
@@ -298,22 +257,3 @@ def _row(
 
 def _calls(stats: Sequence[Stats]) -> float:
     return fmean(one.target_calls for one in stats)
-
-
-def share(facts: Sequence[tuple[int, int]] | None) -> float | None:
-    return None if facts is None else sum(r for r, _ in facts) / sum(asked for _, asked in facts)
-
-
-def gap(
-    facts: Sequence[tuple[int, int]] | None, base: Sequence[tuple[int, int]] | None
-) -> tuple[float | None, float | None]:
-    """How many more of the facts are right than in plain's pictures, and its standard error."""
-    if facts is None or base is None:
-        return None, None
-    asked = sum(total for _, total in facts)
-    gaps = [float(mine[0] - other[0]) for mine, other in zip(facts, base, strict=True)]
-    return sum(gaps) / asked, error(gaps) * len(gaps) / asked
-
-
-def error(values: Sequence[float]) -> float:
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0

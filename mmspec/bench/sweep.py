@@ -12,7 +12,8 @@ from typing import Any
 from mmspec import recipes
 from mmspec.api import Accelerated
 from mmspec.bench.certify_images import tiny_pair
-from mmspec.bench.images import Gallery, ImageRow, compare_images
+from mmspec.bench.gallery import Gallery
+from mmspec.bench.images import ImageRow, compare_images
 from mmspec.bench.progress import Progress, silent
 from mmspec.bench.tiny_images import CELLS, table, tiny_painter
 from mmspec.draft import Kind

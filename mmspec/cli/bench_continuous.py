@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mmspec.bench.continuous import ContinuousComparison, ContinuousRow
-    from mmspec.bench.images import Gallery
+    from mmspec.bench.gallery import Gallery
 
 JUDGED_TOGETHER = 32  # pictures per call of those that are only looked at
 
@@ -52,7 +52,7 @@ def gallery(
     easel: Easel, prompt: list[str] | None, prompts: int, pictures: int, batch: int, seed: int
 ) -> Gallery:
     """The zoo's classes with the reading of pictures as judge, or what was typed."""
-    from mmspec.bench.images import Gallery
+    from mmspec.bench.gallery import Gallery
     from mmspec.bench.scenes import grouped
 
     if prompt is None and easel.is_zoo:

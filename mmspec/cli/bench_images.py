@@ -10,7 +10,8 @@ from mmspec.cli.drawing import Studio
 from mmspec.cli.output import console, emit, pairs, progress, table, times
 
 if TYPE_CHECKING:
-    from mmspec.bench.images import Gallery, ImageComparison, ImageRow
+    from mmspec.bench.gallery import Gallery
+    from mmspec.bench.images import ImageComparison, ImageRow
 
 RECIPES = (  # measured where none is named; those that need a draft model come last
     *("sjd", "sjd2", "sjd-pp", "mc-sjd", "mc-sjd-gumbel", "sjd-pac", "gsd", "zipar"),
@@ -63,7 +64,7 @@ def gallery(
     studio: Studio, prompt: list[str] | None, prompts: int, pictures: int, batch: int, seed: int
 ) -> Gallery:
     """The zoo's held-out prompts with the reading of pictures as judge, or what was typed."""
-    from mmspec.bench.images import Gallery
+    from mmspec.bench.gallery import Gallery
     from mmspec.bench.scenes import facts, from_zoo, grouped
 
     if prompt is None and studio.is_zoo:

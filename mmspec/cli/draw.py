@@ -72,7 +72,8 @@ def _compared(
     json: bool,
 ) -> dict[str, Any]:
     """Plain decoding, the model's own loop and the recipe in turns, in this process."""
-    from mmspec.bench.images import Gallery, compare_images
+    from mmspec.bench.gallery import Gallery
+    from mmspec.bench.images import compare_images
 
     with progress(json) as report:
         found = compare_images(

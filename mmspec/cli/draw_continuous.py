@@ -61,7 +61,7 @@ def _compared(
 ) -> dict[str, Any]:
     """Plain sampling, the target in wider steps and the recipe in turns, in this process."""
     from mmspec.bench.continuous import compare_continuous
-    from mmspec.bench.images import Gallery
+    from mmspec.bench.gallery import Gallery
 
     with progress(json) as report:
         found = compare_continuous(

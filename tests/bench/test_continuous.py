@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmspec.bench.continuous import compare_continuous
-from mmspec.bench.images import Gallery
+from mmspec.bench.gallery import Gallery
 from mmspec.continuous import accelerate_continuous
 from tests.toys.mar import mar
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.bench.images import Gallery, ImageComparison, compare_images
+from mmspec.bench.gallery import Gallery
+from mmspec.bench.images import ImageComparison, compare_images
 from mmspec.bench.likelihood import log_likelihood
 from mmspec.bench.scenes import facts, facts_right, from_zoo
 from tests.modalities import drawing

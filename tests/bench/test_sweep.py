@@ -11,7 +11,7 @@ import pytest
 import mmspec
 from mmspec import recipes
 from mmspec.bench.certify_images import tiny_pair
-from mmspec.bench.images import Gallery
+from mmspec.bench.gallery import Gallery
 from mmspec.bench.sweep import KNOBS, Sweep, sweep, tiny_distance
 from mmspec.bench.tiny_images import SETTINGS, painted, tiny_painter
 
