@@ -31,7 +31,7 @@ from mmspec.zoo.reading import score_picture
 from mmspec.zoo.scene import Scene
 
 console = Console(highlight=False)
-RECIPES = ("coupled", "sjd", "mc-sjd", "sjd-pac", "lantern", "gsd")
+RECIPES = ("coupled", "sjd", "mc-sjd", "sjd-pac", "lantern", "gsd", "mulo-sd")
 
 
 def main(
