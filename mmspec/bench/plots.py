@@ -29,7 +29,8 @@ def relaxed(found: Sweep, file: Path) -> None:
         figure, axes = pyplot.subplots(2, 2, figsize=(10, 7.5), layout="constrained")
         for index, recipe in enumerate(dict.fromkeys(point.recipe for point in found.points)):
             points = [point for point in found.points if point.recipe == recipe]
-            how: dict[str, Any] = {"marker": MARKS[index % len(MARKS)], "label": recipe}
+            mark = MARKS[index % len(MARKS)]
+            how: dict[str, Any] = {"color": f"C{index}", "marker": mark, "label": recipe}
             _line(axes[0, 0], points, "over_accepted_mass", "fewer_calls", how)
             _line(axes[0, 1], points, "fewer_calls", "facts_gap", how, "facts_gap_error")
             _line(axes[1, 0], points, "fewer_calls", "log_likelihood", how, "log_likelihood_error")
@@ -40,7 +41,7 @@ def relaxed(found: Sweep, file: Path) -> None:
         _name(axes[0, 1], "times fewer target calls", "facts right, less those of plain")
         _name(axes[1, 0], "times fewer target calls", "log-likelihood per code")
         _name(axes[1, 1], "times fewer target calls", "wall-clock speed-up")
-        axes[0, 0].legend()
+        axes[1, 1].legend()  # every recipe has a time, not every one a mass
         figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
         pyplot.close(figure)
 

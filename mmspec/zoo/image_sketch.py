@@ -48,6 +48,7 @@ from mmspec.zoo.prompts import MOST, prompts
 NAME = "image-sketch"
 SHAPE = models.ImageShape(layers=3, width=96, inner=192, heads=3)
 BATCH = 64
+_FEW = 8  # pictures that a short trial learns enlarging from, for every step
 HELD_OUT = 64  # prompts that the report is measured on
 
 
@@ -86,7 +87,7 @@ def train(
         taught = lessons(scenes, kinds(scenes), Reader(processor.tokenizer), BATCH, seed)
         learn_to_sketch(model, taught, _cut(plan.drawing, steps), 2e-3, progress)
         resampler = untrained(painter(target).codebook, painter(model).codebook)
-        coder, few = target.model.vqmodel, steps and steps * BATCH
+        coder, few = target.model.vqmodel, steps and steps * _FEW
         seen = coded_scenes(coder, _cut(plan.coded, few), seed, progress)
         learn_to_enlarge(resampler, seen, _cut(plan.enlarging, steps), 3e-3, seed, progress)
         seen = drawn_scenes(resampler, target, words, _cut(plan.watched, few), seed + 1, progress)

@@ -98,7 +98,7 @@ def learn_to_enlarge(
     inner = ("enter.weight", "think.weight", "gather.weight")
     matrices = [p for name, p in model.named_parameters() if name in inner]
     others = [p for name, p in model.named_parameters() if name not in inner]
-    taught = _shuffled(seen, batch, seed)
+    taught = _shuffled(seen, min(batch, len(seen.small)), seed)
     stage = "enlarge" if seen.logits is None else "follow"
     model.train()
     fit(others, taught, loss_of, steps, rate, stage, progress, matrices)

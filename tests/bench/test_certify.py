@@ -41,7 +41,7 @@ def test_exact_recipes_are_certified(name: str) -> None:
 
 def test_a_wrong_claim_is_refuted() -> None:
     wrong = replace(recipes.get("speculative-sampling"), verifier=Recursive(Hasty()))
-    found = certify(wrong, samples=3000, room=8)
+    found = certify(wrong, samples=1500, room=8)
     assert found.verdict == "refuted"
     outcomes = {check.name: check.outcome for check in found.checks}
     assert outcomes["enumeration"] == outcomes["frequencies"] == "refuted"
@@ -50,7 +50,7 @@ def test_a_wrong_claim_is_refuted() -> None:
 
 def test_a_lossy_recipe_is_called_lossy_and_measured() -> None:
     lossy = replace(recipes.get("speculative-sampling"), verifier=Recursive(Lenience(0.5)))
-    found = certify(lossy, samples=3000, room=8)
+    found = certify(lossy, samples=1500, room=8)
     assert found.verdict == "lossy"
     assert found.distance is not None
     assert found.distance > 0.02

@@ -313,7 +313,7 @@ def test_codes_drawn_from_laws_are_exact_too() -> None:
     assert abs(z_score(target, guesser(PAIRS, Kind.IID), Recursive(), ROWS)) < 3
     told = guesser(PAIRS, Kind.RACE)
     wrong = Framed(told.inner, PAIRS, (Kind.IID,))
-    assert z_score(target, Mislabelled(wrong), Recursive(), ROWS) > 10
+    assert z_score(target, Mislabelled(wrong), Recursive(), ROWS // 4) > 10
     for kind in (Kind.RACE, Kind.IID):
         seeded = sample(target, guesser(PAIRS, kind), Coupled(), 50, seed=4)[0]
         assert seeded == sample(target, Silent(), Coupled(), 50, seed=4)[0]

@@ -160,6 +160,7 @@ def test_the_command_line_chooses_it() -> None:
     assert names["eagle"] == "zoo:image-head"
 
 
+@pytest.mark.slow
 def test_training_writes_what_loads(tmp_path: Path) -> None:
     stages: list[str] = []
     report = train(NAME, tmp_path, steps=1, progress=lambda *told: stages.append(told[0]))

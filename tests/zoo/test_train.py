@@ -14,7 +14,14 @@ def test_every_checkpoint_has_a_plan() -> None:
     assert set(PLANS) == {name for name in zoo.names() if zoo.info(name).modality == "vlm"}
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-vl", "llava-drafter", "llava-text-drafter"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llava-drafter",
+        pytest.param("llava-text-drafter", marks=pytest.mark.slow),
+        pytest.param("qwen2.5-vl", marks=pytest.mark.slow),
+    ],
+)
 def test_training_writes_a_checkpoint_that_loads(name: Any, tmp_path: Any) -> None:
     stages = []
     report = train(name, tmp_path, steps=2, progress=lambda *told: stages.append(told[0]))
@@ -26,6 +33,7 @@ def test_training_writes_a_checkpoint_that_loads(name: Any, tmp_path: Any) -> No
     assert f"zoo train {name}" in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_training_is_a_function_of_its_seed(tmp_path: Any) -> None:
     for run in ("one", "two"):
         train("llava-text-drafter", tmp_path / run, steps=1, seed=5)
