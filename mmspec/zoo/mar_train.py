@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import torch
@@ -56,7 +57,8 @@ def train(
     entry = catalogue.info(name)
     plan = PLANS[entry.name]
     folder = out or catalogue.path(entry.name)
-    vae = load_vae(_present(entry.target or PICTURES_FROM))
+    source = _present(entry.target or PICTURES_FROM)
+    vae = load_vae(source)
     started = time.monotonic()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -76,7 +78,7 @@ def train(
                 mar_distil.follow(model, target, taught, PLAN, count, rate, progress)
         _save(model, folder)
         if entry.target is None:
-            vae.half().save_pretrained(folder / "vae")
+            copytree(source / "vae", folder / "vae", dirs_exist_ok=True)
     minutes = (time.monotonic() - started) / 60
     report = {
         "name": entry.name,

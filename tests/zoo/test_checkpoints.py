@@ -41,6 +41,12 @@ def test_a_checkpoint_is_a_small_ordinary_folder(name: Any) -> None:
     assert ids["pad_token_id"] == tokenizer.pad_token_id
 
 
+@pytest.mark.parametrize("name", zoo.names())
+def test_a_checkpoint_does_not_say_where_it_was_made(name: str) -> None:
+    for file in zoo.path(name).rglob("*config.json"):
+        assert not json.loads(file.read_text()).get("_name_or_path", "").startswith("/")
+
+
 @pytest.mark.parametrize("name", VLMS)
 def test_models_load_in_eval_mode_and_float32(name: Any) -> None:
     model = zoo.load(name)
