@@ -6,6 +6,7 @@ nothing of pictures: guidance is part of the backbone, structure is part of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -241,6 +242,8 @@ def _guided(
     """The inputs, with scale and unconditional prompt where there is guidance."""
     given = arguments.get("guidance")
     scale = painter.guidance if given is None else float(given)
+    if not 0 <= scale < math.inf:
+        raise ValueError(f"guidance={scale} is no scale; give 1 for none, or more, such as 5")
     if scale == 1:
         return inputs
     negative = arguments.get("negative")

@@ -45,6 +45,10 @@ class Plan:
         if self.schedule not in SCHEDULES:
             known = ", ".join(SCHEDULES)
             raise ValueError(f"guidance_schedule={self.schedule!r} is not known; choose of {known}")
+        if not 0 <= self.guidance < math.inf:
+            raise ValueError(
+                f"guidance={self.guidance} is no scale; give 1 for none, or more, such as 3"
+            )
         if not self.temperature > 0:
             raise ValueError(f"temperature={self.temperature} must be positive; 1 is the model's")
 

@@ -43,8 +43,8 @@ def painter(model: LlamaGenForImageGeneration) -> Painter:
     def layout(height: int, width: int) -> Grid:
         if (height, width) != (side, side):
             raise ValueError(
-                f"grid=({height}, {width}) does not fit: this LlamaGen draws {side} x {side} "
-                "codes; drop grid="
+                f"a grid of {height} x {width} does not fit: this LlamaGen draws {side} x {side} "
+                "codes only; leave the size to it"
             )
         return Grid(side, side, (0, count))
 

@@ -118,6 +118,7 @@ def test_paces() -> None:
         (lambda: Plan(steps=0), "steps=0 is too few"),
         (lambda: Plan(head_steps=1), "head_steps=1 is too few"),
         (lambda: Plan(schedule="cosine"), "guidance_schedule='cosine' is not known"),
+        (lambda: Plan(guidance=-1.0), "guidance=-1.0 is no scale"),
         (lambda: Plan(temperature=0.0), "temperature=0.0 must be positive"),
         (lambda: Plan(steps=5).spans(4), "steps=5 show less than one of 4 cells"),
         (lambda: Ahead(0), "length=0 drafts nothing"),

@@ -22,7 +22,9 @@ from mmspec.zoo.diffusion_training import (
 )
 from mmspec.zoo.learning import Progress, silent
 from mmspec.zoo.loading import load_denoiser, load_pipeline
+from mmspec.zoo.plans import cut, written
 from mmspec.zoo.prompts import prompts, training_scenes
+from mmspec.zoo.saving import card
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderTiny, PixArtAlphaPipeline
@@ -70,14 +72,14 @@ def train(
         if entry.target is None:
             model: Any = _target(plan, seed, steps, progress)
         else:
-            model = _drafter(plan, _written(entry.target), seed, steps, progress)
+            model = _drafter(plan, load_pipeline(written(entry.target)), seed, steps, progress)
         model.save_pretrained(folder)
     minutes = (time.monotonic() - started) / 60
     weights = sorted(folder.rglob("*.safetensors"))
     report = {
         "name": entry.name,
         "seed": seed,
-        "steps": _cut(plan.drawing, steps),
+        "steps": cut(plan.drawing, steps),
         "minutes": round(minutes, 1),
         "bytes": sum(file.stat().st_size for file in weights),
         **_measure(entry, folder, HELD_OUT if steps is None else 2),
@@ -89,15 +91,15 @@ def train(
 def _target(plan: Plan, seed: int, steps: int | None, progress: Progress) -> PixArtAlphaPipeline:
     words = models.tokenizer()
     pictures = models.autoencoder()
-    learn_pictures(pictures, _cut(plan.painting, steps), seed, progress=progress)
+    learn_pictures(pictures, cut(plan.painting, steps), seed, progress=progress)
     pictures = _normalised(pictures, seed)
     text = models.text_encoder(len(words))
-    learn_words(text, words, _cut(plan.reading, steps), seed, progress=progress)
-    pool = _cut(plan.pool, steps and steps * BATCH)
+    learn_words(text, words, cut(plan.reading, steps), seed, progress=progress)
+    pool = cut(plan.pool, steps and steps * BATCH)
     batches = lessons(text, words, pictures, pool, BATCH, seed, progress)
     transformer = models.denoiser(plan.shape)
     learn_to_draw(
-        transformer, models.scheduler(), batches, _cut(plan.drawing, steps), plan.rate, progress
+        transformer, models.scheduler(), batches, cut(plan.drawing, steps), plan.rate, progress
     )
     # The words stay in float32: a pipeline loaded without a dtype leaves that part as it is stored.
     return models.pipeline(words, text, pictures.half(), transformer.half())
@@ -107,7 +109,7 @@ def _drafter(
     plan: Plan, target: PixArtAlphaPipeline, seed: int, steps: int | None, progress: Progress
 ) -> Any:
     parts: Any = target
-    pool = _cut(plan.pool, steps and steps * BATCH)
+    pool = cut(plan.pool, steps and steps * BATCH)
     batches = lessons(
         parts.text_encoder, parts.tokenizer, parts.vae, pool, BATCH, seed + 1, progress
     )
@@ -116,7 +118,7 @@ def _drafter(
         transformer,
         models.scheduler(),
         batches,
-        _cut(plan.drawing, steps),
+        cut(plan.drawing, steps),
         plan.rate,
         progress,
         teacher=parts.transformer,
@@ -141,34 +143,24 @@ def _measure(entry: Entry, folder: Path, n: int) -> dict[str, float]:
         right, total = facts_drawn(load_pipeline(folder), asked)
         return {"facts": round(right / total, 4)}
     texts = [prompt.text for prompt in asked[:16]]
-    return {"acceptance": overlap(load_denoiser(folder), _written(entry.target), texts)}
-
-
-def _written(name: str) -> PixArtAlphaPipeline:
-    folder = catalogue.path(name)
-    if not catalogue.is_present(name):
-        raise ValueError(f"{name} is not in {folder.parent}, and this one learns from it; train it")
-    return load_pipeline(folder)
+    return {
+        "acceptance": overlap(load_denoiser(folder), load_pipeline(written(entry.target)), texts)
+    }
 
 
 def _write_card(folder: Path, entry: Entry, report: dict[str, Any]) -> None:
     """Say in README.md what the checkpoint is, how it was made and how good it is."""
-    figures = "".join(f"| {key} | {value} |\n" for key, value in report.items())
-    (folder / "README.md").write_text(
-        f"# {entry.name}\n\n{entry.description}\n\n"
+    about = (
         "Draws the Scene world of the `mmspec` zoo in 48 x 48 pixels: one to three coloured\n"
         'shapes or written digits on a board of nine places. Say, for example, "a large red\n'
         'circle in the top left corner and a small blue star in the center". The pipeline knows\n'
-        "no other size, so call it with `use_resolution_binning=False`.\n\n"
-        f"Made by:\n\n```\nmmspec zoo train {entry.name}\n```\n\n"
-        f"| | |\n|---|---|\n{figures}\n"
+        "no other size, so call it with `use_resolution_binning=False`."
+    )
+    notes = (
         f"`facts` is the share of facts right (size, colour, name and place of each thing) that\n"
         f"`mmspec.zoo.reading` finds in pictures of held-out prompts, at {models.STEPS} steps and\n"
         f"guidance {models.GUIDANCE}; `acceptance` is the mass that the drafter's law of the next\n"
         "state shares with the target's, averaged along the target's own way through the steps.\n"
         "Both are measured on the float16 weights, run in float32.\n"
     )
-
-
-def _cut(planned: int, steps: int | None) -> int:
-    return planned if steps is None else min(planned, steps)
+    card(folder, entry, about, report, notes)

@@ -43,9 +43,11 @@ from mmspec.zoo.image_training import (
 )
 from mmspec.zoo.learning import Progress, silent
 from mmspec.zoo.loading import load_folder
+from mmspec.zoo.plans import cut, written
 from mmspec.zoo.prompts import MOST, prompts
+from mmspec.zoo.saving import card
 
-NAME = "image-sketch"
+NAME, TARGET = "image-sketch", "image"
 SHAPE = models.ImageShape(layers=3, width=96, inner=192, heads=3)
 BATCH = 64
 _FEW = 8  # pictures that a short trial learns enlarging from, for every step
@@ -77,21 +79,21 @@ def train(
     Every stage is cut to `steps` if given. Raises ValueError where there is no target yet.
     """
     plan, folder, started = plan or Plan(), out or catalogue.path(NAME), time.monotonic()
-    target, words = _target(), models.processor()
+    target, words = load_folder(written(TARGET), sees=True), models.processor()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         processor = models.processor(SKETCH)
         model: Any = models.janus(SHAPE, processor.tokenizer, SKETCH)
-        learn_kinds(model.model.vqmodel, _cut(plan.seeing, steps), seed, progress=progress)
-        scenes = list(islice(busy_scenes(seed, MOST), _cut(plan.pool, steps and steps * BATCH)))
+        learn_kinds(model.model.vqmodel, cut(plan.seeing, steps), seed, progress=progress)
+        scenes = list(islice(busy_scenes(seed, MOST), cut(plan.pool, steps and steps * BATCH)))
         taught = lessons(scenes, kinds(scenes), Reader(processor.tokenizer), BATCH, seed)
-        learn_to_sketch(model, taught, _cut(plan.drawing, steps), 2e-3, progress)
+        learn_to_sketch(model, taught, cut(plan.drawing, steps), 2e-3, progress)
         resampler = untrained(painter(target).codebook, painter(model).codebook)
         coder, few = target.model.vqmodel, steps and steps * _FEW
-        seen = coded_scenes(coder, _cut(plan.coded, few), seed, progress)
-        learn_to_enlarge(resampler, seen, _cut(plan.enlarging, steps), 3e-3, seed, progress)
-        seen = drawn_scenes(resampler, target, words, _cut(plan.watched, few), seed + 1, progress)
-        learn_to_enlarge(resampler, seen, _cut(plan.following, steps), 2e-3, seed, progress)
+        seen = coded_scenes(coder, cut(plan.coded, few), seed, progress)
+        learn_to_enlarge(resampler, seen, cut(plan.enlarging, steps), 3e-3, seed, progress)
+        seen = drawn_scenes(resampler, target, words, cut(plan.watched, few), seed + 1, progress)
+        learn_to_enlarge(resampler, seen, cut(plan.following, steps), 2e-3, seed, progress)
         model.half().save_pretrained(folder)
         processor.save_pretrained(folder)
         half: Any = resampler.half
@@ -100,7 +102,7 @@ def train(
     report = {
         "name": NAME,
         "seed": seed,
-        "steps": _cut(plan.drawing, steps),
+        "steps": cut(plan.drawing, steps),
         "minutes": round(minutes, 1),
         "parameters": sum(p.numel() for part in (model, resampler) for p in part.parameters()),
         "bytes": sum(file.stat().st_size for file in folder.rglob("*.safetensors")),
@@ -163,36 +165,20 @@ def measure(folder: Path, target: Any, processor: Any, n: int) -> dict[str, floa
     return report
 
 
-def _target() -> Any:
-    entry = catalogue.info(NAME)
-    assert entry.target is not None
-    folder = catalogue.path(entry.target)
-    if not catalogue.is_present(entry.target):
-        raise ValueError(
-            f"{entry.target} is not in {folder.parent}, and this one learns from it; train it"
-        )
-    return load_folder(folder, sees=True)
-
-
 def _write_card(folder: Path, report: dict[str, Any]) -> None:
     """Say in README.md what the checkpoint is, how it was made and how good it is."""
-    figures = "".join(f"| {key.replace('_', ' ')} | {value} |\n" for key, value in report.items())
-    (folder / "README.md").write_text(
-        f"# {NAME}\n\n{catalogue.info(NAME).description}\n\n"
+    about = (
         f"Draws the Scene world of the `mmspec` zoo in {SKETCH.pixels} x {SKETCH.pixels} pixels, "
         f"{SKETCH.side} x {SKETCH.side} codes out of\n{SKETCH.codes}: one for every name, colour "
         "and size of a thing, and one for blank paper. Drafts for\n"
         "`image` under the recipe `mulo-sd`. The resampler between the codes of both lies in the\n"
-        f"folder `{FOLDER}`.\n\n"
-        f"Made by:\n\n```\nmmspec zoo train {NAME}\n```\n\n"
-        f"| | |\n|---|---|\n{figures}\n"
+        f"folder `{FOLDER}`."
+    )
+    notes = (
         "`things` and `blanks` are the shares of codes right in small pictures of held-out\n"
         "prompts, where these say that there is something and where there is nothing. `codes per\n"
         "call` are codes of the target's pictures over its calls with `mulo-sd` as it is, which\n"
         'is lossy, and `exact` with `verifier="coupled"`. All are measured on the float16\n'
         f"weights, run in float32, at temperature 1 and guidance {models.GUIDANCE}.\n"
     )
-
-
-def _cut(planned: int, steps: int | None) -> int:
-    return planned if steps is None else min(planned, steps)
+    card(folder, catalogue.info(NAME), about, report, notes)

@@ -27,7 +27,9 @@ from mmspec.zoo.image_training import (
 )
 from mmspec.zoo.learning import Progress, silent
 from mmspec.zoo.loading import load_feature_head, load_folder
+from mmspec.zoo.plans import cut, written
 from mmspec.zoo.prompts import prompts
+from mmspec.zoo.saving import card
 
 BATCH = 32
 HEAD_BATCH = 16
@@ -90,7 +92,7 @@ def train(
         if entry.target is None:
             model = _target(plan, processor, seed, steps, progress)
         else:
-            target = _written(entry.target)
+            target = load_folder(written(entry.target), sees=True)
             model = _drafter(plan, target, processor, seed, steps, progress)
         model.half().save_pretrained(folder)
         if plan.shape is not None:
@@ -99,7 +101,7 @@ def train(
     report = {
         "name": entry.name,
         "seed": seed,
-        "steps": sum(_cut(fall, steps) for fall, _ in _falls(plan)),
+        "steps": sum(cut(fall, steps) for fall, _ in _falls(plan)),
         "minutes": round(minutes, 1),
         "parameters": sum(p.numel() for p in model.parameters()),
         "bytes": (folder / "model.safetensors").stat().st_size,
@@ -114,15 +116,15 @@ def _target(plan: Plan, processor: Any, seed: int, steps: int | None, progress: 
     reader = Reader(processor.tokenizer)
     model: Any = models.janus(plan.shape, processor.tokenizer)
     coder = model.model.vqmodel
-    learn_pictures(coder, _cut(plan.seeing, steps), seed, progress=progress)
-    patches = _cut(PATCHED, steps and steps * BATCH)
-    learn_codes(coder, _cut(plan.painting, steps), seed, pool=patches, progress=progress)
-    learn_to_read(model, reader, _cut(plan.reading, steps), seed, progress=progress)
-    pool = _cut(plan.pool, steps and steps * BATCH)
+    learn_pictures(coder, cut(plan.seeing, steps), seed, progress=progress)
+    patches = cut(PATCHED, steps and steps * BATCH)
+    learn_codes(coder, cut(plan.painting, steps), seed, pool=patches, progress=progress)
+    learn_to_read(model, reader, cut(plan.reading, steps), seed, progress=progress)
+    pool = cut(plan.pool, steps and steps * BATCH)
     scenes, codes = encoded_pool(coder, pool, seed, progress=progress)
     for turn, (fall, rate) in enumerate(_falls(plan)):
         taught = lessons(scenes, codes, reader, BATCH, seed + turn)
-        learn_to_draw(model, taught, _cut(fall, steps), rate, progress)
+        learn_to_draw(model, taught, cut(fall, steps), rate, progress)
     return model
 
 
@@ -133,7 +135,7 @@ def _falls(plan: Plan) -> list[tuple[int, float]]:
 def _drafter(
     plan: Plan, target: Any, processor: Any, seed: int, steps: int | None, progress: Progress
 ) -> Any:
-    pool = _cut(plan.pool, steps and steps * BATCH)
+    pool = cut(plan.pool, steps and steps * BATCH)
     texts, codes = drawn_by(target, processor, pool, seed + 1, progress=progress)
     if plan.shape is None:
         return _head(plan, target, processor, texts, codes, seed, steps, progress)
@@ -141,7 +143,7 @@ def _drafter(
     reader = Reader(processor.tokenizer)
     model: Any = models.janus(plan.shape, processor.tokenizer)
     begin_like(model, target)
-    follow(model, reader, seen, _cut(plan.drawing, steps), plan.rate, seed, progress=progress)
+    follow(model, reader, seen, cut(plan.drawing, steps), plan.rate, seed, progress=progress)
     return model
 
 
@@ -158,7 +160,7 @@ def _head(
     text = target.config.get_text_config(decoder=True)
     head = FeatureHead(FeatureHeadConfig.of(text, models.CODES))
     taught = head_lessons(target, processor, texts, codes, HEAD_BATCH, seed)
-    learn_head(target, head, taught, _cut(plan.drawing, steps), plan.rate, progress, weight=0.5)
+    learn_head(target, head, taught, cut(plan.drawing, steps), plan.rate, progress, weight=0.5)
     return head
 
 
@@ -173,35 +175,27 @@ def _measure(entry: Entry, folder: Path, processor: Any, n: int) -> dict[str, fl
     texts = [prompt.text for prompt in asked]
     is_head = entry.sees == "target-states"
     drafter: Any = load_feature_head(folder) if is_head else load_folder(folder, sees=True)
-    return {"acceptance_length": acceptance(drafter, _written(entry.target), processor, texts)}
-
-
-def _written(name: str) -> Any:
-    folder = catalogue.path(name)
-    if not catalogue.is_present(name):
-        raise ValueError(f"{name} is not in {folder.parent}, and this one learns from it; train it")
-    return load_folder(folder, sees=True)
+    return {
+        "acceptance_length": acceptance(
+            drafter, load_folder(written(entry.target), sees=True), processor, texts
+        )
+    }
 
 
 def _write_card(folder: Path, entry: Entry, report: dict[str, Any]) -> None:
     """Say in README.md what the checkpoint is, how it was made and how good it is."""
-    figures = "".join(f"| {key.replace('_', ' ')} | {value} |\n" for key, value in report.items())
-    (folder / "README.md").write_text(
-        f"# {entry.name}\n\n{entry.description}\n\n"
+    about = (
         f"Draws the Scene world of the `mmspec` zoo in {models.PIXELS} x {models.PIXELS} pixels, "
         f"{models.SIDE} x {models.SIDE} codes\n"
         f"out of {models.CODES}: one to three coloured shapes or written digits on a board of\n"
         'nine places. Say, for example, "a large red circle in the top left corner and a small\n'
-        'blue star in the center". The eye that the class asks for is untrained: it only draws.\n\n'
-        f"Made by:\n\n```\nmmspec zoo train {entry.name}\n```\n\n"
-        f"| | |\n|---|---|\n{figures}\n"
+        'blue star in the center". The eye that the class asks for is untrained: it only draws.'
+    )
+    notes = (
         "`facts` is the share of facts right (size, colour, name and place of each thing) that\n"
         "`mmspec.zoo.reading` finds in pictures of held-out prompts; `facts of scenes` is that\n"
         "of pictures of their scenes, coded and painted again; `acceptance length` is codes per\n"
         "round of coupled chain speculation with five drafted codes. All are measured on the\n"
         f"float16 weights, run in float32, at temperature 1 and guidance {models.GUIDANCE}.\n"
     )
-
-
-def _cut(planned: int, steps: int | None) -> int:
-    return planned if steps is None else min(planned, steps)
+    card(folder, entry, about, report, notes)

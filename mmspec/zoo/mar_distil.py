@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -63,22 +63,19 @@ def begin_like(model: MarForImageGeneration, target: MarForImageGeneration) -> N
     """Begin with all that the target has, too; of its layers, the last."""
     own, other = model.state_dict(), target.state_dict()
     for part in ("encoder", "decoder", "head.blocks"):
-        count, all_ = (
-            len(
-                {
-                    name.split(".")[part.count(".") + 1]
-                    for name in names
-                    if name.startswith(part + ".")
-                }
-            )
-            for names in (own, other)
-        )
+        count, all_ = (_depth(names, part) for names in (own, other))
         for index in range(count):
             source, goal = f"{part}.{all_ - count + index}.", f"{part}.{index}."
             for name in [n for n in other if n.startswith(source)]:
                 other[goal + name.removeprefix(source)] = other[name]
     fits = {n: w for n, w in other.items() if n in own and own[n].shape == w.shape}
     model.load_state_dict({**own, **fits})
+
+
+def _depth(names: Iterable[str], part: str) -> int:
+    """How many layers a part of a model has, by the names of its weights."""
+    inner = [name.removeprefix(f"{part}.") for name in names if name.startswith(f"{part}.")]
+    return 1 + max(int(name.split(".")[0]) for name in inner)
 
 
 def _step(law: PathLaw, states: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,13 +17,15 @@ from mmspec.zoo.catalogue import Entry
 from mmspec.zoo.learning import Progress, silent
 from mmspec.zoo.loading import load_mar, load_vae
 from mmspec.zoo.mar_evaluate import DRAFTED, PLAN, acceptance, classes, facts_drawn
+from mmspec.zoo.plans import cut, written
+from mmspec.zoo.saving import card
 
 HELD_OUT = 224  # pictures that the report is measured on
 PICTURES_FROM = "diffusion"  # whose autoencoder is taken over
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Plan:
     """How a checkpoint is trained, and on how many pictures.
 
     Drawing is steps and rate of one or more falls of the rate, one after the other.
@@ -36,8 +38,8 @@ class Schedule:
 
 
 PLANS = {
-    "mar": Schedule(models.TARGET, ((1200, 1.5e-3), (700, 1.2e-3)), 12096, 32),
-    "mar-drafter": Schedule(models.DRAFTER, ((700, 1.5e-3), (900, 1.5e-3), (450, 1e-3)), 12096, 24),
+    "mar": Plan(models.TARGET, ((1200, 1.5e-3), (700, 1.2e-3)), 12096, 32),
+    "mar-drafter": Plan(models.DRAFTER, ((700, 1.5e-3), (900, 1.5e-3), (450, 1e-3)), 12096, 24),
 }
 
 
@@ -57,13 +59,13 @@ def train(
     entry = catalogue.info(name)
     plan = PLANS[entry.name]
     folder = out or catalogue.path(entry.name)
-    source = _present(entry.target or PICTURES_FROM)
+    source = written(entry.target or PICTURES_FROM)
     vae = load_vae(source)
     started = time.monotonic()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        pictures = _cut(plan.pool, steps and steps * plan.batch)
-        target = None if entry.target is None else load_mar(_present(entry.target))
+        pictures = cut(plan.pool, steps and steps * plan.batch)
+        target = None if entry.target is None else load_mar(written(entry.target))
         scale = None if target is None else target.config.latent_scale
         pool, scale = mar_training.encoded_pool(vae, pictures, seed, scale, progress=progress)
         taught = mar_training.lessons(pool, plan.batch, seed)
@@ -71,7 +73,7 @@ def train(
         if target is not None:
             mar_distil.begin_like(model, target)
         for planned, rate in plan.drawing:
-            count = _cut(planned, steps)
+            count = cut(planned, steps)
             if target is None:
                 mar_training.learn_to_draw(model, taught, count, rate, progress)
             else:
@@ -83,7 +85,7 @@ def train(
     report = {
         "name": entry.name,
         "seed": seed,
-        "steps": sum(_cut(planned, steps) for planned, _ in plan.drawing),
+        "steps": sum(cut(planned, steps) for planned, _ in plan.drawing),
         "minutes": round(minutes, 1),
         "parameters": sum(p.numel() for p in model.parameters()),
         "bytes": (folder / "model.safetensors").stat().st_size,
@@ -104,35 +106,23 @@ def _measure(entry: Entry, folder: Path, n: int) -> dict[str, float]:
     if entry.target is None:
         right, total = facts_drawn(model, load_vae(folder), asked, seed=1)
         return {"facts": round(right / total, 4)}
-    return {"acceptance_length": acceptance(model, load_mar(_present(entry.target)), asked[:16])}
-
-
-def _present(name: str) -> Path:
-    folder = catalogue.path(name)
-    if not catalogue.is_present(name):
-        raise ValueError(f"{name} is not in {folder.parent}, and this one learns from it; train it")
-    return folder
+    return {"acceptance_length": acceptance(model, load_mar(written(entry.target)), asked[:16])}
 
 
 def _write_card(folder: Path, entry: Entry, report: dict[str, Any]) -> None:
     """Say in README.md what the checkpoint is, how it was made and how good it is."""
-    figures = "".join(f"| {key.replace('_', ' ')} | {value} |\n" for key, value in report.items())
-    (folder / "README.md").write_text(
-        f"# {entry.name}\n\n{entry.description}\n\n"
+    about = (
         "Draws one large thing of the Scene world of the `mmspec` zoo in 48 x 48 pixels, behind a\n"
         f'class such as "red circle" ({len(models.LABELS)} of them, see `label2id` in\n'
         "`config.json`); where the thing goes is up to the model. Tokens are 6 x 6 patches of 16\n"
         "latents. The head predicts velocity, not noise as the published models do. The folder\n"
-        '`vae` of the target, the autoencoder of `diffusion`, makes pixels: `zoo.vae("mar")`.\n\n'
-        f"Made by:\n\n```\nmmspec zoo train {entry.name}\n```\n\n"
-        f"| | |\n|---|---|\n{figures}\n"
+        '`vae` of the target, the autoencoder of `diffusion`, makes pixels: `zoo.vae("mar")`.'
+    )
+    notes = (
         "`facts` is the share of pictures in which `mmspec.zoo.reading` finds the thing asked for\n"
         "and nothing else; `acceptance length` is steps per round of the recipe `cspd-coupled`\n"
         f"with {DRAFTED} drafted step. Both are measured on the float16 weights, run in float32,\n"
         f"in {models.STEPS} steps at guidance {models.GUIDANCE}, {models.HEAD_STEPS} steps of the\n"
         "head and `last_noise=True`.\n"
     )
-
-
-def _cut(planned: int, steps: int | None) -> int:
-    return planned if steps is None else min(planned, steps)
+    card(folder, entry, about, report, notes)

@@ -34,6 +34,7 @@ from mmspec.zoo.learning import (
     silent,
 )
 from mmspec.zoo.loading import load_folder
+from mmspec.zoo.plans import cut, written
 from mmspec.zoo.saving import save, write_card
 from mmspec.zoo.transfer import speak_like
 
@@ -109,7 +110,7 @@ def train(
         processor = family.build_processor()
         encoder = Encoder(family, processor)
         model = family.build(plan.shape, processor.tokenizer).train()
-        seeing = _cut(plan.seeing, steps)
+        seeing = cut(plan.seeing, steps)
         if plan.start is not None:
             _begin_like(plan.start, model, family, processor.tokenizer, seeing, seed, progress)
         elif seeing:
@@ -117,18 +118,18 @@ def train(
         if entry.target is None:
             batches: Iterator[Batch] = (encoder(samples) for samples in fresh(BATCH, seed))
         else:
-            target = _written(entry.target, sees=True)
-            pool = _cut(plan.pool, steps and steps * BATCH)
+            target = load_folder(written(entry.target), sees=True)
+            pool = cut(plan.pool, steps and steps * BATCH)
             said = said_by(target, family, encoder, pool, seed, progress=progress)
             batches = lessons(said, encoder, BATCH, seed, blind=entry.sees == "nothing")
         for talking, rate in plan.talking:
-            learn_to_talk(model, family, batches, _cut(talking, steps), rate, progress)
+            learn_to_talk(model, family, batches, cut(talking, steps), rate, progress)
         save(model, processor, folder, sees=entry.sees == "pixels")
     minutes = (time.monotonic() - started) / 60
     report = {
         "name": entry.name,
         "seed": seed,
-        "steps": sum(_cut(talking, steps) for talking, _ in plan.talking),
+        "steps": sum(cut(talking, steps) for talking, _ in plan.talking),
         "minutes": round(minutes, 1),
         "parameters": sum(p.numel() for p in model.parameters()),
         "bytes": (folder / "model.safetensors").stat().st_size,
@@ -145,7 +146,7 @@ def measure(entry: Entry, family: Family, processor: Any, folder: Path, n: int) 
         encoder = Encoder(family, processor)
         return {
             "acceptance_length": acceptance(
-                model, _written(entry.target, sees=True), family, encoder, n
+                model, load_folder(written(entry.target), sees=True), family, encoder, n
             )
         }
     kinds: dict[str, Kind | None] = {
@@ -171,18 +172,7 @@ def _begin_like(
 ) -> None:
     """Begin with the language of a checkpoint of another family, and learn to see what it sees."""
     sees = catalogue.info(name).sees == "pixels"
-    other, other_family = _written(name, sees), FAMILIES[PLANS[name].family]
+    other, other_family = load_folder(written(name), sees), FAMILIES[PLANS[name].family]
     speak_like(model, tokenizer, other, other_family.build_processor().tokenizer)
     if sees:
         learn_to_see_like(model, family, other, other_family, seeing, seed, progress=progress)
-
-
-def _written(name: str, sees: bool) -> PreTrainedModel:
-    folder = catalogue.path(name)
-    if not (folder / "model.safetensors").exists():
-        raise ValueError(f"{name} is not in {folder.parent}, and this one learns from it; train it")
-    return load_folder(folder, sees)
-
-
-def _cut(planned: int, steps: int | None) -> int:
-    return planned if steps is None else min(planned, steps)

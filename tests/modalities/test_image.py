@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -337,6 +338,13 @@ def test_grids_that_do_not_fit_are_refused(family: str, grid: Any, message: str)
 def test_a_grid_of_foreign_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="does not speak"):
         draw("emu3", 1, grid=Grid(2, 2, (0, 64)), guidance=1.0)
+
+
+@pytest.mark.parametrize("scale", [-1.0, math.nan, math.inf])
+def test_what_is_no_scale_is_refused(scale: float) -> None:
+    fast = mmspec.accelerate(model("janus"), "sjd")
+    with pytest.raises(ValueError, match=r"guidance=\S+ is no scale"):
+        fast.generate_images(**request("janus", 1), guidance=scale)
 
 
 def test_guidance_without_an_unconditional_prompt_is_refused() -> None:
