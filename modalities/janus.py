@@ -52,8 +52,8 @@ def painter(model: Any) -> Painter:
     def layout(height: int, width: int) -> Grid:
         if (height, width) != (side, side):
             raise ValueError(
-                f"a grid of {height} x {width} does not fit: Janus draws {side} x {side} codes only; "
-                "leave the size to it"
+                f"a grid of {height} x {width} does not fit: Janus draws {side} x {side} codes "
+                "only; leave the size to it"
             )
         return Grid(side, side, (0, count))
 

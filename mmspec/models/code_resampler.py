@@ -17,13 +17,14 @@ reads as a code of its own.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
+
+from mmspec.models.reading import read
 
 FOLDER = "resampler"  # where it lies within the folder of the draft model
 
@@ -131,15 +132,5 @@ def load_resampler(folder: str | Path) -> CodeResampler:
 
     Raises ValueError where the folder holds another kind of model.
     """
-    maker: Any = CodeResampler
-    model, found = maker.from_pretrained(
-        folder, dtype="auto", use_safetensors=True, output_loading_info=True
-    )
-    wrong = sorted({*found["missing_keys"], *found["unexpected_keys"]})
-    if wrong:
-        raise ValueError(
-            f"{folder} is no resampler: {', '.join(wrong[:3])} is missing or has no place; give a "
-            "folder written by CodeResampler.save_pretrained"
-        )
-    loaded: CodeResampler = model.train(False)
+    loaded: CodeResampler = read(CodeResampler, folder, "resampler")
     return loaded

@@ -23,6 +23,8 @@ from transformers import Cache, LlamaConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from mmspec.models.reading import read
+
 _SHAPE = (  # what a head has in common with the layers of its target
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("rms_norm_eps", "attention_bias", "initializer_range", "max_position_embeddings"),
@@ -121,15 +123,5 @@ def load_head(folder: str | Path) -> FeatureHead:
 
     Raises ValueError where the folder holds another kind of model.
     """
-    maker: Any = FeatureHead
-    head, found = maker.from_pretrained(
-        folder, dtype="auto", use_safetensors=True, output_loading_info=True
-    )
-    wrong = sorted({*found["missing_keys"], *found["unexpected_keys"]})
-    if wrong:
-        raise ValueError(
-            f"{folder} is no feature head: {', '.join(wrong[:3])} is missing or has no place; give "
-            "a folder written by FeatureHead.save_pretrained"
-        )
-    loaded: FeatureHead = head.train(False)
+    loaded: FeatureHead = read(FeatureHead, folder, "feature head")
     return loaded

@@ -1,0 +1,23 @@
+"""Read a model of ours from a folder, and nothing else that may lie there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def read(maker: Any, folder: str | Path, kind: str) -> Any:
+    """The model in eval mode, in float32 or as it was saved.
+
+    `kind` is what people call it. Raises ValueError where the folder holds another kind of model.
+    """
+    model, found = maker.from_pretrained(
+        folder, dtype="auto", use_safetensors=True, output_loading_info=True
+    )
+    wrong = sorted({*found["missing_keys"], *found["unexpected_keys"]})
+    if wrong:
+        raise ValueError(
+            f"{folder} is no {kind}: {', '.join(wrong[:3])} is missing or has no place; give a "
+            f"folder written by {maker.__name__}.save_pretrained"
+        )
+    return model.train(False)
