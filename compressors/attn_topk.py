@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.compressors.base import Compressed, Features
+from mmspec.compressors.contract import Compressed, Features
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmspec.compressors.base import Compressed, Features
+from mmspec.compressors.contract import Compressed, Features
 
 
 @dataclass(frozen=True)

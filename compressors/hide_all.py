@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mmspec.compressors.base import Compressed, Features
+from mmspec.compressors.contract import Compressed, Features
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mmspec.compressors.base import Compressed, Features
-from mmspec.visual import keep_all
+from mmspec.compressors.contract import Compressed, Features, keep_all
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from mmspec.compressors.attn_topk import AttentionTopK
 from mmspec.compressors.average_pool import AveragePool
-from mmspec.compressors.base import Compressor
 from mmspec.compressors.bipartite_merge import BipartiteMerge
+from mmspec.compressors.contract import Compressor
 from mmspec.compressors.hide_all import HideAll
 from mmspec.compressors.identity import Identity
 

@@ -31,7 +31,7 @@ from mmspec.bench.pictures import apart
 from mmspec.cli import painting
 from mmspec.cli.inputs import default_drafter, quiet
 from mmspec.draft import Round
-from mmspec.drafters.window import Window
+from mmspec.drafters.denoising.window import Window
 
 console = Console(highlight=False)
 RECIPES = (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmspec import compressors, drafters, modalities, recipes, verifiers, zoo
     from mmspec.api import Accelerated, Output, accelerate, decode_plain, load
-    from mmspec.pipeline import AcceleratedPipeline
+    from mmspec.modalities.diffusion.pipeline import AcceleratedPipeline
     from mmspec.recipe import Recipe
     from mmspec.stats import Stats
 
@@ -42,7 +42,7 @@ __all__ = [
 
 _HOMES = {
     "Accelerated": "mmspec.api",
-    "AcceleratedPipeline": "mmspec.pipeline",
+    "AcceleratedPipeline": "mmspec.modalities.diffusion.pipeline",
     "Output": "mmspec.api",
     "Recipe": "mmspec.recipe",
     "Stats": "mmspec.stats",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec import images, recipes
+from mmspec import recipes
 from mmspec.arguments import (
     LOOP_ARGUMENTS,
     MODEL_INPUTS,
@@ -30,20 +30,22 @@ from mmspec.arguments import (
     unknown_message,
 )
 from mmspec.compressors.naming import named as compressor_named
-from mmspec.context import Request
 from mmspec.decode import Parts, decode
 from mmspec.draft import Drafter, Round, Verifier
-from mmspec.modalities import image, vlm
+from mmspec.laws.noise import KeyedNoise
+from mmspec.laws.sampling import Sampling
 from mmspec.modalities.families import backbone, surface
-from mmspec.noise import KeyedNoise
+from mmspec.modalities.image import drawing as images
+from mmspec.modalities.image import families as image
+from mmspec.modalities.vlm import families as vlm
 from mmspec.partner import is_drafter, sight_of, small_of
 from mmspec.recipe import Kit, Recipe, made, pair, shape_of
-from mmspec.sampling import Sampling
-from mmspec.seq2seq import EncoderDecoder, source_inputs
-from mmspec.settings import refuse_modes, resolve
 from mmspec.stats import Ledger, Stats
-from mmspec.stop import Stop
-from mmspec.target import CausalTarget
+from mmspec.targets.causal import CausalTarget
+from mmspec.targets.context import Request
+from mmspec.targets.encoder_decoder import EncoderDecoder, source_inputs
+from mmspec.targets.generation_settings import refuse_modes, resolve
+from mmspec.targets.stop import Stop
 from mmspec.verifiers.naming import named
 
 PARTS = ("recipe", "drafter", "verifier", "compressor", "tree", "length", "sees", "options")
@@ -77,7 +79,7 @@ def accelerate(
     """Make a Hugging Face model generate faster by speculation.
 
     A diffusers pipeline gives an `AcceleratedPipeline`, a MAR model an `AcceleratedContinuous`; see
-    `mmspec.pipeline` and `mmspec.continuous` for their arguments.
+    `mmspec.modalities.diffusion.pipeline`, `mmspec.modalities.mar.continuous` for their arguments.
 
     `recipe` is a name (see `mmspec.recipes.names()`), a `Recipe`, or None: "coupled" with a
     drafter, else "prompt-lookup". `drafter` is a model, a folder, "zoo:NAME", or a `Drafter`. The
@@ -138,7 +140,7 @@ class Accelerated:
         self.model, self.processor = model, processor
         self.given = dict(given or {})  # the parts the user replaced, for save_pretrained
         self.backbone = backbone(model)
-        self.painter = image.painter(model) if self.backbone.family.draws else None
+        self.image_family = image.image_family(model) if self.backbone.family.draws else None
         self.small = None if is_drafter(drafter) else small_of(recipe, drafter)
         sees = sight_of(self.backbone, self.small, recipe.sees)
         options = (recipe.execution, sees, recipe.compressor, recipe.options)
@@ -226,8 +228,10 @@ class Accelerated:
     def drawing(self, **arguments: Any) -> images.Drawing:
         """What `generate_images` makes of its arguments, before anything is drawn."""
         most = getattr(self.backbone.config, "max_position_embeddings", None)
-        painter = self.painter or image.painter(self.model)
-        return images.prepare(painter, self.backbone.vocabulary, most, arguments, self.processor)
+        image_family = self.image_family or image.image_family(self.model)
+        return images.prepare(
+            image_family, self.backbone.vocabulary, most, arguments, self.processor
+        )
 
     @torch.no_grad()
     def stream(self, **arguments: Any) -> Iterator[Round]:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mmspec.clock import Clock
 from mmspec.draft import Draft, Drafter, Gate, Round, Scores, Verdict, Verifier
-from mmspec.noise import KeyedNoise
-from mmspec.stop import Stop
+from mmspec.laws.noise import KeyedNoise
+from mmspec.targets.stop import Stop
 
 log = logging.getLogger("mmspec")
 T = TypeVar("T")
@@ -94,7 +94,7 @@ def decode(parts: Parts, request: Request) -> Iterator[Round]:
     clock.to("prefill")
     context: Progress = target.prefill(request)
     clock.to("draft")
-    desk = Desk(parts.drafter)
+    desk = GuardedDrafter(parts.drafter)
     desk.begin(context)
     index = 0
     while not all(context.finished):
@@ -250,7 +250,7 @@ def _refuse(index: int, row: int, context: Progress, scores: Scores) -> None:
     )
 
 
-class Desk:
+class GuardedDrafter:
     """Holds a drafter and its state; a drafter that fails is retired with one warning."""
 
     def __init__(self, drafter: Drafter) -> None:

@@ -25,8 +25,9 @@ from torch import Tensor
 from mmspec.trees import Tree
 
 if TYPE_CHECKING:
-    from mmspec.laws import Categorical, Law
-    from mmspec.noise import Noise
+    from mmspec.laws.categorical import Categorical
+    from mmspec.laws.law import Law
+    from mmspec.laws.noise import Noise
 
 
 class Kind(Enum):
@@ -274,7 +275,7 @@ def _ones(batch: int, nodes: int, device: torch.device) -> Tensor:
 
 def categorical(law: Law | None) -> Categorical:
     """Narrow a law to a categorical one; rules over a vocabulary know no other."""
-    from mmspec.laws import Categorical
+    from mmspec.laws.categorical import Categorical
 
     if not isinstance(law, Categorical):
         raise TypeError(f"a categorical law is needed here, but the law is {type(law).__name__}")

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from mmspec import recipes
-from mmspec.drafters import massv
-from mmspec.drafters.upsampled import Upsampled
+from mmspec.codes.resampling import Trained
+from mmspec.drafters.neural import massv
+from mmspec.drafters.rows.upsampled import Upsampled
 from mmspec.models import code_resampler
-from mmspec.models.feature_head import FeatureHead, FeatureHeadConfig, load_head
+from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig, load_head
 from mmspec.recipe import Recipe
-from mmspec.resampling import Trained
 
 FILE = "mmspec.json"
 
@@ -26,7 +26,7 @@ FILE = "mmspec.json"
 def load_model(source: str | Path, dtype: torch.dtype | str = "auto", **arguments: Any) -> Any:
     """Load a causal or vision-language model from a folder, a hub name, or "zoo:NAME".
 
-    A folder of a feature head gives a `mmspec.models.feature_head.FeatureHead`.
+    A folder of a feature head gives a `mmspec.models.heads.feature_head.FeatureHead`.
     Raises ValueError for a folder whose weights are pickled: unpickling runs code.
     """
     name = str(source)
@@ -144,6 +144,6 @@ def _loader(recipe: str) -> Callable[[str], Any]:
     """What loads the target of a recipe."""
     if recipes.get(recipe).decodes != "latents":
         return load_model
-    from mmspec.loading_pipelines import load_pipeline
+    from mmspec.modalities.diffusion.loading import load_pipeline
 
     return load_pipeline

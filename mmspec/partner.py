@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mmspec.backbone import Backbone
-from mmspec.drafters.feature_head import SEES
+from mmspec.drafters.neural.feature_head import SEES
 from mmspec.loading import load_model
-from mmspec.modalities import vlm
 from mmspec.modalities.families import backbone
-from mmspec.models.feature_head import FeatureHead
+from mmspec.modalities.vlm import families as vlm
+from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.recipe import Recipe
+from mmspec.targets.backbone import Backbone
 
 
 def is_drafter(drafter: Any) -> bool:
@@ -36,8 +36,8 @@ def small_of(recipe: Recipe, drafter: Any) -> Backbone | FeatureHead | None:
     if recipe.partner == "head":
         raise ValueError(
             f"recipe {recipe.name!r} needs a feature head, but {type(model).__name__} is a whole "
-            "model; give drafter= a mmspec.models.feature_head.FeatureHead or its folder, or use "
-            "another recipe, such as 'dynamic-tree'"
+            "model; give drafter= a mmspec.models.heads.feature_head.FeatureHead or its folder, or "
+            "use another recipe, such as 'dynamic-tree'"
         )
     return backbone(model)
 

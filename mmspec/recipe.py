@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from mmspec.draft import Draft, Drafter, Gate, Kind, Scores, Verdict, Verifier
-from mmspec.drafters.dynamic import DynamicTree
-from mmspec.drafters.grow import Chain, StaticTree
-from mmspec.drafters.wavefront import Rows
-from mmspec.drafters.window import Window
-from mmspec.forecast.gate import Stepwise
-from mmspec.length import Fixed, parse
-from mmspec.noise import Noise
+from mmspec.drafters.denoising.window import Window
+from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.forecast.gate import Stepwise
+from mmspec.drafters.growth import Chain, StaticTree
+from mmspec.drafters.length import Fixed, parse
+from mmspec.drafters.rows.wavefront import Rows
+from mmspec.laws.noise import Noise
 from mmspec.trees import Tree
 
 Partner = Literal["drafter", "head", "sketch"]  # a draft model, a feature head, a smaller picture's

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mmspec.backbone import Backbone, Family
-from mmspec.modalities import image, speech, vlm
-from mmspec.seq2seq import EncoderDecoder
+from mmspec.modalities.image import families as image
+from mmspec.modalities.vlm import families as vlm
+from mmspec.modalities.vlm import recognisers as speech
+from mmspec.targets.backbone import Backbone, Family
+from mmspec.targets.encoder_decoder import EncoderDecoder
 
 _PLAIN_HEADS = frozenset(
     ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "smollm3")
@@ -52,11 +54,11 @@ def backbone(model: Any) -> Backbone:
 def surface(model: Any) -> Callable[..., Any] | None:
     """What `accelerate` hands a model on to that decodes other things than token ids."""
     if is_pipeline(model):
-        from mmspec.pipeline import accelerate_pipeline
+        from mmspec.modalities.diffusion.pipeline import accelerate_pipeline
 
         return accelerate_pipeline
     if getattr(getattr(model, "config", None), "model_type", None) == "mar":
-        from mmspec.continuous import accelerate_continuous
+        from mmspec.modalities.mar.continuous import accelerate_continuous
 
         return accelerate_continuous
     return None

@@ -12,8 +12,8 @@ import transformers as hf
 from torch import Tensor
 
 import mmspec
-from mmspec.cache import SlotCache, template
 from mmspec.drafters.oracle import Oracle, Random
+from mmspec.targets.cache import SlotCache, template
 from mmspec.trees import Tree
 from tests import toys
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import mmspec
-from mmspec.context import Context
 from mmspec.decode import BrokenLogits
 from mmspec.draft import Draft, Kind, Round, Scores, Verdict
 from mmspec.drafters.oracle import Oracle, Random
+from mmspec.targets.context import Context
 from tests import toys
 from tests.conftest import noisy
 

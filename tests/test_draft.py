@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmspec.draft import Draft, Kind
-from mmspec.laws import Categorical
+from mmspec.laws.categorical import Categorical
 from mmspec.trees import Tree
 
 CPU = torch.device("cpu")

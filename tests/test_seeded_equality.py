@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mmspec
 from mmspec.drafters.oracle import Oracle, Random
-from mmspec.noise import KeyedNoise
+from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
 from tests import toys

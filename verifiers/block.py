@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
-from mmspec.laws import residual
-from mmspec.noise import Lane, Noise
+from mmspec.laws.categorical import residual
+from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.walk import at_token, check, nothing, proposals
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.laws import Categorical, Law
-from mmspec.noise import Noise
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.law import Law
+from mmspec.laws.noise import Noise
 from mmspec.verifiers.walk import check, longest
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.noise import Noise
+from mmspec.laws.noise import Noise
 
 
 @dataclass(frozen=True)

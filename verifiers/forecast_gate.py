@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.forecast.gate import Cadence, DecayingThreshold, Schedule
-from mmspec.forecast.metric import Metric, RelativeNorm
-from mmspec.noise import Noise
+from mmspec.drafters.forecast.gate import Cadence, DecayingThreshold, Schedule
+from mmspec.drafters.forecast.metric import Metric, RelativeNorm
+from mmspec.laws.noise import Noise
 
 
 @dataclass(frozen=True)

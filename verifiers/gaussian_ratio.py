@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.laws import Gaussian, GaussianResidual
-from mmspec.noise import Keys, Lane, Noise
+from mmspec.laws.gaussian import Gaussian, GaussianResidual
+from mmspec.laws.noise import Keys, Lane, Noise
 from mmspec.verifiers.gaussian_steps import chain, own, pairs, plain
 
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Scores, Verdict, Verifier
-from mmspec.laws import Gaussian, Law
-from mmspec.noise import Keys, Noise
+from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.law import Law
+from mmspec.laws.noise import Keys, Noise
 from mmspec.verifiers import gaussian_line
 from mmspec.verifiers.walk import check
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.laws import residual
-from mmspec.noise import Noise
+from mmspec.laws.categorical import residual
+from mmspec.laws.noise import Noise
 from mmspec.verifiers.sample_and_match import matching
 from mmspec.verifiers.walk import Family, at_token, check, descend, one_hot, proposal, without
 

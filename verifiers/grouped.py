@@ -8,8 +8,8 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.codebook import Codebook
-from mmspec.laws import residual
+from mmspec.codes.codebook import Codebook
+from mmspec.laws.categorical import residual
 from mmspec.verifiers.walk import at_token
 
 

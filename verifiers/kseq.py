@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
-from mmspec.noise import Noise
+from mmspec.laws.noise import Noise
 from mmspec.verifiers.sample_and_match import match
 from mmspec.verifiers.walk import Family, check, descend
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmspec.laws import residual
+from mmspec.laws.categorical import residual
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.codebook import Neighbours
+from mmspec.codes.codebook import Neighbours
 from mmspec.verifiers.lantern_residuals import Optimal, Pool, Residual
 from mmspec.verifiers.walk import at_token
 

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier
-from mmspec.laws import Categorical
-from mmspec.noise import Coins, Keys
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.noise import Coins, Keys
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.walk import one_hot, without

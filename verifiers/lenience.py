@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.laws import residual
+from mmspec.laws.categorical import residual
 from mmspec.verifiers.walk import at_token
 
 

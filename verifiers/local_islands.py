@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distance import excess
+from mmspec.codes.connected_cells import around
 from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, categorical
-from mmspec.islands import around
-from mmspec.noise import Lane, Noise
+from mmspec.laws.distances import excess
+from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.walk import check, one_hot
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, categorical
-from mmspec.noise import Lane, Noise
+from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.walk import at_token, check, longest, nothing
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mmspec.codebook import Neighbours
+from mmspec.codes.codebook import Neighbours
 from mmspec.verifiers.walk import at_token
 
 

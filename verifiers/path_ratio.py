@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.laws import Law
-from mmspec.noise import Keys, Lane, Noise
-from mmspec.paths import PathLaw, PathResidual
+from mmspec.laws.law import Law
+from mmspec.laws.noise import Keys, Lane, Noise
+from mmspec.targets.paths import PathLaw, PathResidual
 from mmspec.verifiers.gaussian_steps import chain, fit
 from mmspec.verifiers.walk import check
 

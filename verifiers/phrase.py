@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.codes.phrases import Trie
 from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
-from mmspec.noise import Lane, Noise
-from mmspec.phrases import Trie
+from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.walk import at_token, check, nothing, proposals
 

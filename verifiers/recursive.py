@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distance import excess
 from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict, categorical
-from mmspec.noise import Coins, Lane, Noise
+from mmspec.laws.distances import excess
+from mmspec.laws.noise import Coins, Lane, Noise
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.walk import (
     Family,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.noise import Lane, Noise
+from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.gaussian_steps import Steps, chain, dot, fit, own, plain, steps
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.laws import Gaussian
-from mmspec.noise import Lane, Noise
+from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.gaussian_steps import fit
 from mmspec.verifiers.path_ratio import own, path_law
 from mmspec.verifiers.walk import check

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.noise import Noise
+from mmspec.laws.noise import Noise
 from mmspec.verifiers.walk import Family, check, descend, one_hot
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.noise import Lane, Noise
+from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers import gaussian_line
 from mmspec.verifiers.gaussian_steps import Steps, fit, line, own, plain, residual, steps
 from mmspec.verifiers.walk import longest

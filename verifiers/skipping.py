@@ -8,10 +8,10 @@ from typing import Protocol
 
 import torch
 
-from mmspec.codebook import Codebook
-from mmspec.context import Context
+from mmspec.codes.codebook import Codebook
 from mmspec.draft import Draft, Verdict
-from mmspec.noise import Lane
+from mmspec.laws.noise import Lane
+from mmspec.targets.context import Context
 
 PICK = Lane.OTHER + 4  # the lane of the draws made here
 FADING = 0.9  # how much less each step down a path counts for its likeness to another

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.noise import Noise
+from mmspec.laws.noise import Noise
 from mmspec.verifiers.greedy_multidraft import drawn_last
 from mmspec.verifiers.walk import Family, at_token, check, descend
 

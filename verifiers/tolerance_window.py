@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.noise import Noise
+from mmspec.laws.noise import Noise
 from mmspec.verifiers.gaussian_steps import chain, gaussian, plain
 from mmspec.verifiers.walk import check
 

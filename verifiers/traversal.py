@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
-from mmspec.noise import Lane, Noise
+from mmspec.laws.noise import Lane, Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.block import scaled_residual, stopping
 from mmspec.verifiers.walk import at_token, check, one_hot, proposal, without

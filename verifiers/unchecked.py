@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from mmspec.distance import excess
 from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
-from mmspec.noise import Noise
+from mmspec.laws.distances import excess
+from mmspec.laws.noise import Noise
 from mmspec.verifiers.walk import check, proposals
 
 

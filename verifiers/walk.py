@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict, Verifier, categorical
-from mmspec.noise import Lane, Noise
+from mmspec.laws.noise import Lane, Noise
 
 STRIDE = 1 << 16  # lanes of one level; a level never has that many siblings
 

@@ -73,7 +73,7 @@ def _greedy(
     """Against the model's own loop where it has one, plain decoding elsewhere."""
     greedy = {**settings, "temperature": 0.0}
     plain = accelerate(fast.model, PLAIN, processor=fast.processor)
-    has_own = plain.painter is not None and plain.painter.peer is not None
+    has_own = plain.image_family is not None and plain.image_family.peer is not None
     reference: Side = Own(plain, greedy) if has_own else Fast(plain, greedy)
     pairs: list[tuple[Side, Side]] = [(reference, Fast(fast, greedy))] * len(requests)
     found = compare("greedy", pairs, requests, 0, progress)

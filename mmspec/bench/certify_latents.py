@@ -15,8 +15,8 @@ from mmspec.bench.chains import CPU, Chains, Setting, plain, sample, settings
 from mmspec.bench.forecasts import same_seeds
 from mmspec.bench.gaussian_tests import cells, distance, increments, lines, moments
 from mmspec.bench.progress import Progress, silent
-from mmspec.drafters.window import Window
-from mmspec.noise import KeyedNoise
+from mmspec.drafters.denoising.window import Window
+from mmspec.laws.noise import KeyedNoise
 from mmspec.recipe import Recipe
 
 BATCH = 1000

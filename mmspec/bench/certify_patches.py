@@ -21,12 +21,12 @@ from mmspec.bench.patches import (
     uniform_gap,
 )
 from mmspec.bench.progress import Progress, silent
-from mmspec.continuous import bind
 from mmspec.decode import Parts
 from mmspec.drafters.plain import Silent
-from mmspec.patches import PatchTarget
+from mmspec.modalities.mar.continuous import bind
 from mmspec.recipe import Recipe
-from mmspec.stop import Stop
+from mmspec.targets.patches import PatchTarget
+from mmspec.targets.stop import Stop
 from mmspec.verifiers.path_ratio import PathRatio
 
 BATCH = 1000

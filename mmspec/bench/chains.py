@@ -10,12 +10,12 @@ from torch import Tensor
 
 from mmspec.bench.mixture import Mixture, mixture, vp_grid
 from mmspec.decode import Parts, decode
-from mmspec.drafters.window import Window
-from mmspec.kernels import GaussianKernel
-from mmspec.noise import KeyedNoise
+from mmspec.drafters.denoising.window import Window
+from mmspec.laws.kernels import GaussianKernel
+from mmspec.laws.noise import KeyedNoise
 from mmspec.recipe import Kit, Recipe, made, pair
-from mmspec.stop import Stop
-from mmspec.trajectory import ChainRequest, ChainTarget, Denoiser
+from mmspec.targets.denoising import ChainRequest, ChainTarget, Denoiser
+from mmspec.targets.stop import Stop
 
 CPU = torch.device("cpu")
 

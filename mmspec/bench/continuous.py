@@ -20,9 +20,9 @@ from mmspec.bench.images import PLAIN
 from mmspec.bench.progress import Progress, silent
 from mmspec.bench.timing import Ratio
 from mmspec.bench.turns import Drawn, Laps, Player, race
-from mmspec.continuous import AcceleratedContinuous, decoded, settings_of
-from mmspec.modalities.mar import labels
-from mmspec.patches import Plan
+from mmspec.modalities.mar.continuous import AcceleratedContinuous, decoded, settings_of
+from mmspec.modalities.mar.reader import labels
+from mmspec.targets.patches import Plan
 
 
 @dataclass(frozen=True)

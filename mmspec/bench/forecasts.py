@@ -18,7 +18,7 @@ CALM = 0.25  # of the usual weights: predictions change slowly, as those of trai
 
 def same_seeds(plan: Recipe, seeds: int = 4, progress: Progress = silent) -> tuple[float, Check]:
     """The relative distance of pictures with the same seed, mean over seeds."""
-    from mmspec.pipeline import accelerate_pipeline
+    from mmspec.modalities.diffusion.pipeline import accelerate_pipeline
 
     pipe = tiny_pipeline()
     fast = accelerate_pipeline(pipe, plan)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.api import Accelerated
-from mmspec.backbone import Backbone
 from mmspec.bench.environment import seconds
-from mmspec.cache import SlotCache
-from mmspec.codes import CodeBackbone
-from mmspec.drafters.feature_head import FeatureDraft
+from mmspec.drafters.neural.feature_head import FeatureDraft
+from mmspec.targets.backbone import Backbone
+from mmspec.targets.cache import SlotCache
+from mmspec.targets.code_backbone import CodeBackbone
 
 Reader = Backbone | CodeBackbone | FeatureDraft
 

@@ -20,7 +20,8 @@ from mmspec.bench.players import Answer
 from mmspec.bench.progress import Progress, silent
 from mmspec.bench.timing import Ratio
 from mmspec.bench.turns import Drawn, Laps, Player, race
-from mmspec.images import Drawing, Images, pictures
+from mmspec.codes.image_family import pictures
+from mmspec.modalities.image.drawing import Drawing, Images
 from mmspec.stats import Stats
 
 PLAIN, OWN = "plain", "generate"
@@ -173,8 +174,8 @@ class Own:
 
     def draw(self, asked: Mapping[str, Any], seed: int) -> Drawn:
         drawing, tokens = self._draw(asked, seed)
-        codes = drawing.painter.codebook.codes[drawing.placed(tokens)]
-        return Drawn(Made(pictures(drawing.painter.decode(codes)), tokens))
+        codes = drawing.image_family.codebook.codes[drawing.placed(tokens)]
+        return Drawn(Made(pictures(drawing.image_family.decode(codes)), tokens))
 
     def answer(self, asked: Mapping[str, Any], room: int) -> Answer:
         """The tokens alone; a picture is as long as it is, whatever the room."""
@@ -183,9 +184,11 @@ class Own:
 
     def _draw(self, asked: Mapping[str, Any], seed: int) -> tuple[Drawing, torch.Tensor]:
         drawing = self.plain.drawing(**asked, **self.settings)
-        peer = drawing.painter.peer
+        peer = drawing.image_family.peer
         if peer is None:
-            raise ValueError(f"{drawing.painter.name} has no loop of its own that draws pictures")
+            raise ValueError(
+                f"{drawing.image_family.name} has no loop of its own that draws pictures"
+            )
         torch.manual_seed(seed)
         return drawing, peer(drawing.inputs, drawing.sampling)
 

@@ -17,9 +17,9 @@ from mmspec.bench.pictures import Apart, apart, own_pictures, pictures
 from mmspec.bench.progress import Progress, silent
 from mmspec.bench.timing import Ratio
 from mmspec.bench.turns import Drawn, Player, race
-from mmspec.drafters.window import Window
-from mmspec.modalities.diffusion import Network
-from mmspec.pipeline import AcceleratedPipeline, accelerate_pipeline
+from mmspec.drafters.denoising.window import Window
+from mmspec.modalities.diffusion.network import Network
+from mmspec.modalities.diffusion.pipeline import AcceleratedPipeline, accelerate_pipeline
 from mmspec.recipe import Recipe
 
 PLAIN = "paradigms"  # with a window of one it drafts nothing, whatever the scheduler

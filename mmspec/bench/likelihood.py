@@ -7,9 +7,9 @@ from torch import Tensor
 
 from mmspec.api import Accelerated
 from mmspec.draft import Draft, Kind
-from mmspec.images import Drawing, cells
-from mmspec.memory import block
-from mmspec.sampling import Sampling
+from mmspec.laws.sampling import Sampling
+from mmspec.modalities.image.drawing import Drawing, cells
+from mmspec.targets.memory import block
 
 
 @torch.no_grad()

@@ -17,8 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mmspec.kernels import GaussianKernel
-from mmspec.trajectory import Prediction
+from mmspec.laws.kernels import GaussianKernel
+from mmspec.targets.denoising import Prediction
 
 
 @dataclass(frozen=True)

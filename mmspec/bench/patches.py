@@ -17,11 +17,11 @@ from torch import Tensor
 from mmspec.bench.gaussian_tests import kolmogorov_p_value
 from mmspec.decode import Parts, decode
 from mmspec.draft import Round
-from mmspec.kernels import GaussianKernel
-from mmspec.noise import KeyedNoise
-from mmspec.patches import PatchRequest, Plan, order, place
-from mmspec.paths import PathLaw
-from mmspec.trajectory import Prediction
+from mmspec.laws.kernels import GaussianKernel
+from mmspec.laws.noise import KeyedNoise
+from mmspec.targets.denoising import Prediction
+from mmspec.targets.patches import PatchRequest, Plan, order, place
+from mmspec.targets.paths import PathLaw
 
 CPU = torch.device("cpu")
 PLAN = Plan(steps=3)  # 4 cells: one, one, two

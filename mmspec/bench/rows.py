@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from mmspec.bench.environment import seconds
-from mmspec.modalities.diffusion import Network
-from mmspec.modalities.rehearsal import Noises, Opening, perform
+from mmspec.modalities.diffusion.network import Network
+from mmspec.modalities.diffusion.pipeline_trace import Noises, PreparedCall, perform
 
 STATES = (1, 2, 4, 8, 16, 32)
 
@@ -47,7 +47,7 @@ def measure(
     defaults = {one.name: one.default for one in known if one.default is not one.empty}
     found: list[Costs] = []
 
-    def act(opening: Opening) -> Tensor:
+    def act(opening: PreparedCall) -> Tensor:
         found.append(_timed(opening, sorted(states), repeats))
         return opening.start
 
@@ -57,7 +57,7 @@ def measure(
     return found[0]
 
 
-def _timed(opening: Opening, states: Sequence[int], repeats: int) -> Costs:
+def _timed(opening: PreparedCall, states: Sequence[int], repeats: int) -> Costs:
     start, device = opening.start[:1], opening.start.device
     taken: dict[int, list[float]] = {many: [] for many in states}
     for lap in range(repeats + 1):

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def from_zoo(count: int, batch: int, seed: int) -> tuple[list[list[str]], list[Scene]]:
-    """Held-out prompts in whole batches, and the scenes that they describe."""
+    """DraftedCode-out prompts in whole batches, and the scenes that they describe."""
     groups = grouped(prompts(count, seed=seed), batch)
     scenes = [one.scene for group in groups for one in group]
     return [[one.text for one in group] for group in groups], scenes

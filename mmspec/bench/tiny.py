@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.models.feature_head import FeatureHead, FeatureHeadConfig
+from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 
 PROMPT = (1, 2, 3, 1, 2)  # repeats itself, so that drafters that copy find something
 

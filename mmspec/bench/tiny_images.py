@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.laws.sampling import guide
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
-from mmspec.sampling import guide
 
 CODES, SIDE = 5, 2  # as many codes as published trees have branches
 CELLS = SIDE**2
@@ -42,8 +42,8 @@ def tiny_painter(layers: int = 2, seed: int = 0) -> LlamaGenForImageGeneration:
                 if weight.dim() == 2:
                     weight.normal_(0.0, 1.2 / weight.shape[1] ** 0.5)
     model.set_attn_implementation("sdpa")
-    painter: LlamaGenForImageGeneration = model
-    return painter
+    image_family: LlamaGenForImageGeneration = model
+    return image_family
 
 
 def painted(batch: int) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ def from_zoo(
     seed: int = 0,
     kind: Any = None,
 ) -> Workload:
-    """Held-out scenes of the zoo; quality is the share of facts right.
+    """DraftedCode-out scenes of the zoo; quality is the share of facts right.
 
     `kind` is "caption" or "question"; None takes both as they come.
     """

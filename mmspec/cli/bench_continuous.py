@@ -56,7 +56,7 @@ def gallery(
     from mmspec.bench.scenes import grouped
 
     if prompt is None and easel.is_zoo:
-        from mmspec.zoo.mar_evaluate import classes, facts_of
+        from mmspec.modalities.mar.zoo.evaluate import classes, facts_of
 
         timed = grouped(classes(max(prompts, batch), seed), batch)
         judged = grouped(classes(pictures, seed + 1), min(JUDGED_TOGETHER, max(pictures, 1)))

@@ -13,11 +13,12 @@ from transformers import PreTrainedConfig
 
 from mmspec import recipes
 from mmspec.api import accelerate
-from mmspec.backbone import Backbone
-from mmspec.cache import SlotCache
 from mmspec.cli.inputs import folder
-from mmspec.modalities import families, vlm
-from mmspec.models.feature_head import FeatureHeadConfig
+from mmspec.modalities import families
+from mmspec.modalities.vlm import families as vlm
+from mmspec.models.heads.feature_head import FeatureHeadConfig
+from mmspec.targets.backbone import Backbone
+from mmspec.targets.cache import SlotCache
 
 Verdict = Literal["ok", "note", "refused"]
 

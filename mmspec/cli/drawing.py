@@ -49,9 +49,9 @@ class Studio:
 
         Raises ValueError for a model that draws behind something else.
         """
-        from mmspec.modalities import image
+        from mmspec.modalities.image import families as image
 
-        painter = image.painter(self.model)
+        painter = image.image_family(self.model)
         if painter.words is not None:
             return {"prompt": list(prompts)}
         if painter.inputs == ("class_ids",):
@@ -86,9 +86,9 @@ def load(model: str, drafter: str | None, chosen: Sequence[str]) -> Studio:
             "one at a time, or without --drafter"
         )
     target = _loaded(model)
-    from mmspec.modalities import image
+    from mmspec.modalities.image import families as image
 
-    words = image.painter(target).words  # refuses a model that draws nothing
+    words = image.image_family(target).words  # refuses a model that draws nothing
     processor = None if words is None else given.load_processor(model, sees=True)
     names = {sort: drafter or _default(model, sort, recipe) for sort, recipe in needed.items()}
     small = {sort: (name, _loaded(name)) for sort, name in names.items()}
@@ -111,7 +111,7 @@ def settings(
     """What goes with every call: temperature 1 and the model's own scale if nothing is said."""
     found: dict[str, Any] = {"temperature": 1.0 if temperature is None else temperature}
     if guidance is None and model.startswith("zoo:"):
-        from mmspec.zoo.image_models import GUIDANCE
+        from mmspec.modalities.image.zoo.models import GUIDANCE
 
         guidance = GUIDANCE
     if guidance is not None:
@@ -155,7 +155,7 @@ def _loaded(name: str) -> Any:
         return load_model(name)
     from transformers import PretrainedConfig
 
-    from mmspec.modalities.image import CLASSES
+    from mmspec.modalities.image.families import CLASSES
 
     read: Any = PretrainedConfig.get_config_dict
     own = CLASSES.get(read(name)[0].get("model_type"))

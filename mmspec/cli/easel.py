@@ -31,13 +31,13 @@ class Easel:
 
     def fast(self, recipe: str) -> Any:
         """The model under a recipe."""
-        from mmspec.continuous import accelerate_continuous
+        from mmspec.modalities.mar.continuous import accelerate_continuous
 
         return accelerate_continuous(self.model, recipe, drafter=self.drafter, **self.parts)
 
     def asked(self, prompts: Sequence[str]) -> dict[str, Any]:
         """Arguments of a call that draws these: classes by name or number."""
-        from mmspec.modalities.mar import numbers
+        from mmspec.modalities.mar.reader import numbers
 
         return {"class_labels": numbers(self.model, prompts)}
 
@@ -63,8 +63,8 @@ def load(
     recipes of another sort.
     """
     from mmspec import recipes as known
-    from mmspec.continuous import SETTINGS
-    from mmspec.modalities.mar import load as loaded
+    from mmspec.modalities.mar.continuous import SETTINGS
+    from mmspec.modalities.mar.reader import load as loaded
 
     for name in recipes:
         if known.get(name).decodes != "patches":
@@ -87,7 +87,7 @@ def _defaults(model: str) -> dict[str, Any]:
     """Settings if nothing is said; what an exact recipe needs is said of all alike."""
     if not model.startswith("zoo:"):
         return {"last_noise": True}
-    from mmspec.zoo.mar_models import GUIDANCE, HEAD_STEPS, STEPS
+    from mmspec.modalities.mar.zoo.models import GUIDANCE, HEAD_STEPS, STEPS
 
     asked = {"steps": STEPS, "guidance": GUIDANCE, "head_steps": HEAD_STEPS}
     return {**asked, "last_noise": True}

@@ -45,7 +45,7 @@ def _of_folder(folder: Path) -> str | None:
         return None
     import json
 
-    from mmspec.modalities.image import FAMILIES
+    from mmspec.modalities.image.families import FAMILIES
 
     kind = json.loads((folder / "config.json").read_text()).get("model_type")
     if kind == easel.MODEL_TYPE:

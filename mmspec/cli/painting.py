@@ -65,7 +65,7 @@ def load_pipeline(name: str) -> Any:
     """A diffusers pipeline from a folder, a hub name or zoo:NAME; safetensors only."""
     from diffusers.utils import logging
 
-    from mmspec import loading_pipelines as loading
+    from mmspec.modalities.diffusion import loading
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -82,14 +82,14 @@ def parts(window: int | None, others: Mapping[str, Any]) -> dict[str, Any]:
 
 def accelerated(painter: Painter, given_parts: Mapping[str, Any]) -> Any:
     """The pipeline under its recipe."""
-    from mmspec.pipeline import accelerate_pipeline
+    from mmspec.modalities.diffusion.pipeline import accelerate_pipeline
 
     return accelerate_pipeline(painter.pipe, painter.recipe, drafter=painter.drafter, **given_parts)
 
 
 def load_draft(pipe: Any, name: str) -> Any:
     """A draft pipeline, silent."""
-    from mmspec import loading_pipelines as loading
+    from mmspec.modalities.diffusion import loading
 
     _present(name)
     small = loading.load_draft(pipe, name)
@@ -117,8 +117,8 @@ def _settings(pipe: Any, model: str, steps: int | None) -> dict[str, Any]:
     known = inspect.signature(pipe.__call__).parameters
     settings: dict[str, Any] = {name: value for name, value in AS_TYPED.items() if name in known}
     if model.startswith("zoo:"):
-        from mmspec.zoo.diffusion_evaluate import WORDS_AT_MOST
-        from mmspec.zoo.diffusion_models import GUIDANCE, STEPS
+        from mmspec.modalities.diffusion.zoo.evaluate import WORDS_AT_MOST
+        from mmspec.modalities.diffusion.zoo.models import GUIDANCE, STEPS
 
         settings |= {"max_sequence_length": WORDS_AT_MOST, "guidance_scale": GUIDANCE}
         steps = steps or STEPS

@@ -47,7 +47,7 @@ def phrases(
     json: Json = False,
 ) -> None:
     """Draw pictures and collect frequent runs of codes, for recipe sjd-pv."""
-    from mmspec.training_phrases import learn_phrases
+    from mmspec.training.phrases import learn_phrases
 
     given.quiet()
     given.set_threads(threads, model)

@@ -49,7 +49,7 @@ def train(
     json: Json = False,
 ) -> None:
     """Train a model from a seed and measure it."""
-    from mmspec.zoo.train import train as run
+    from mmspec.modalities.vlm.zoo.train import train as run
 
     quiet()
     with progress(json) as bar:

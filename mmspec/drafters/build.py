@@ -5,25 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mmspec.backbone import Backbone
 from mmspec.compressors.average_pool import AveragePool
+from mmspec.compressors.contract import Compressor, check_needs
 from mmspec.draft import Drafter
-from mmspec.drafters import massv
-from mmspec.drafters.ensemble import Ensemble
-from mmspec.drafters.feature_head import SEES, FeatureDraft
-from mmspec.drafters.grow import Chain, DraftModel, StaticTree
-from mmspec.drafters.model import Autoregressive, Sight, SmallModel
+from mmspec.drafters.growth import Chain, DraftModel, StaticTree
+from mmspec.drafters.length import Length
+from mmspec.drafters.lookup.prompt_lookup import PromptLookup
+from mmspec.drafters.lookup.suffix import SuffixAutomaton
+from mmspec.drafters.lookup.token_recycling import TokenRecycling
+from mmspec.drafters.neural import massv
+from mmspec.drafters.neural.ensemble import Ensemble
+from mmspec.drafters.neural.feature_head import SEES, FeatureDraft
+from mmspec.drafters.neural.shared import SharedBackbone, spread
+from mmspec.drafters.neural.sight import (
+    CompressedPixels,
+    Nothing,
+    Pixels,
+    Placeholders,
+    TargetFeatures,
+)
+from mmspec.drafters.neural.small_model import Autoregressive, Sight, SmallModel
+from mmspec.drafters.neural.weighting import Agreement, Fixed, Weighting
 from mmspec.drafters.plain import Silent
-from mmspec.drafters.prompt_lookup import PromptLookup
-from mmspec.drafters.shared import SharedBackbone, spread
-from mmspec.drafters.sight import CompressedPixels, Nothing, Pixels, Placeholders, TargetFeatures
-from mmspec.drafters.suffix import SuffixAutomaton
-from mmspec.drafters.token_recycling import TokenRecycling
-from mmspec.drafters.weighting import Agreement, Fixed, Weighting
-from mmspec.length import Length
-from mmspec.modalities import vlm
+from mmspec.modalities.vlm import families as vlm
 from mmspec.recipe import Kit
-from mmspec.visual import Compressor, check_needs
+from mmspec.targets.backbone import Backbone
 
 SIGHTS = ("nothing", "placeholders", "prompt", "pixels", "target-features")
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Kind
-from mmspec.laws import Categorical, quantile
-from mmspec.noise import Lane, Noise
+from mmspec.laws.categorical import Categorical, quantile
+from mmspec.laws.noise import Lane, Noise
 
 
 def draw(

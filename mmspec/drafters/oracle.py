@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from mmspec.context import Context
 from mmspec.draft import Draft, Kind, Round, Scores
-from mmspec.length import useful
-from mmspec.noise import KeyedNoise, Lane
+from mmspec.drafters.length import useful
+from mmspec.laws.noise import KeyedNoise, Lane
+from mmspec.targets.context import Context
 from mmspec.trees import Tree
 
 

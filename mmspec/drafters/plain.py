@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from mmspec.context import Context
 from mmspec.draft import Draft, Kind
+from mmspec.targets.context import Context
 
 
 class Silent:

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from mmspec.laws.noise import KeyedNoise
 from mmspec.models.mar_head import PREDICTIONS, DiffusionHead, SampledHead
-from mmspec.noise import KeyedNoise
-from mmspec.patches import Plan, cell_keys, order
-from mmspec.paths import PathLaw
+from mmspec.targets.patches import Plan, cell_keys, order
+from mmspec.targets.paths import PathLaw
 
 
 class MarConfig(PreTrainedConfig):
@@ -173,7 +173,7 @@ class MarForImageGeneration(MarPreTrainedModel):
     ) -> Tensor:
         """Plain decoding: latents (B, channels, h, w) of pictures of `classes` (B,).
 
-        Noise and order depend on (seed, row id, place) alone, see `mmspec.noise`.
+        Noise and order depend on (seed, row id, place) alone, see `mmspec.laws.noise`.
         """
         plan = plan or Plan()
         batch, cells = len(classes), self.config.cells

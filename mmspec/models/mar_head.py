@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mmspec.kernels import GaussianKernel, at_step
-from mmspec.patches import Plan
-from mmspec.trajectory import Prediction
+from mmspec.laws.kernels import GaussianKernel, at_step
+from mmspec.targets.denoising import Prediction
+from mmspec.targets.patches import Plan
 
 FREQUENCIES = 256
 PREDICTIONS = ("noise", "velocity")

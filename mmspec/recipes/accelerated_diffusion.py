@@ -6,8 +6,8 @@ the two means. Exact: the law of the samples is that of the same stochastic samp
 number of steps.
 """
 
-from mmspec.drafters.build_chains import small_denoiser
-from mmspec.drafters.window import Window
+from mmspec.drafters.denoising.build import small_denoiser
+from mmspec.drafters.denoising.window import Window
 from mmspec.recipe import Recipe
 from mmspec.verifiers.reflection import Reflection
 

@@ -5,8 +5,8 @@ the gain grows with draft length and temperature. Greedy output is the target's 
 """
 
 from mmspec.drafters.build import small_model
-from mmspec.drafters.grow import Chain
-from mmspec.length import Fixed
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.block import Block
 

@@ -9,8 +9,8 @@ below 1.
 """
 
 from mmspec.drafters.build import small_model
-from mmspec.drafters.grow import Chain
-from mmspec.length import Fixed
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.recursive import Recursive

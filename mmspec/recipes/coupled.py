@@ -7,8 +7,8 @@ whatever the drafter, draft length, tree or batch. Acceptance lies between (1 - 
 """
 
 from mmspec.drafters.build import small_model
-from mmspec.drafters.grow import Chain
-from mmspec.length import Fixed
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -10,9 +10,9 @@ target itself took fewer, wider steps. For an exact variant see the recipe "cspd
 """
 
 from mmspec.draft import Verifier
-from mmspec.drafters.build_patches import aligned_to_milestones
-from mmspec.drafters.grow import Chain
-from mmspec.length import Fixed
+from mmspec.drafters.denoising.build_patches import aligned_to_milestones
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Kit, Recipe, Tailored
 from mmspec.verifiers.released_ratio import ReleasedRatio
 

@@ -11,9 +11,9 @@ calls take `last_noise=True`, which is another target (its tokens have noise of 
 for 100 steps and latents of variance 1) and the one that is kept.
 """
 
-from mmspec.drafters.build_patches import aligned_model
-from mmspec.drafters.grow import Chain
-from mmspec.length import Fixed
+from mmspec.drafters.denoising.build_patches import aligned_model
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.path_ratio import PathRatio
 

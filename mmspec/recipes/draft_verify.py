@@ -8,8 +8,8 @@ skipped, every other inner one unless `skip` names them, and the threshold is fi
 """
 
 from mmspec.drafters.build import skipping
-from mmspec.drafters.grow import Chain
-from mmspec.length import Confidence
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Confidence
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

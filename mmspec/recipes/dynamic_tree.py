@@ -5,7 +5,7 @@ draft model. Exact: nodes are chosen by looking at them, so each counts as a det
 """
 
 from mmspec.drafters.build import small_model
-from mmspec.drafters.dynamic import DynamicTree
+from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -1,7 +1,7 @@
 """EAGLE: one layer on top of the target's hidden states drafts a static tree.
 
 Li et al. 2024, "EAGLE: speculative sampling requires rethinking feature uncertainty". The drafter
-is a `mmspec.models.feature_head.FeatureHead`, trained for this target by
+is a `mmspec.models.heads.feature_head.FeatureHead`, trained for this target by
 `mmspec.training.learn_head`: it continues the target's last hidden states and speaks through the
 target's embedding table and output head. Siblings are drawn without replacement and verified by
 recursive rejection, on the published tree of 25 nodes. Exact in law. Under guidance the head reads
@@ -10,7 +10,7 @@ both branches and its logits are guided like the target's.
 
 from mmspec.draft import Kind
 from mmspec.drafters.build import feature_head
-from mmspec.drafters.grow import StaticTree
+from mmspec.drafters.growth import StaticTree
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive

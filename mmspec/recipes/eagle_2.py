@@ -1,8 +1,8 @@
 """EAGLE-2: the feature head of EAGLE grows its likeliest paths, and the best nodes are verified.
 
 Li et al. 2024, "EAGLE-2: faster inference of language models with dynamic draft trees". The drafter
-is a `mmspec.models.feature_head.FeatureHead`; every level expands the 10 likeliest paths, and the
-59 likeliest nodes of 6 levels are verified as deterministic candidates. Exact. Reconstructed:
+is a `mmspec.models.heads.feature_head.FeatureHead`; every level expands the 10 likeliest paths, and
+the 59 likeliest nodes of 6 levels are verified as deterministic candidates. Exact. Reconstructed:
 verified with coupled noise here, which accepts as often as the paper's rejection of such candidates
 does and gives the tokens of plain decoding with the same seed; `tree=DynamicTree()` lets the noise
 choose candidates too.
@@ -10,7 +10,7 @@ choose candidates too.
 
 from mmspec.draft import Kind
 from mmspec.drafters.build import feature_head
-from mmspec.drafters.dynamic import DynamicTree
+from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

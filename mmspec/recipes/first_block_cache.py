@@ -5,8 +5,8 @@ speca: it checks before, with the first block, where SpeCa checks after, with th
 `threshold` below 0 changes nothing.
 """
 
-from mmspec.drafters.build_forecasts import first_block_cache, residual_gate
-from mmspec.forecast.gate import Stepwise
+from mmspec.drafters.forecast.build import first_block_cache, residual_gate
+from mmspec.drafters.forecast.gate import Stepwise
 from mmspec.recipe import Recipe, Tailored
 
 RECIPE = Recipe(

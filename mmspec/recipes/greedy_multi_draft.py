@@ -6,7 +6,7 @@ Hu et al. 2025, "Towards optimal multi-draft speculative decoding". Exact in law
 """
 
 from mmspec.drafters.build import small_model
-from mmspec.drafters.grow import StaticTree
+from mmspec.drafters.growth import StaticTree
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft

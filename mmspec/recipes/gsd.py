@@ -3,17 +3,18 @@
 So et al. 2025, "Grouped speculative decoding for autoregressive image generation". On top of SJD
 (Teng et al. 2025): draft token x is accepted with min(1, P/Q), P and Q the mass of its group under
 target and draft. A group is a window of `size` tokens around x in the order of p, less those whose
-probability differs by `gap` or more and, with a `codebook` (`mmspec.codebook.Codebook`), those
-`distance` or more away. Lossy; size=0 is exact, as SJD is. The paper tries sizes 3, 10, 25 and 50;
-the defaults are those of its code. Reconstructed: the code measures distances between rows of the
-input embedding (make a Codebook of them for that); without a codebook only rank and gap count.
+probability differs by `gap` or more and, with a `codebook` (`mmspec.codes.codebook.Codebook`),
+those `distance` or more away. Lossy; size=0 is exact, as SJD is. The paper tries sizes 3, 10, 25
+and 50; the defaults are those of its code. Reconstructed: the code measures distances between rows
+of the input embedding (make a Codebook of them for that); without a codebook only rank and gap
+count.
 """
 
-from mmspec.codebook import Codebook
+from mmspec.codes.codebook import Codebook
 from mmspec.draft import Drafter, Verifier
-from mmspec.drafters.grow import Chain
-from mmspec.drafters.jacobi import Jacobi
-from mmspec.length import Fixed
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.jacobi.carry_over import Jacobi
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Kit, Recipe, Tailored
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.recursive import Recursive
@@ -33,7 +34,7 @@ def grouping(kit: Kit) -> Verifier:
         if not isinstance(codebook, Codebook):
             raise TypeError(
                 f"codebook is a {type(codebook).__name__}, but groups need the vectors themselves; "
-                "give codebook= a mmspec.codebook.Codebook"
+                "give codebook= a mmspec.codes.codebook.Codebook"
             )
         codebook.check(kit.target.vocabulary)
         codebook = codebook.to(kit.target.device)

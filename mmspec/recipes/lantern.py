@@ -4,18 +4,18 @@ Jang et al. 2025, "LANTERN: accelerating visual autoregressive models with relax
 decoding". The target's mass on the `neighbours` nearest codes of a draft token, up to `delta`,
 counts for the token. Lossy: delta bounds how far p is moved for one token, and the distance of the
 output can be much more; runs report it as `over_accepted_mass`. delta=0 is exact, as EAGLE-2 is.
-`codebook` is that of a model that draws, unless given: a `mmspec.codebook.Codebook`, a table of
-neighbours or its file. `drafter` is a feature head, as in the paper (EAGLE-2), or a draft model.
+`codebook` is that of a model that draws, unless given: a `mmspec.codes.codebook.Codebook`, a table
+of neighbours or its file. `drafter` is a feature head, as in the paper (EAGLE-2), or a draft model.
 Reconstructed: corrections from norm((p - q)+), the optimum, where the released code clears the
 neighbours out of p (`mmspec.verifiers.lantern_residuals`); greedy decoding stays exact unless
 delta=1.
 """
 
-from mmspec.codebook import Neighbours, neighbours_for
+from mmspec.codes.codebook import Neighbours, neighbours_for
 from mmspec.draft import Verifier
 from mmspec.drafters.build import small_model
-from mmspec.drafters.dynamic import DynamicTree
-from mmspec.modalities import image
+from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.modalities.image import families as image
 from mmspec.recipe import Kit, Recipe, Tailored
 from mmspec.verifiers.latent_neighbourhood import Additive, LatentNeighbourhood
 from mmspec.verifiers.recursive import Recursive
@@ -32,7 +32,7 @@ def table_of(kit: Kit) -> Neighbours:
     """The neighbours that the options ask for."""
     source = kit.options["codebook"]
     if source is None and image.draws(kit.target.model):
-        source = image.painter(kit.target.model).codebook
+        source = image.image_family(kit.target.model).codebook
     k = kit.options["neighbours"]
     return neighbours_for(source, k, kit.target.vocabulary, kit.target.device)
 

@@ -5,14 +5,14 @@ visual auto-regressive models". The mass of the `neighbours` nearest codes count
 up to (factor - 1) p(x), so that no token outside the target's support passes. Lossy; factor=1 is
 exact. The paper runs (neighbours, factor) = (10, 5), (5, 10) and (5, 20) on Lumina-mGPT, on the
 static tree of 57 nodes used here. `codebook` is that of a model that draws, unless given: a
-`mmspec.codebook.Codebook`, a table of neighbours or its file. `drafter` is a feature head, as in
-the paper (EAGLE-1), or a draft model. Reconstructed: corrections from norm((p - q)+), the optimum,
-not those of the released code.
+`mmspec.codes.codebook.Codebook`, a table of neighbours or its file. `drafter` is a feature head, as
+in the paper (EAGLE-1), or a draft model. Reconstructed: corrections from norm((p - q)+), the
+optimum, not those of the released code.
 """
 
 from mmspec.draft import Kind, Verifier
 from mmspec.drafters.build import small_model
-from mmspec.drafters.grow import StaticTree
+from mmspec.drafters.growth import StaticTree
 from mmspec.recipe import Kit, Recipe, Tailored
 from mmspec.recipes.lantern import table_of
 from mmspec.trees import Tree

@@ -7,8 +7,8 @@ computed.
 """
 
 from mmspec.drafters.build import early_exit
-from mmspec.drafters.grow import Chain
-from mmspec.length import Fixed
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -5,8 +5,8 @@ Lossy: the law m of a token obeys m <= p / ell; ell = 1 is speculative sampling,
 """
 
 from mmspec.drafters.build import small_model
-from mmspec.drafters.grow import Chain
-from mmspec.length import Fixed
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.recursive import Recursive

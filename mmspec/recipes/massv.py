@@ -9,8 +9,8 @@ where the paper uses speculative sampling.
 """
 
 from mmspec.drafters.build import massv_model
-from mmspec.drafters.grow import Chain
-from mmspec.length import Fixed
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -6,9 +6,9 @@ coupling can. Exact: the law stored with a token is the new p, also where it was
 stores the old one for those, which is biased).
 """
 
-from mmspec.drafters.grow import Chain
-from mmspec.drafters.jacobi_build import OPTIONS, maximally_coupled_window
-from mmspec.length import Fixed
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.jacobi.build import OPTIONS, maximally_coupled_window
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.recursive import Recursive
 

@@ -6,9 +6,9 @@ noise of their own. With verifier="coupled" the target's token is drawn with the
 output is that of plain decoding with the same seed, token for token.
 """
 
-from mmspec.drafters.grow import Chain
-from mmspec.drafters.jacobi_build import OPTIONS, noise_sharing_window
-from mmspec.length import Fixed
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.jacobi.build import OPTIONS, noise_sharing_window
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.recursive import Recursive
 

@@ -13,26 +13,26 @@ nothing of a block but the refused codes.
 or is `ratio`. It reads the target's prompt, which with Emu3 names the target's size. `upsampler` is
 a trained `mmspec.models.code_resampler.CodeResampler` or its folder, "pixels" (decode, resize,
 encode; for models with an encoder), "latent" (repeat the code; for models of one tokeniser), a
-`mmspec.resampling.Resampler`, or "auto": what lies in the folder "resampler" of the draft model,
-else pixels where that can be. A trained one drafts from laws. Reconstructed: tau, neighbours and
-reach; islands are drawn without what is missing before them; the small picture is drawn code by
+`mmspec.codes.resampling.Resampler`, or "auto": what lies in the folder "resampler" of the draft
+model, else pixels where that can be. A trained one drafts from laws. Reconstructed: tau, neighbours
+and reach; islands are drawn without what is missing before them; the small picture is drawn code by
 code; the resampler learns codes and laws, not pixels.
 """
 
 from pathlib import Path
 from typing import Any
 
+from mmspec.codes.image_family import ImageFamily
+from mmspec.codes.resampling import Lawful, Repeated, Resampler, ThroughPixels, Trained
 from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.plain import Silent
-from mmspec.drafters.sketch import Sketcher
-from mmspec.drafters.upsampled import Upsampled
-from mmspec.drafters.wavefront import Rows
-from mmspec.images import Painter
-from mmspec.modalities import image
+from mmspec.drafters.rows.low_resolution import Sketcher
+from mmspec.drafters.rows.upsampled import Upsampled
+from mmspec.drafters.rows.wavefront import Rows
+from mmspec.modalities.image import families as image
 from mmspec.models.code_resampler import FOLDER, CodeResampler, load_resampler
 from mmspec.recipe import Kit, Recipe, Tailored
 from mmspec.recipes.lantern import table_of
-from mmspec.resampling import Lawful, Repeated, Resampler, ThroughPixels, Trained
 from mmspec.verifiers.local_islands import LocalIslands
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
 
@@ -58,13 +58,13 @@ def smaller_picture(kit: Kit) -> Drafter:
             f"{kit.sees!r}; give drafter= a model that draws, and drop sees="
         )
     assert kit.drafter is not None
-    fine, coarse = image.painter(kit.target.model), image.painter(kit.drafter.model)
+    fine, coarse = image.image_family(kit.target.model), image.image_family(kit.drafter.model)
     ratio = ratio_of(fine, coarse, kit.options["ratio"])
     sampler = sampler_of(kit, fine, coarse, ratio)
     return Upsampled(Sketcher(kit.drafter), sampler, coarse.layout, ratio)
 
 
-def ratio_of(fine: Painter, coarse: Painter, given: Any) -> int:
+def ratio_of(fine: ImageFamily, coarse: ImageFamily, given: Any) -> int:
     """How many times smaller the drafter draws: as given, or by the sizes; 2 where there is none.
 
     Raises ValueError where one size does not divide the other.
@@ -86,7 +86,7 @@ def ratio_of(fine: Painter, coarse: Painter, given: Any) -> int:
     return ratio
 
 
-def sampler_of(kit: Kit, fine: Painter, coarse: Painter, ratio: int) -> Resampler | Lawful:
+def sampler_of(kit: Kit, fine: ImageFamily, coarse: ImageFamily, ratio: int) -> Resampler | Lawful:
     """The up-sampler by name, from a folder, or as an object."""
     given = kit.options["upsampler"]
     if given == "auto" and (beside := beside_of(kit)) is not None:

@@ -6,8 +6,8 @@ at no gain. Takes deterministic chains too: errors are measured by the std that 
 would have on the same grid.
 """
 
-from mmspec.drafters.build_chains import carried_window
-from mmspec.drafters.window import Constant, Window
+from mmspec.drafters.denoising.build import carried_window
+from mmspec.drafters.denoising.window import Constant, Window
 from mmspec.recipe import Recipe
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 

@@ -4,8 +4,8 @@ Exact. The baseline that every exact coupled recipe reproduces token for token, 
 """
 
 from mmspec.drafters.build import no_drafter
-from mmspec.drafters.grow import Chain
-from mmspec.length import Fixed
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

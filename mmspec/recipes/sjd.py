@@ -5,12 +5,12 @@ training-free speculative Jacobi decoding". A window of tokens is scored in one 
 rejection; what stands behind the first rejection is drawn anew from the laws just computed. Exact,
 no training, no draft model, for any causal model. The papers' window of L tokens is length L - 1;
 `initial` fills new slots: "random", "left", "left-argmax" or "above"; see
-`mmspec.drafters.jacobi_init`.
+`mmspec.drafters.jacobi.initial`.
 """
 
-from mmspec.drafters.grow import Chain
-from mmspec.drafters.jacobi_build import OPTIONS, resampled_window
-from mmspec.length import Fixed
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.jacobi.build import OPTIONS, resampled_window
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.recursive import Recursive
 

@@ -16,14 +16,14 @@ with a freshly denoised token, the ends of the schedule, the form of the encodin
 import torch
 
 from mmspec.draft import Drafter
-from mmspec.drafters.grow import Chain
-from mmspec.drafters.jacobi import Jacobi
-from mmspec.drafters.jacobi_build import OPTIONS, initialiser, window_length
-from mmspec.drafters.jacobi_noise import Denoised, Levels, Space
-from mmspec.length import Fixed
-from mmspec.modalities import image
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.jacobi.build import OPTIONS, initialiser, window_length
+from mmspec.drafters.jacobi.carry_over import Jacobi
+from mmspec.drafters.jacobi.denoised import Denoised, Levels, Space
+from mmspec.drafters.length import Fixed
+from mmspec.modalities.image import families as image
 from mmspec.recipe import Kit, Recipe
-from mmspec.seq2seq import EncoderDecoder
+from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.verifiers.recursive import Recursive
 
 
@@ -42,7 +42,7 @@ def space(kit: Kit) -> Space:
     """The embeddings of picture tokens, or of all tokens where the model draws none."""
     ids = torch.arange(kit.target.vocabulary, device=kit.target.device)
     if image.draws(kit.target.model):
-        ids = image.painter(kit.target.model).codebook.ids
+        ids = image.image_family(kit.target.model).codebook.ids
     with torch.no_grad():
         return Space.of(kit.target.embed, ids)
 

@@ -6,9 +6,9 @@ at no further forward. Exact; width=1 is MC-SJD. Reconstructed: only the window'
 tokens behind it, the other candidates are leaves.
 """
 
-from mmspec.drafters.grow import Chain
-from mmspec.drafters.jacobi_build import OPTIONS, window_with_candidates
-from mmspec.length import Fixed
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.jacobi.build import OPTIONS, window_with_candidates
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.recursive import Recursive
 

@@ -7,9 +7,9 @@ SJD. Reconstructed: the ratio as the measure of confidence, and tau=1; the paper
 seen. MC-SJD keeps tokens too, loses nothing and accepts more.
 """
 
-from mmspec.drafters.grow import Chain
-from mmspec.drafters.jacobi_build import OPTIONS, reused_window
-from mmspec.length import Fixed
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.jacobi.build import OPTIONS, reused_window
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.recursive import Recursive
 

@@ -1,19 +1,19 @@
 """SJD-PV: frequent phrases of picture tokens are accepted jointly in a Jacobi window.
 
 Yu et al. 2026 (arXiv 2603.06666). `phrases` is a library built by merging frequent neighbours in
-the rows of sampled grids (`mmspec.phrases.Phrases.build`), or its file; a phrase is accepted with
-min(1, prod p/q). Lossy: a refused phrase is tested again token by token. Without a library, and in
-greedy decoding, it is SJD. Reconstructed: the longest match counts, phrases have at most four
-tokens and stay within a row, and the tokens of a refused phrase are tested singly.
+the rows of sampled grids (`mmspec.codes.phrases.Phrases.build`), or its file; a phrase is accepted
+with min(1, prod p/q). Lossy: a refused phrase is tested again token by token. Without a library,
+and in greedy decoding, it is SJD. Reconstructed: the longest match counts, phrases have at most
+four tokens and stay within a row, and the tokens of a refused phrase are tested singly.
 """
 
 from pathlib import Path
 
+from mmspec.codes.phrases import Phrases, Trie
 from mmspec.draft import Verifier
-from mmspec.drafters.grow import Chain
-from mmspec.drafters.jacobi_build import OPTIONS, resampled_window
-from mmspec.length import Fixed
-from mmspec.phrases import Phrases, Trie
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.jacobi.build import OPTIONS, resampled_window
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Kit, Recipe, Tailored
 from mmspec.verifiers.phrase import PhraseJoint
 
@@ -27,7 +27,7 @@ def phrasing(kit: Kit) -> Verifier:
         given = Phrases.load(given)
     if not isinstance(given, Phrases):
         raise TypeError(
-            f"phrases is a {type(given).__name__}; give a mmspec.phrases.Phrases or its file"
+            f"phrases is a {type(given).__name__}; give a mmspec.codes.phrases.Phrases or its file"
         )
     return PhraseJoint(Trie.of(given, kit.target.vocabulary, kit.target.device))
 

@@ -12,8 +12,8 @@ the state before the last block is extrapolated, and that block's layers, instea
 less memory and time per forecast, under the same check.
 """
 
-from mmspec.drafters.build_forecasts import decaying_gate, forecast_features
-from mmspec.forecast.gate import Stepwise
+from mmspec.drafters.forecast.build import decaying_gate, forecast_features
+from mmspec.drafters.forecast.gate import Stepwise
 from mmspec.recipe import Recipe, Tailored
 
 RECIPE = Recipe(

@@ -4,7 +4,7 @@ Sun et al. 2024 (EMNLP). Exact in law; the same acceptance as greedy multi-draft
 """
 
 from mmspec.drafters.build import small_model
-from mmspec.drafters.grow import StaticTree
+from mmspec.drafters.growth import StaticTree
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.spechub import SpecHub

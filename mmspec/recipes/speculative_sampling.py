@@ -5,8 +5,8 @@ speculation, but its draws are not those of plain decoding. Greedy output is the
 """
 
 from mmspec.drafters.build import small_model
-from mmspec.drafters.grow import Chain
-from mmspec.length import Fixed
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.recursive import Recursive
 

@@ -4,8 +4,8 @@ Hu et al. 2024 (SAM-Decoding), the dynamic automaton. Exact; O(1) amortised per 
 """
 
 from mmspec.drafters.build import suffix_automaton
-from mmspec.drafters.grow import Chain
-from mmspec.length import Fixed
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -6,8 +6,8 @@ acceptance.
 """
 
 from mmspec.drafters.build import small_model
-from mmspec.drafters.grow import Chain
-from mmspec.length import Entropy
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Entropy
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -7,8 +7,8 @@ spread whole layers unless `skip` names them.
 """
 
 from mmspec.drafters.build import skipping
-from mmspec.drafters.grow import Chain
-from mmspec.length import Confidence
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Confidence
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

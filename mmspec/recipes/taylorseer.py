@@ -7,8 +7,8 @@ of its own; `interval=1` changes nothing. With `lite=True` the output of the who
 extrapolated instead: less memory, and networks that are no stack of transformer blocks.
 """
 
-from mmspec.drafters.build_forecasts import cadence_gate, forecast_features
-from mmspec.forecast.gate import Stepwise
+from mmspec.drafters.forecast.build import cadence_gate, forecast_features
+from mmspec.drafters.forecast.gate import Stepwise
 from mmspec.recipe import Recipe, Tailored
 
 RECIPE = Recipe(

@@ -5,7 +5,7 @@ longest accepted path. Lossy when sampling; greedy output is the target's own.
 """
 
 from mmspec.drafters.build import small_model
-from mmspec.drafters.dynamic import DynamicTree
+from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.recipe import Recipe
 from mmspec.verifiers.longest import Longest
 from mmspec.verifiers.typical import Typical

@@ -13,11 +13,11 @@ that it knows where tokens were skipped. Reconstructed: rounds are counted from 
 decision is made for all rows of a batch, and what a head read of borrowed states is not read again.
 """
 
-from mmspec.codebook import Codebook
+from mmspec.codes.codebook import Codebook
 from mmspec.draft import Gate
 from mmspec.drafters.build import small_model
-from mmspec.drafters.dynamic import DynamicTree
-from mmspec.modalities import image
+from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.modalities.image import families as image
 from mmspec.recipe import Kit, Recipe, Tailored
 from mmspec.recipes.lantern import pooling
 from mmspec.verifiers.skipping import Never, Policy, Similar, Skipping, Uniform
@@ -49,11 +49,11 @@ def codebook(kit: Kit) -> Codebook:
     """The vectors of the codes. Raises TypeError for a table of neighbours, which has none."""
     given = kit.options["codebook"]
     if given is None:
-        given = image.painter(kit.target.model).codebook
+        given = image.image_family(kit.target.model).codebook
     if not isinstance(given, Codebook):
         raise TypeError(
             f"skip='similarity' compares the vectors of codes, but codebook is a "
-            f"{type(given).__name__}; give a mmspec.codebook.Codebook"
+            f"{type(given).__name__}; give a mmspec.codes.codebook.Codebook"
         )
     given.check(kit.target.vocabulary)
     return given.to(kit.target.device)

@@ -13,7 +13,7 @@ keeps what it read first; the adaptive window of later versions is not there.
 """
 
 from mmspec.draft import Drafter
-from mmspec.drafters.wavefront import Rows, Wavefront
+from mmspec.drafters.rows.wavefront import Rows, Wavefront
 from mmspec.recipe import Kit, Recipe
 from mmspec.verifiers.unchecked import Unchecked
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.zoo.families import IMAGE_TOKENS, Family
+from mmspec.modalities.vlm.zoo.families import IMAGE_TOKENS, Family
 from mmspec.zoo.language import Kind, format_prompt, write
 from mmspec.zoo.processors import PIXELS
 from mmspec.zoo.scene import COLOURS, DIGITS, SHAPES, Scene, sample

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mmspec.modalities.vlm.zoo.families import Family, image_features
 from mmspec.zoo.batches import BOARD_CLASSES, IGNORED, Batch, boards
-from mmspec.zoo.families import Family, image_features
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

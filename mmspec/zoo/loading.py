@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from diffusers import AutoencoderTiny, PixArtAlphaPipeline, PixArtTransformer2DModel
     from transformers import PreTrainedModel
 
-    from mmspec.models.feature_head import FeatureHead
+    from mmspec.models.heads.feature_head import FeatureHead
     from mmspec.models.mar import MarForImageGeneration
 
 _MAR = ("mar", "mar-drafter")  # of the image models, those of continuous tokens
@@ -53,7 +53,7 @@ def load_feature_head(folder: Path, dtype: torch.dtype | None = None) -> Feature
     """A feature head from any folder of the same form."""
     import torch
 
-    from mmspec.models.feature_head import load_head
+    from mmspec.models.heads.feature_head import load_head
 
     head = load_head(folder)
     cast: Any = head.to

@@ -21,7 +21,7 @@ from mmspec.bench.gaussian_tests import (
     moments,
 )
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.noise import Noise
+from mmspec.laws.noise import Noise
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 
 

@@ -12,7 +12,7 @@ from mmspec import recipes
 from mmspec.bench.certify import certify
 from mmspec.bench.patches import uniform_gap, uniform_p_value
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.noise import Noise
+from mmspec.laws.noise import Noise
 from mmspec.verifiers.path_ratio import PathRatio
 
 

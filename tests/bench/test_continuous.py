@@ -11,7 +11,7 @@ import pytest
 
 from mmspec.bench.continuous import compare_continuous
 from mmspec.bench.gallery import Gallery
-from mmspec.continuous import accelerate_continuous
+from mmspec.modalities.mar.continuous import accelerate_continuous
 from tests.toys.mar import mar
 
 SETTINGS: dict[str, Any] = {"steps": 6, "head_steps": 3, "guidance": 1.5, "last_noise": True}

@@ -24,8 +24,8 @@ needs_zoo = pytest.mark.skipif(not HAS_ZOO, reason="the zoo is not trained yet")
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Small random models: a text pair, one of another vocabulary, a LLaVA with its drafter."""
-    from mmspec.zoo.architecture import LLAVA_BLIND, LLAVA_SIGHTED
-    from mmspec.zoo.families import FAMILIES
+    from mmspec.modalities.vlm.zoo.architecture import LLAVA_BLIND, LLAVA_SIGHTED
+    from mmspec.modalities.vlm.zoo.families import FAMILIES
     from mmspec.zoo.saving import save
 
     root = tmp_path_factory.mktemp("models")

@@ -9,7 +9,7 @@ import pytest
 
 import mmspec
 from mmspec.cli import main
-from mmspec.phrases import Phrases
+from mmspec.codes.phrases import Phrases
 from tests.toys import painters
 
 

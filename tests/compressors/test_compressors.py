@@ -18,7 +18,7 @@ from mmspec.compressors import (
     Identity,
     named,
 )
-from mmspec.compressors.base import Compressed, Compressor, Features
+from mmspec.compressors.contract import Compressed, Compressor, Features
 from mmspec.compressors.naming import COMPRESSORS
 
 torch.set_num_threads(1)

@@ -12,10 +12,10 @@ from torch import Tensor
 from mmspec.decode import Parts, decode
 from mmspec.draft import Draft, Drafter, Round, Scores, Verifier
 from mmspec.drafters.plain import Silent
-from mmspec.kernels import GaussianKernel
-from mmspec.noise import KeyedNoise
-from mmspec.stop import Stop
-from mmspec.trajectory import ChainRequest, ChainTarget, Denoiser, Prediction, Trajectory
+from mmspec.laws.kernels import GaussianKernel
+from mmspec.laws.noise import KeyedNoise
+from mmspec.targets.denoising import ChainRequest, ChainTarget, Denoiser, Prediction, Trajectory
+from mmspec.targets.stop import Stop
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.reflection import Reflection
 from tests.chains import mixture, vp_grid

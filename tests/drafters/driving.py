@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.backbone import Backbone
-from mmspec.context import Context, Request
 from mmspec.decode import Parts, decode
 from mmspec.draft import Drafter, Round
+from mmspec.laws.noise import KeyedNoise
+from mmspec.laws.sampling import Sampling
 from mmspec.modalities import families
-from mmspec.noise import KeyedNoise
-from mmspec.sampling import Sampling
-from mmspec.stop import Stop
-from mmspec.target import CausalTarget
+from mmspec.targets.backbone import Backbone
+from mmspec.targets.causal import CausalTarget
+from mmspec.targets.context import Context, Request
+from mmspec.targets.stop import Stop
 from mmspec.verifiers.coupled import Coupled
 
 VOCABULARY = 48

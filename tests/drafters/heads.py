@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.backbone import Backbone
-from mmspec.context import Context
-from mmspec.drafters.feature_head import FeatureDraft
-from mmspec.drafters.grow import News, Nodes, Shape
-from mmspec.drafters.model import Autoregressive
-from mmspec.guidance import guided
-from mmspec.laws import Categorical
+from mmspec.drafters.growth import News, Nodes, Shape
+from mmspec.drafters.neural.feature_head import FeatureDraft
+from mmspec.drafters.neural.small_model import Autoregressive
+from mmspec.laws.categorical import Categorical
 from mmspec.modalities.families import backbone
-from mmspec.models.feature_head import FeatureHead, FeatureHeadConfig
-from mmspec.training import Lesson, Pairs, learn_head, read
+from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
+from mmspec.targets.backbone import Backbone
+from mmspec.targets.context import Context
+from mmspec.targets.guidance import guided
+from mmspec.training.heads import Lesson, Pairs, learn_head, read
 
 
 def untrained(model: Any, seed: int = 0, gain: float = 1.2) -> FeatureHead:

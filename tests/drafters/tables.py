@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from mmspec.bench.frequency import chi_square
-from mmspec.context import Context, Request
+from mmspec.codes.grid import Grid
 from mmspec.decode import Parts, decode
 from mmspec.draft import Draft, Drafter, Round, Scores, Verifier
-from mmspec.grid import Grid
-from mmspec.laws import Categorical
-from mmspec.noise import KeyedNoise
-from mmspec.sampling import Sampling
-from mmspec.stop import Stop
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.noise import KeyedNoise
+from mmspec.laws.sampling import Sampling
+from mmspec.targets.context import Context, Request
+from mmspec.targets.stop import Stop
 
 CPU = torch.device("cpu")
 

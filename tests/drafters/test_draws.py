@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mmspec.draft import Kind
 from mmspec.drafters.draws import draw
-from mmspec.laws import Categorical
-from mmspec.noise import KeyedNoise
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.noise import KeyedNoise
 
 NOISE = KeyedNoise.seeded(4, 1, torch.device("cpu"))
 COUNT = 40_000

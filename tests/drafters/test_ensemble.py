@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import mmspec
-from mmspec.drafters.ensemble import mixture
-from mmspec.drafters.weighting import Agreement, Evidence, Fixed, simplex
+from mmspec.drafters.neural.ensemble import mixture
+from mmspec.drafters.neural.weighting import Agreement, Evidence, Fixed, simplex
 from tests import toys
 
 torch.set_num_threads(1)

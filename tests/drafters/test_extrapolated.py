@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.drafters.extrapolated import (
+from mmspec.drafters.denoising.extrapolated import (
     Axis,
     Extrapolated,
     Forecast,
@@ -19,11 +19,11 @@ from mmspec.drafters.extrapolated import (
     axis_named,
     forecast_named,
 )
-from mmspec.drafters.freeze import Velocity
-from mmspec.drafters.frozen import Frozen, Prefetch, Refresh, Root
-from mmspec.drafters.window import Window
-from mmspec.kernels import GaussianKernel
-from mmspec.trajectory import Prediction
+from mmspec.drafters.denoising.freeze import Velocity
+from mmspec.drafters.denoising.frozen import Frozen, Prefetch, Refresh, Root
+from mmspec.drafters.denoising.window import Window
+from mmspec.laws.kernels import GaussianKernel
+from mmspec.targets.denoising import Prediction
 from mmspec.verifiers.sequence import Sequence
 from tests.chains import mixture, vp_grid
 from tests.drafters.denoising import Steep, denoiser, run, surprise

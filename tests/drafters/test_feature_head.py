@@ -17,14 +17,14 @@ from torch.testing import assert_close
 import mmspec
 from mmspec import recipes
 from mmspec.draft import Draft, Verdict
-from mmspec.drafters.dynamic import DynamicTree
-from mmspec.drafters.feature_head import borrowed
-from mmspec.drafters.grow import Chain, Layout, Shape, StaticTree
-from mmspec.length import Fixed
-from mmspec.modalities import image
+from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.growth import Chain, Layout, Shape, StaticTree
+from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.feature_head import borrowed
 from mmspec.modalities.families import backbone
-from mmspec.models.feature_head import FeatureHead, FeatureHeadConfig, load_head
-from mmspec.training import Lesson, learn_head
+from mmspec.modalities.image import families as image
+from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig, load_head
+from mmspec.training.heads import Lesson, learn_head
 from mmspec.trees import Tree
 from tests import toys
 from tests.conftest import noisy
@@ -70,11 +70,11 @@ def drawn(batch: int, scale: float, temperature: float = 0.0) -> Lesson:
     plain = mmspec.accelerate(toy, "plain")
     how = {"guidance": scale, "temperature": temperature, "seed": 0}
     tokens = plain.generate_images(**given, **how).sequences
-    painter = image.painter(toy)
-    inputs = painter.request(given)
+    image_family = image.image_family(toy)
+    inputs = image_family.request(given)
     if scale != 1:
-        assert painter.unconditional is not None
-        inputs = {**inputs, "guidance_scale": scale, "negative": painter.unconditional(inputs)}
+        assert image_family.unconditional is not None
+        inputs = {**inputs, "guidance_scale": scale, "negative": image_family.unconditional(inputs)}
     return Lesson(inputs, tokens)
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.drafters.freeze import FREEZES, Clean, Freeze, freeze_named
-from mmspec.drafters.frozen import ROOTS, Frozen, Prefetch, Refresh, Root, root_named
-from mmspec.drafters.window import Mismatch, Window
-from mmspec.kernels import GaussianKernel
+from mmspec.drafters.denoising.freeze import FREEZES, Clean, Freeze, freeze_named
+from mmspec.drafters.denoising.frozen import ROOTS, Frozen, Prefetch, Refresh, Root, root_named
+from mmspec.drafters.denoising.window import Mismatch, Window
+from mmspec.laws.kernels import GaussianKernel
 from mmspec.recipe import pair
-from mmspec.trajectory import Prediction
+from mmspec.targets.denoising import Prediction
 from mmspec.verifiers.gaussian_block import GaussianBlock
 from mmspec.verifiers.gaussian_ratio import GaussianRatio
 from mmspec.verifiers.sequence import Sequence

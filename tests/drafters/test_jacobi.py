@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import mmspec
+from mmspec.codes.phrases import Phrases, Trie
 from mmspec.draft import Draft, Kind, Round, Scores, Verifier
-from mmspec.drafters.jacobi import Jacobi
-from mmspec.drafters.jacobi_suffix import (
+from mmspec.drafters.jacobi.carry_over import Jacobi
+from mmspec.drafters.jacobi.suffix import (
     CoupleGumbel,
     CoupleMax,
     OneHotReuse,
@@ -21,11 +22,10 @@ from mmspec.drafters.jacobi_suffix import (
     Suffix,
     ThresholdReuse,
 )
-from mmspec.drafters.jacobi_tree import Proactive
+from mmspec.drafters.jacobi.tree import Proactive
 from mmspec.drafters.plain import Silent
-from mmspec.laws import Categorical
-from mmspec.noise import KeyedNoise, Lane, Noise
-from mmspec.phrases import Phrases, Trie
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.noise import KeyedNoise, Lane, Noise
 from mmspec.verifiers import Block, Coupled, Exact, Recursive
 from mmspec.verifiers.phrase import PhraseJoint
 from tests import toys

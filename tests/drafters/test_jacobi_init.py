@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.context import Context, Request
+from mmspec.codes.grid import Grid
 from mmspec.draft import Round
-from mmspec.drafters.jacobi import Jacobi
-from mmspec.drafters.jacobi_init import (
+from mmspec.drafters.jacobi.carry_over import Jacobi
+from mmspec.drafters.jacobi.initial import (
     Above,
     Frame,
     Initialiser,
@@ -22,10 +22,10 @@ from mmspec.drafters.jacobi_init import (
     Random,
     Structural,
 )
-from mmspec.grid import Grid
-from mmspec.laws import Categorical
-from mmspec.noise import KeyedNoise
-from mmspec.sampling import Sampling
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.noise import KeyedNoise
+from mmspec.laws.sampling import Sampling
+from mmspec.targets.context import Context, Request
 from mmspec.verifiers import Recursive
 from tests.drafters.tables import CPU, TableTarget, sample
 from tests.toys import painters

@@ -10,13 +10,13 @@ import torch
 from torch.testing import assert_close
 
 import mmspec
-from mmspec.context import Context
 from mmspec.draft import Draft
-from mmspec.drafters.jacobi import Jacobi
-from mmspec.drafters.jacobi_noise import Denoised, Levels, Noisy, Space
-from mmspec.drafters.jacobi_suffix import CoupleMax, Resample, Suffix
-from mmspec.drafters.jacobi_tree import Proactive
+from mmspec.drafters.jacobi.carry_over import Jacobi
+from mmspec.drafters.jacobi.denoised import Denoised, Levels, Noisy, Space
+from mmspec.drafters.jacobi.suffix import CoupleMax, Resample, Suffix
+from mmspec.drafters.jacobi.tree import Proactive
 from mmspec.drafters.plain import Silent
+from mmspec.targets.context import Context
 from mmspec.verifiers import Coupled, Recursive
 from tests import toys
 from tests.drafters.tables import TableTarget, sample, z_score

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.drafters import massv
-from mmspec.modalities import vlm
+from mmspec.drafters.neural import massv
+from mmspec.modalities.vlm import families as vlm
 from tests import toys
 
 torch.set_num_threads(1)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.backbone import Backbone
 from mmspec.drafters import SharedBackbone
-from mmspec.drafters.shared import spread
+from mmspec.drafters.neural.shared import spread
 from mmspec.modalities import families
+from mmspec.targets.backbone import Backbone
 from tests import toys
 
 torch.set_num_threads(1)

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.backbone import Backbone
 from mmspec.compressors import AttentionTopK, AveragePool, BipartiteMerge, HideAll, Identity
-from mmspec.compressors.base import Compressed, Compressor, Features
-from mmspec.context import Context, Request
-from mmspec.drafters.weave import weave
-from mmspec.modalities import families, vlm
-from mmspec.noise import KeyedNoise
+from mmspec.compressors.contract import Compressed, Compressor, Features, keep_all, pictures
+from mmspec.drafters.neural.embed_prompt import weave
+from mmspec.laws.noise import KeyedNoise
+from mmspec.laws.sampling import Sampling
+from mmspec.modalities import families
+from mmspec.modalities.vlm import families as vlm
 from mmspec.recipe import Kit
-from mmspec.sampling import Sampling
-from mmspec.target import CausalTarget
-from mmspec.visual import keep_all, pictures
+from mmspec.targets.backbone import Backbone
+from mmspec.targets.causal import CausalTarget
+from mmspec.targets.context import Context, Request
 from tests import toys
 
 torch.set_num_threads(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmspec.drafters.suffix import Automaton, SuffixAutomaton
+from mmspec.drafters.lookup.suffix import Automaton, SuffixAutomaton
 from tests.drafters.driving import accepted, context, drive, greedy, inputs, tiny
 
 

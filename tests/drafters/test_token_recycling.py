@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmspec.draft import Draft, Kind, Round, Scores, Verdict
-from mmspec.drafters.token_recycling import (
+from mmspec.drafters.lookup.token_recycling import (
     RANKS,
     TREE,
     TokenRecycling,
@@ -18,7 +18,7 @@ from mmspec.drafters.token_recycling import (
     product_tree,
     remember,
 )
-from mmspec.laws import Categorical
+from mmspec.laws.categorical import Categorical
 from mmspec.trees import Tree
 from tests.drafters.driving import CPU, accepted, context, drive, greedy, inputs, tiny
 

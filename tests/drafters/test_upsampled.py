@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.codebook import Codebook
-from mmspec.context import Context
+from mmspec.codes.codebook import Codebook
+from mmspec.codes.connected_cells import islands
+from mmspec.codes.grid import Grid
+from mmspec.codes.resampling import Repeated
 from mmspec.draft import Kind, Verifier
-from mmspec.drafters.page import Held, Page, lay
 from mmspec.drafters.plain import Silent
-from mmspec.drafters.sketch import Sketcher
-from mmspec.drafters.upsampled import Upsampled
-from mmspec.grid import Grid
-from mmspec.islands import islands
-from mmspec.laws import Categorical
-from mmspec.noise import KeyedNoise
+from mmspec.drafters.rows.low_resolution import Sketcher
+from mmspec.drafters.rows.partial_image import DraftedCode, Page, lay
+from mmspec.drafters.rows.upsampled import Upsampled
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.noise import KeyedNoise
 from mmspec.recipe import pair
-from mmspec.resampling import Repeated
+from mmspec.targets.context import Context
 from mmspec.verifiers import Block, Coupled, Recursive
 from mmspec.verifiers.local_islands import LocalIslands
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
@@ -348,10 +348,10 @@ def test_exact_verifiers_stay_exact_on_many_rows() -> None:
     assert abs(z_score(table(PAIRS), drafter(PAIRS), Recursive(), 40_000, seed=1)) < 3
 
 
-def held(grid: Grid, codes: str) -> dict[int, Held]:
+def held(grid: Grid, codes: str) -> dict[int, DraftedCode]:
     """A picture row by row: a letter is known, anything else is not."""
     return {
-        grid.offset(row, column): Held(ord(letter), True)
+        grid.offset(row, column): DraftedCode(ord(letter), True)
         for row, line in enumerate(codes.split())
         for column, letter in enumerate(line)
         if letter.isalpha()

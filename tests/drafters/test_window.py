@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.drafters.frozen import Frozen
-from mmspec.drafters.window import Additive, Constant, Mismatch, News, Window, growth
-from mmspec.kernels import GaussianKernel
-from mmspec.laws import Gaussian
+from mmspec.drafters.denoising.frozen import Frozen
+from mmspec.drafters.denoising.window import Additive, Constant, Mismatch, News, Window, growth
+from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.kernels import GaussianKernel
 from mmspec.recipe import Recipe, describe
 from mmspec.recipes import asd
-from mmspec.trajectory import Prediction
+from mmspec.targets.denoising import Prediction
 from tests.chains import mixture, vp_grid
 from tests.drafters.denoising import Run, denoiser, run
 

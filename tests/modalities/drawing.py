@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.grid import Grid
-from mmspec.images import Painter
-from mmspec.modalities import image
+from mmspec.codes.grid import Grid
+from mmspec.codes.image_family import ImageFamily
+from mmspec.modalities.image import families as image
 from tests.toys import painters
 
 GRIDS: dict[str, tuple[int, int]] = {"emu3": (2, 3), "chameleon": (2, 3)}
 SIZE = painters.SIDE
 
 
-def grid_of(family: str, painter: Painter) -> Grid:
-    return painter.layout(*GRIDS.get(family, (SIZE, SIZE)))
+def grid_of(family: str, image_family: ImageFamily) -> Grid:
+    return image_family.layout(*GRIDS.get(family, (SIZE, SIZE)))
 
 
 def sized(family: str) -> dict[str, Any]:
@@ -58,11 +58,11 @@ def two_passes(
     model: Any, family: str, arguments: dict[str, Any], scale: float, grid: Grid
 ) -> Tensor:
     """Greedy pictures (B, L) by plain two-pass guidance."""
-    painter = image.painter(model)
+    image_family = image.image_family(model)
     negative = arguments.get("negative")
-    given = painter.request({k: v for k, v in arguments.items() if k in painter.inputs})
-    if negative is None and painter.unconditional is not None:
-        other: Any = painter.unconditional(given)
+    given = image_family.request({k: v for k, v in arguments.items() if k in image_family.inputs})
+    if negative is None and image_family.unconditional is not None:
+        other: Any = image_family.unconditional(given)
     else:
         other = negative
     allowed = grid.ids()

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mmspec.draft import Drafter
 from mmspec.drafters.build import no_drafter
-from mmspec.drafters.frozen import Frozen
-from mmspec.drafters.window import Window
+from mmspec.drafters.denoising.frozen import Frozen
+from mmspec.drafters.denoising.window import Window
 from mmspec.recipe import Kit, Recipe
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.reflection import Reflection

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.codebook import Codebook
+from mmspec.codes.codebook import Codebook
+from mmspec.codes.resampling import Lawful, Trained, fits, marked
 from mmspec.models.code_resampler import CodeResampler, CodeResamplerConfig, load_resampler
-from mmspec.resampling import Lawful, Trained, fits, marked
 
 RATIO, FINE, COARSE, SIDE = 2, 11, 7, 3
 

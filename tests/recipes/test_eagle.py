@@ -12,7 +12,7 @@ from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
 from mmspec.bench.frequency import chi_square
 from mmspec.bench.tiny import joint, request, tiny, tiny_head
 from mmspec.draft import Kind
-from mmspec.drafters.dynamic import DynamicTree
+from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.recursive import Recursive
 

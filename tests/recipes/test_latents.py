@@ -10,10 +10,10 @@ import torch
 
 from mmspec import recipes
 from mmspec.draft import Drafter
-from mmspec.drafters.window import Window
-from mmspec.kernels import GaussianKernel
+from mmspec.drafters.denoising.window import Window
+from mmspec.laws.kernels import GaussianKernel
 from mmspec.recipe import Kit, Recipe, made, pair
-from mmspec.trajectory import ChainTarget
+from mmspec.targets.denoising import ChainTarget
 from tests.chains import vp_grid
 from tests.drafters.denoising import Run, Steep, denoiser, run, surprise
 

@@ -16,15 +16,15 @@ from mmspec import recipes
 from mmspec.bench import certify
 from mmspec.bench.certify_images import tiny_pair
 from mmspec.bench.tiny_images import SETTINGS, painted
-from mmspec.context import Context, Request
+from mmspec.codes.resampling import Repeated, ThroughPixels, Trained, marked
 from mmspec.draft import Draft, Scores, categorical
-from mmspec.drafters.sketch import Sketcher
-from mmspec.drafters.upsampled import Upsampled
-from mmspec.modalities.image import painter
+from mmspec.drafters.rows.low_resolution import Sketcher
+from mmspec.drafters.rows.upsampled import Upsampled
+from mmspec.laws.noise import KeyedNoise
+from mmspec.modalities.image.families import image_family
 from mmspec.models.code_resampler import FOLDER, CodeResampler, CodeResamplerConfig
-from mmspec.noise import KeyedNoise
-from mmspec.resampling import Repeated, ThroughPixels, Trained, marked
-from mmspec.target import CausalTarget
+from mmspec.targets.causal import CausalTarget
+from mmspec.targets.context import Context, Request
 from tests import toys
 from tests.modalities.drawing import logits_of
 from tests.toys import painters
@@ -107,7 +107,7 @@ def test_the_sketch_is_what_the_small_model_draws() -> None:
 
 def resampler(family: str, ratio: int = 2) -> CodeResampler:
     """An untrained one between the codebooks of a family's two sizes."""
-    fine, coarse = (painter(model(family, side)).codebook for side in (painters.SIDE, SMALL))
+    fine, coarse = (image_family(model(family, side)).codebook for side in (painters.SIDE, SMALL))
     made = CodeResampler(CodeResamplerConfig(ratio=ratio, fine=fine.size, coarse=coarse.size))
     made.fine_mark.copy_(marked(fine))
     made.coarse_mark.copy_(marked(coarse))
@@ -167,7 +167,9 @@ def test_options_become_parts() -> None:
 
     assert isinstance(sampler(), ThroughPixels)
     assert isinstance(sampler(upsampler="latent"), Repeated)
-    smooth = ThroughPixels(painter(model("janus")), painter(model("janus", SMALL)), 2, "bilinear")
+    smooth = ThroughPixels(
+        image_family(model("janus")), image_family(model("janus", SMALL)), 2, "bilinear"
+    )
     assert sampler(upsampler=smooth) is smooth
     llamagen = bound("llamagen-class").drafter
     assert isinstance(llamagen, Upsampled)
@@ -234,7 +236,7 @@ def test_nothing_in_memory_was_read_behind_a_token_that_changed(family: str) -> 
     out = fast.generate_images(**asked, **HOW | {"guidance": 1})
     assert out.stats.fallback is None
     assert len(recorder.said) == out.stats.target_calls > 4
-    given = painter(model(family)).request(asked)
+    given = image_family(model(family)).request(asked)
     for said, rows in zip(recorder.said, recorder.new, strict=True):
         for row, new in enumerate(rows):
             if len(new) < painters.SIDE**2:

@@ -13,7 +13,7 @@ import torch
 
 import mmspec
 from mmspec import recipes
-from mmspec.codebook import Codebook
+from mmspec.codes.codebook import Codebook
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 from tests import toys

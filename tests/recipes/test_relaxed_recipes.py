@@ -11,10 +11,10 @@ import torch
 
 import mmspec
 from mmspec import recipes
-from mmspec.codebook import Codebook
+from mmspec.codes.codebook import Codebook
 from mmspec.draft import Kind
-from mmspec.drafters.grow import StaticTree
-from mmspec.modalities import image
+from mmspec.drafters.growth import StaticTree
+from mmspec.modalities.image import families as image
 from mmspec.recipe import Tailored
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.grouped import Grouped
@@ -140,7 +140,7 @@ def test_a_model_that_draws_brings_its_codebook() -> None:
         given = {"drafter": small} if recipes.get(name).takes_drafter else {}
         fast = mmspec.accelerate(model, name, **given)
         if name in POOLING:
-            assert rule_of(fast).table.fingerprint == image.painter(model).codebook.fingerprint
+            assert rule_of(fast).table.fingerprint == image.image_family(model).codebook.fingerprint
             assert rule_of(fast).table.metric == "normalised"
         out = fast.generate_images(**request, temperature=1.0, seed=3)
         assert out.stats.fallback is None

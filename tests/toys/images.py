@@ -10,10 +10,10 @@ from torch import Tensor
 from tests.toys.configs import BREAK, END, IMAGE, START
 
 Image = tuple[list[list[int]], dict[str, Tensor]]  # placeholder ids per row, processor tensors
-Painter = Callable[[list[int], torch.Generator], Image]
+ImageFamily = Callable[[list[int], torch.Generator], Image]
 
 
-def _square(count: int, pixels: int, markers: bool = False) -> Painter:
+def _square(count: int, pixels: int, markers: bool = False) -> ImageFamily:
     """One square image per row, `count` placeholders."""
 
     def paint(rows: list[int], noise: torch.Generator) -> Image:
@@ -25,7 +25,7 @@ def _square(count: int, pixels: int, markers: bool = False) -> Painter:
     return paint
 
 
-def _anyres(onevision: bool) -> Painter:
+def _anyres(onevision: bool) -> ImageFamily:
     """A 2x2-token overview plus two crops of 2x2, glued and with a newline per token row."""
 
     def paint(rows: list[int], noise: torch.Generator) -> Image:
@@ -52,7 +52,7 @@ def _grid(rows: list[int], noise: torch.Generator) -> Image:
     return blocks, {"pixel_values": pixels, "image_grid_thw": grid}
 
 
-def _tiles(stacked: bool) -> Painter:
+def _tiles(stacked: bool) -> ImageFamily:
     """Two 24 x 24 tiles per row, nine tokens each; Idefics stacks them, InternVL lists them."""
 
     def paint(rows: list[int], noise: torch.Generator) -> Image:
@@ -94,7 +94,7 @@ def _naflex(rows: list[int], noise: torch.Generator) -> Image:
     }
 
 
-PAINTERS: dict[str, Painter] = {
+PAINTERS: dict[str, ImageFamily] = {
     "llava": _square(16, 16),
     "llava_next": _anyres(onevision=False),
     "llava_onevision": _anyres(onevision=True),

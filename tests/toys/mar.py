@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mmspec.models.mar import MarConfig, MarForImageGeneration
-from mmspec.patches import Plan
+from mmspec.targets.patches import Plan
 
 CLASSES = 5
 SIZES: dict[str, Any] = {

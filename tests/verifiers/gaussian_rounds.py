@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verifier
-from mmspec.laws import Gaussian
-from mmspec.noise import KeyedNoise, Lane
+from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.noise import KeyedNoise, Lane
 from mmspec.trees import Tree
 
 Mean = Callable[[Tensor], Tensor]  # (..., d) -> (..., d)

@@ -6,8 +6,8 @@ from typing import Any
 
 from mmspec.bench.patches import PLAN, Drawn, LinearReader, draw
 from mmspec.decode import Parts
-from mmspec.patches import BlindTarget, PatchTarget, Plan
-from mmspec.stop import Stop
+from mmspec.targets.patches import BlindTarget, PatchTarget, Plan
+from mmspec.targets.stop import Stop
 
 ROWS = 2000
 # 16 Kolmogorov-Smirnov tests per run: a right verifier fails one of them in 10 000 seeds

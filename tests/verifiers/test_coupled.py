@@ -11,8 +11,9 @@ from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
 from mmspec.drafters.draws import draw
-from mmspec.laws import Categorical, Gaussian
-from mmspec.noise import KeyedNoise
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Kind, Verifier
-from mmspec.noise import KeyedNoise
+from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers import gaussian_block
 from mmspec.verifiers.gaussian_block import GaussianBlock

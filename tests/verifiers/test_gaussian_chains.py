@@ -17,15 +17,15 @@ from torch import Tensor
 
 from mmspec.decode import Parts, decode
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, Verifier
-from mmspec.drafters.frozen import Frozen, Prefetch
-from mmspec.drafters.picard import Picard
+from mmspec.drafters.denoising.frozen import Frozen, Prefetch
+from mmspec.drafters.denoising.picard import Picard
+from mmspec.drafters.denoising.unroll import unroll
+from mmspec.drafters.denoising.window import Progress, Window
 from mmspec.drafters.plain import Silent
-from mmspec.drafters.unroll import unroll
-from mmspec.drafters.window import Progress, Window
-from mmspec.kernels import GaussianKernel
-from mmspec.noise import KeyedNoise
-from mmspec.stop import Stop
-from mmspec.trajectory import ChainRequest, ChainTarget, Trajectory
+from mmspec.laws.kernels import GaussianKernel
+from mmspec.laws.noise import KeyedNoise
+from mmspec.targets.denoising import ChainRequest, ChainTarget, Trajectory
+from mmspec.targets.stop import Stop
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.gaussian_block import GaussianBlock
 from mmspec.verifiers.gaussian_ratio import GaussianRatio

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.laws import Gaussian
-from mmspec.noise import KeyedNoise, Noise
+from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.verifiers.gaussian_ratio import GaussianRatio
 from tests.verifiers.gaussian_rounds import (
     BENT,

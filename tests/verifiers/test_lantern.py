@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.codebook import Codebook, Neighbours
-from mmspec.distance import measure, total_variation
+from mmspec.codes.codebook import Codebook, Neighbours
 from mmspec.draft import Kind
-from mmspec.laws import Categorical
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.distances import measure, total_variation
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.lantern_residuals import ClearedDraft, ClearedTarget, Optimal

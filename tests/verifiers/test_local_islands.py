@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.codebook import Codebook
-from mmspec.distance import total_variation
+from mmspec.codes.codebook import Codebook
 from mmspec.draft import Draft, Kind, Rule, Scores
-from mmspec.laws import Categorical
-from mmspec.noise import KeyedNoise
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.distances import total_variation
+from mmspec.laws.noise import KeyedNoise
 from mmspec.verifiers.coupled import target_tokens
 from mmspec.verifiers.local_islands import LocalIslands
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold

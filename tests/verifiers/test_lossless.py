@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws import Categorical
-from mmspec.noise import Noise
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.noise import Noise
 from mmspec.trees import Tree
 from mmspec.verifiers import ALL, Block, Coupled, KSeq, Recursive, SpecHub, Traversal
 from mmspec.verifiers.law import acceptance, ancestral, enumerate_rounds, joint, law

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
-from mmspec.laws import Categorical, residual
-from mmspec.noise import Lane, Noise
+from mmspec.laws.categorical import Categorical, residual
+from mmspec.laws.noise import Lane, Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.block import Block, path_ratio, scaled_residual, stopping
 from mmspec.verifiers.exact import Exact

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.drafters.draws import draw
-from mmspec.laws import Categorical
-from mmspec.noise import KeyedNoise
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers import ALL, Block, Coupled, SpecHub, Traversal
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.draft import Kind, Verifier
-from mmspec.laws import residual
+from mmspec.laws.categorical import residual
 from mmspec.trees import Tree
 from mmspec.verifiers.block import Block, path_ratio, scaled_residual, stopping
 from mmspec.verifiers.exact import Exact

@@ -21,11 +21,11 @@ from mmspec.bench.patches import (
     uniform_p_value,
 )
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.drafters.patches import Ahead, Aligned
+from mmspec.drafters.denoising.patches import Ahead, Aligned
 from mmspec.drafters.plain import Silent
-from mmspec.laws import Gaussian
-from mmspec.noise import KeyedNoise, Keys, Lane, Noise
-from mmspec.paths import PathLaw, PathResidual
+from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.noise import KeyedNoise, Keys, Lane, Noise
+from mmspec.targets.paths import PathLaw, PathResidual
 from mmspec.verifiers.path_ratio import PathRatio, path_law
 from tests.verifiers.pictures import ALARM, ROWS, drawn
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import mmspec
+from mmspec.codes.phrases import Phrases, Trie
 from mmspec.draft import Draft, Kind, Scores
-from mmspec.laws import Categorical
-from mmspec.noise import KeyedNoise
-from mmspec.phrases import Phrases, Trie
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.noise import KeyedNoise
 from mmspec.verifiers.phrase import PhraseJoint, joint, walked
 from mmspec.verifiers.recursive import Recursive
 from tests import toys

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.laws import Gaussian
-from mmspec.noise import KeyedNoise, Lane, Noise
+from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.noise import KeyedNoise, Lane, Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.gaussian_steps import Steps, chain, dot, fit, own, steps
 from mmspec.verifiers.reflection import Reflection, acceptance, mirror

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.codebook import Codebook, Neighbours
-from mmspec.distance import measure, over_accepted, total_variation
+from mmspec.codes.codebook import Codebook, Neighbours
 from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict
-from mmspec.laws import Categorical
-from mmspec.noise import Noise
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.distances import measure, over_accepted, total_variation
+from mmspec.laws.noise import Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.annealed import Annealed, Weighted
 from mmspec.verifiers.exact import Exact

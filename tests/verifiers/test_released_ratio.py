@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from mmspec.bench.patches import LinearHead, LinearReader, innovations, p_values
-from mmspec.drafters.patches import Ahead, Aligned, Milestones
-from mmspec.noise import Coins, KeyedNoise, Keys
-from mmspec.patches import BlindTarget, PatchRequest, Plan
+from mmspec.drafters.denoising.patches import Ahead, Aligned, Milestones
+from mmspec.laws.noise import Coins, KeyedNoise, Keys
+from mmspec.targets.patches import BlindTarget, PatchRequest, Plan
 from mmspec.verifiers.path_ratio import path_law
 from mmspec.verifiers.released_ratio import ReleasedRatio
 from tests.verifiers.pictures import ALARM, drawn

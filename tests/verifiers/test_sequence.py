@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind
-from mmspec.noise import KeyedNoise
+from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers import gaussian_line, sequence
 from mmspec.verifiers.gaussian_steps import Steps, residual

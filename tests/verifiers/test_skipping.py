@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import mmspec
-from mmspec.codebook import Codebook
-from mmspec.context import Context
+from mmspec.codes.codebook import Codebook
 from mmspec.draft import Draft, Kind, Round, Scores, Verdict
-from mmspec.memory import Memory
-from mmspec.noise import KeyedNoise
-from mmspec.target import CausalTarget
+from mmspec.laws.noise import KeyedNoise
+from mmspec.targets.causal import CausalTarget
+from mmspec.targets.context import Context
+from mmspec.targets.memory import Memory
 from mmspec.trees import Tree
 from mmspec.verifiers.skipping import Never, Policy, Similar, Skipping, Uniform, paths
 from tests import toys

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.draft import Draft, Kind, Scores, Verifier
-from mmspec.laws import Gaussian
-from mmspec.noise import KeyedNoise
+from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers.tolerance_window import MeanTolerance, ToleranceWindow
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores
-from mmspec.laws import Categorical
-from mmspec.noise import KeyedNoise
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.recursive import Recursive

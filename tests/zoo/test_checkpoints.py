@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from mmspec import zoo
+from mmspec.modalities.vlm.zoo.evaluate import acceptance, facts_right
+from mmspec.modalities.vlm.zoo.families import FAMILIES
 from mmspec.zoo.batches import Encoder, Sample, pixels
-from mmspec.zoo.evaluate import acceptance, facts_right
-from mmspec.zoo.families import FAMILIES
 from mmspec.zoo.language import examples, format_prompt, words
 
 VLMS = [name for name in zoo.names() if zoo.info(name).modality == "vlm"]

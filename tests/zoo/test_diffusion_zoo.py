@@ -12,15 +12,15 @@ import torch
 from diffusers import DDPMScheduler, DiffusionPipeline, PixArtAlphaPipeline
 
 from mmspec import zoo
-from mmspec.zoo import diffusion_models as models
-from mmspec.zoo import diffusion_train
-from mmspec.zoo.diffusion_evaluate import draw, facts_drawn, overlap
-from mmspec.zoo.diffusion_training import encoded, pictures
+from mmspec.modalities.diffusion.zoo import models
+from mmspec.modalities.diffusion.zoo import train as diffusion_train
+from mmspec.modalities.diffusion.zoo.evaluate import draw, facts_drawn, overlap
+from mmspec.modalities.diffusion.zoo.training import encoded, pictures
+from mmspec.modalities.vlm.zoo.train import train
 from mmspec.zoo.facts import mentions
 from mmspec.zoo.loading import load_denoiser, load_pipeline
 from mmspec.zoo.prompts import loose_prompt, prompt, prompts, training_scenes
 from mmspec.zoo.reading import read_all, score_picture
-from mmspec.zoo.train import train
 
 NAMES = [name for name in zoo.names() if zoo.info(name).modality == "diffusion"]
 LEAST_FACTS = 0.85  # of eight prompts at fifty steps

@@ -13,13 +13,11 @@ import torch
 import mmspec
 from mmspec import zoo
 from mmspec.cli import drawing
-from mmspec.drafters.upsampled import Upsampled
-from mmspec.models.code_resampler import FOLDER, load_resampler
-from mmspec.resampling import Trained
-from mmspec.zoo import image_models as models
-from mmspec.zoo.batches import board
-from mmspec.zoo.image_evaluate import drawn_codes
-from mmspec.zoo.image_sketch_coding import (
+from mmspec.codes.resampling import Trained
+from mmspec.drafters.rows.upsampled import Upsampled
+from mmspec.modalities.image.zoo import models
+from mmspec.modalities.image.zoo.evaluate import drawn_codes
+from mmspec.modalities.image.zoo.low_resolution_coding import (
     KINDS,
     SKETCH,
     kinds,
@@ -27,9 +25,11 @@ from mmspec.zoo.image_sketch_coding import (
     parts_of,
     seen_small,
 )
+from mmspec.modalities.vlm.zoo.train import train
+from mmspec.models.code_resampler import FOLDER, load_resampler
+from mmspec.zoo.batches import board
 from mmspec.zoo.prompts import prompts, training_scenes
 from mmspec.zoo.reading import score_picture
-from mmspec.zoo.train import train
 
 NAME = "image-sketch"
 HOW: dict[str, Any] = {"guidance": models.GUIDANCE, "temperature": 1.0}

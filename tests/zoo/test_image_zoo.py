@@ -12,13 +12,12 @@ import torch
 from torch.nn import functional
 
 from mmspec import zoo
-from mmspec.modalities import janus
-from mmspec.zoo import image_coding as coding
-from mmspec.zoo import image_models as models
-from mmspec.zoo import image_sketch, image_train
-from mmspec.zoo.batches import board
-from mmspec.zoo.image_distil import Watched, apart, begin_like, drawn_by, follow, watched
-from mmspec.zoo.image_evaluate import (
+from mmspec.modalities.image import janus
+from mmspec.modalities.image.zoo import coding, models
+from mmspec.modalities.image.zoo import low_resolution as image_sketch
+from mmspec.modalities.image.zoo import train as image_train
+from mmspec.modalities.image.zoo.distil import Watched, apart, begin_like, drawn_by, follow, watched
+from mmspec.modalities.image.zoo.evaluate import (
     acceptance,
     branches,
     drawn_codes,
@@ -28,12 +27,19 @@ from mmspec.zoo.image_evaluate import (
     likelihood,
     shown,
 )
-from mmspec.zoo.image_training import Reader, learn_to_read, lessons, logits_of, looked_up
+from mmspec.modalities.image.zoo.training import (
+    Reader,
+    learn_to_read,
+    lessons,
+    logits_of,
+    looked_up,
+)
+from mmspec.modalities.vlm.zoo.train import train
+from mmspec.zoo.batches import board
 from mmspec.zoo.loading import load_folder
 from mmspec.zoo.prompts import loose_prompt, prompts, training_scenes
 from mmspec.zoo.reading import read_all, score_picture
 from mmspec.zoo.scene import Scene
-from mmspec.zoo.train import train
 
 NAMES = [
     name

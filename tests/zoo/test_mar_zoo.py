@@ -12,12 +12,18 @@ from torch.testing import assert_close
 
 import mmspec
 from mmspec import zoo
+from mmspec.codes.image_family import pictures
+from mmspec.modalities.mar.zoo import distil as mar_distil
+from mmspec.modalities.mar.zoo import evaluate as mar_evaluate
+from mmspec.modalities.mar.zoo import models as mar_models
+from mmspec.modalities.mar.zoo import train as mar_train
+from mmspec.modalities.mar.zoo import training as mar_training
+from mmspec.modalities.mar.zoo.evaluate import PLAN, acceptance, classes, facts_of
+from mmspec.modalities.vlm.zoo.train import train
 from mmspec.models.mar_head import Grid
-from mmspec.zoo import mar_distil, mar_evaluate, mar_models, mar_train, mar_training
+from mmspec.targets.patches import Plan
 from mmspec.zoo.loading import load_mar, load_vae
-from mmspec.zoo.mar_evaluate import PLAN, acceptance, classes, facts_of
 from mmspec.zoo.reading import read
-from mmspec.zoo.train import train
 
 NAMES = ("mar", "mar-drafter")
 LEAST_FACTS = 0.75  # of 32 pictures; the card says how many of more
@@ -181,7 +187,7 @@ def test_the_autoencoder_keeps_the_facts(target: Any, vae: Any) -> None:
     noisy = made.tokens + made.noise * torch.randn_like(made.tokens)
     assert 0.8 < float(noisy.std()) < 1.25
     with torch.no_grad():
-        images = mmspec.images.pictures(vae.decode(target.picture(noisy) / scale)[0])
+        images = pictures(vae.decode(target.picture(noisy) / scale)[0])
     assert sum(right for right, _ in facts_of(made.classes.tolist(), images)) >= 54
 
 
@@ -207,7 +213,7 @@ def test_the_drafter_follows_and_an_untrained_one_does_not(target: Any, drafter:
 @present
 def test_a_copy_draws_the_plain_picture_by_name_and_by_number(target: Any, vae: Any) -> None:
     asked = {"steps": 12, "head_steps": 8, "guidance": 1.5, "last_noise": True}
-    plan = mmspec.patches.Plan(**asked)  # type: ignore[arg-type]
+    plan = Plan(**asked)  # type: ignore[arg-type]
     plain = target.sample(torch.tensor([0, 19]), plan, seed=4)
     fast: Any = mmspec.accelerate(target, "cspd-coupled", drafter=copy.deepcopy(target), length=3)
     out = fast.generate_images(prompt=["a red circle", "Yellow triangle"], **asked, seed=4, vae=vae)

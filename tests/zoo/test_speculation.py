@@ -20,7 +20,7 @@ LONGEST = 96
 
 
 def requests(name: str, count: int, batch: int) -> Iterator[dict[str, Any]]:
-    """Held-out prompts as the processor gives them, left-padded in ragged batches."""
+    """DraftedCode-out prompts as the processor gives them, left-padded in ragged batches."""
     processor = zoo.processor(name)
     processor.tokenizer.padding_side = "left"
     examples = language.examples(count, split="held-out", seed=11)

@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.zoo.evaluate import acceptance_length
+from mmspec.modalities.vlm.zoo.evaluate import acceptance_length
+from mmspec.modalities.vlm.zoo.train import PLANS, train
 from mmspec.zoo.loading import load_folder
-from mmspec.zoo.train import PLANS, train
 
 
 def test_every_checkpoint_has_a_plan() -> None:

@@ -1,0 +1,1 @@
+"""What picture tokens are made of: codebooks, grids, phrases."""

@@ -1,0 +1,95 @@
+"""What a draft keeps of an old prediction, to move later states with it.
+
+freeze(kernel, x, clean, step) takes it from a prediction, mean(kernel, memory, x, step) uses it at
+any state; at the state it was taken from that is the target's own mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from mmspec.laws.kernels import GaussianKernel
+
+
+class Freeze(Protocol):
+    """One quantity in which a prediction is remembered."""
+
+    def freeze(
+        self, kernel: GaussianKernel, x: Tensor, clean: Tensor, step: Tensor
+    ) -> Tensor: ...  # (..., *E) x2, (...) -> (..., *E)
+    def mean(
+        self, kernel: GaussianKernel, memory: Tensor, x: Tensor, step: Tensor
+    ) -> Tensor: ...  # (..., *E) x2, (...) -> (..., *E)
+
+
+@dataclass(frozen=True)
+class Clean:
+    """The clean sample x0: the best guess of an ideal denoiser's later ones (ASD, section 3).
+
+    In the coordinates of stochastic localisation this freezes the drift, and the increments ahead
+    are exchangeable (Hu et al. 2025).
+    """
+
+    def freeze(self, kernel: GaussianKernel, x: Tensor, clean: Tensor, step: Tensor) -> Tensor:
+        return clean
+
+    def mean(self, kernel: GaussianKernel, memory: Tensor, x: Tensor, step: Tensor) -> Tensor:
+        return kernel.mean(x, memory, step)
+
+
+@dataclass(frozen=True)
+class Velocity:
+    """v = alpha eps - sigma x0, the output of a v-model."""
+
+    def freeze(self, kernel: GaussianKernel, x: Tensor, clean: Tensor, step: Tensor) -> Tensor:
+        return kernel.velocity_in(x, clean, step)
+
+    def mean(self, kernel: GaussianKernel, memory: Tensor, x: Tensor, step: Tensor) -> Tensor:
+        return kernel.mean(x, kernel.clean_from_velocity(x, memory, step), step)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """eps, the output of an eps-model, and with it the score up to a factor.
+
+    The worst of all in many dimensions: an old eps is a poor guess of a new state's. Where a chain
+    starts without any signal (alpha = 0) eps says nothing of x0, and the mean is that of x0 = 0.
+    """
+
+    def freeze(self, kernel: GaussianKernel, x: Tensor, clean: Tensor, step: Tensor) -> Tensor:
+        return kernel.noise_in(x, clean, step)
+
+    def mean(self, kernel: GaussianKernel, memory: Tensor, x: Tensor, step: Tensor) -> Tensor:
+        clean = kernel.clean_from_noise(x, memory, step).nan_to_num(0.0, 0.0, 0.0)
+        return kernel.mean(x, clean, step)
+
+
+@dataclass(frozen=True)
+class Increment:
+    """m(x) - x, the whole step. Worse than `Clean`: the kernel's linear part is frozen with it."""
+
+    def freeze(self, kernel: GaussianKernel, x: Tensor, clean: Tensor, step: Tensor) -> Tensor:
+        return kernel.mean(x, clean, step) - x
+
+    def mean(self, kernel: GaussianKernel, memory: Tensor, x: Tensor, step: Tensor) -> Tensor:
+        return x + memory
+
+
+FREEZES: dict[str, Freeze] = {
+    "clean": Clean(),
+    "velocity": Velocity(),
+    "noise": Noise(),
+    "increment": Increment(),
+}
+
+
+def freeze_named(choice: Any) -> Freeze:
+    """A `Freeze` by its name, or the object itself. Raises ValueError listing the names."""
+    if isinstance(choice, str) and choice in FREEZES:
+        return FREEZES[choice]
+    if isinstance(choice, Clean | Velocity | Noise | Increment):
+        return choice
+    raise ValueError(f"freeze={choice!r} is not known; choose one of {', '.join(FREEZES)}")

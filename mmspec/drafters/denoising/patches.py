@@ -1,0 +1,112 @@
+"""Drafting continuous tokens with a small image model that takes the target's steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Draft, Kind
+from mmspec.targets.patches import Patches, Reader, cell_keys
+from mmspec.targets.paths import PathLaw
+from mmspec.trees import Tree
+
+
+class Pace(Protocol):
+    """How many steps to draft from where a picture stands."""
+
+    def levels(self, step: int, steps: int) -> int: ...
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """`length` steps, as far as there are so many; none in the first share `alone` of a picture."""
+
+    length: int
+    alone: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.length, self.alone)
+
+    def levels(self, step: int, steps: int) -> int:
+        return 0 if step < self.alone * steps else min(self.length, steps - step)
+
+
+@dataclass(frozen=True)
+class Milestones:
+    """Up to the next multiple of `length`, or the last step, as the published code of CSpD.
+
+    The target takes steps 0 to `alone` x steps itself (the pre-filling ratio).
+    """
+
+    length: int
+    alone: float = 0.15
+
+    def __post_init__(self) -> None:
+        _check(self.length, self.alone)
+
+    def levels(self, step: int, steps: int) -> int:
+        if step <= self.alone * steps:
+            return 0
+        following = -(-step // self.length) * self.length
+        return min(following, steps - 1) - step + 1
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Draft steps with another model of the same tokens, driven by the target's own noise.
+
+    CSpD's trajectory alignment (Wang et al. 2024): the first noise and that of every step of the
+    diffusion head belong to the cell, so a draft that equals the target makes its very picture.
+    """
+
+    reader: Reader
+    pace: Pace = field(default_factory=lambda: Ahead(4))
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE,)
+    sees: ClassVar[str] = "nothing"
+
+    def begin(self, context: Patches) -> None:
+        return None
+
+    def propose(self, context: Patches, state: None) -> Draft:
+        steps = len(context.spans)
+        rows = zip(context.step, context.finished, strict=True)
+        levels = [0 if done else self.pace.levels(step, steps) for step, done in rows]
+        depth = max(levels)
+        if not depth:
+            return context.nothing()
+        deep = torch.tensor(levels, device=context.device)
+        mask = torch.arange(depth, device=context.device) < deep[:, None]
+        block, latents = context.block(depth), context.latents.clone()
+        noise = cell_keys(context.noise, block.cells)
+        laws: list[PathLaw] = []
+        paths: list[Tensor] = []
+        driving: list[Tensor] = []
+        for index in range(depth):
+            row = mask[:, index].nonzero().squeeze(1)
+            cells, real = block.cells[row, index], block.real[row, index]
+            shown = context.shown(block.begin[:, index : index + 1])[row, 0]
+            law = self.reader.law(latents[row], shown, cells, real, row, block.end[row, index])
+            law = law.among(mask[:, index])
+            driving.append(law.noise(type(noise)(noise.key[:, index])))
+            path, _ = law.walk(driving[-1])
+            at = real.nonzero(as_tuple=True)
+            latents[row[at[0]], cells[at]] = path[row][at][:, -1]
+            laws.append(law)
+            paths.append(path)
+        tree, made = Tree.chain(depth), torch.stack(paths, 1)
+        noises = torch.stack(driving, 1)
+        ragged = mask if min(levels) < depth else None
+        return Draft.of(tree, made, Kind.RACE, PathLaw.stack(laws), ragged, noises)
+
+    def observe(self, *news: Any) -> None:
+        return None
+
+
+def _check(length: int, alone: float) -> None:
+    if length < 1:
+        raise ValueError(f"length={length} drafts nothing; give 1 step or more")
+    if not 0 <= alone <= 1:
+        raise ValueError(f"prefill={alone} is no share of a picture; give 0 to 1")

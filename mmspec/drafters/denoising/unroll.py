@@ -1,0 +1,103 @@
+"""Drafting a denoising chain state by state: from laws of the next state to a `Draft`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Draft, Kind
+from mmspec.drafters.denoising.window import Window
+from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.noise import Lane
+from mmspec.targets.denoising import Trajectory
+from mmspec.trees import Tree
+
+
+class Step(Protocol):
+    """A draft's law of the state after each of W states, all at the same depth.
+
+    It must not depend on the noise of that state or of later ones: no look at states that were
+    rejected, unless they stand at this step or before it.
+    """
+
+    def __call__(
+        self, depth: int, x: Tensor, step: Tensor
+    ) -> tuple[Tensor, Tensor]: ...  # (B, W, *E), (B, W) -> mean (B, W, *E), std broadcasting
+
+
+def driving(context: Trajectory, tree: Tree, kind: Kind) -> Tensor:  # (B, N, *E)
+    """The standard normal noise of every node.
+
+    RACE: that of the step, as plain sampling uses it, so that a state accepted for sure is plain
+    sampling's bit for bit; siblings behind the first get fresh noise. For verifiers that decide
+    step by step: behind a rejection the noise is used again, so no decision may depend on it. IID:
+    new noise in every round, for verifiers that look ahead.
+    """
+    index = torch.arange(tree.nodes, device=context.device)
+    fresh = context.noise.fresh(Lane.DRAFT, index)
+    if kind is not Kind.RACE:
+        return fresh.normal(*context.event)
+    depth = torch.arange(tree.depth, device=context.device)
+    shared = context.noise.shared(context.position() + depth).normal(*context.event)
+    if tree.is_chain:
+        return shared
+    firsts = {kids[0] for kids in tree.kids if kids}
+    first = torch.tensor([node in firsts for node in range(tree.nodes)], device=context.device)
+    first = first.reshape(-1, *(1,) * len(context.event))
+    return torch.where(first, shared[:, list(tree.depths)], fresh.normal(*context.event))
+
+
+def kinds(window: Window) -> tuple[Kind, ...]:
+    """What such a window may draw: chains either way, trees with the noise of the step."""
+    return (Kind.RACE,) if window.branching else (Kind.RACE, Kind.IID)
+
+
+def unroll(
+    context: Trajectory,
+    tree: Tree,
+    levels: Sequence[int],
+    law: Step,
+    kind: Kind,
+) -> Draft:
+    """Draft `levels[b]` states deep in row b, along `tree`, whose depth is the largest of them.
+
+    Deeper nodes of a row are masked; they repeat the state they hang from. `kind` says which noise
+    drives the states, see `driving`.
+    """
+    if not tree.nodes:
+        return context.nothing()
+    noise = driving(context, tree, kind)
+    deep = torch.tensor(levels, device=context.device)
+    ragged = min(levels) < tree.depth
+    last = context.kernel.steps - 1
+    states: dict[int, Tensor] = {-1: context.state}
+    means: dict[int, Tensor] = {}
+    spreads: dict[int, Tensor] = {}
+    for depth, nodes in enumerate(tree.levels):
+        x = torch.stack([states[tree.parents[node]] for node in nodes], 1)  # (B, W, *E)
+        step = (context.position() - 1 + depth).clamp_max(last).expand(-1, len(nodes))
+        mean, std = law(depth, x, step)
+        if ragged:
+            alive = (deep > depth).reshape(-1, *(1,) * (x.dim() - 1))
+            mean = torch.where(alive, mean, x)
+            new = torch.where(alive, mean + std * noise[:, nodes], x)
+        else:
+            new = mean + std * noise[:, nodes]
+        std = std.expand(-1, len(nodes), *std.shape[2:])
+        for place, node in enumerate(nodes):
+            states[node], means[node] = new[:, place], mean[:, place]
+            spreads[node] = std[:, place]
+    order = range(tree.nodes)
+    made = Gaussian(
+        torch.stack([means[node] for node in order], 1),
+        torch.stack([spreads[node] for node in order], 1),
+        len(context.event),
+    )
+    tokens = torch.stack([states[node] for node in order], 1)
+    mask = None
+    if ragged:
+        mask = torch.tensor(tree.depths, device=deep.device) < deep[:, None]
+    return Draft.of(tree, tokens, kind, made, mask, noise)

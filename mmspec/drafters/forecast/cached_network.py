@@ -1,0 +1,69 @@
+"""A network under the first-block cache of diffusers, for one call of its pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from diffusers.hooks import FirstBlockCacheConfig, HookRegistry, apply_first_block_cache
+from diffusers.hooks._helpers import TransformerBlockRegistry
+from diffusers.hooks.first_block_cache import _FBC_BLOCK_HOOK, _FBC_LEADER_BLOCK_HOOK
+from diffusers.hooks.hooks import CacheContext, _set_cache_context
+from torch import nn
+
+from mmspec.drafters.forecast.features import TakenOver, stacked
+from mmspec.drafters.forecast.hooks import Statistics, time_of
+
+
+class CachedNetwork:
+    """Attached when made, given back when called; each call in a step has a state of its own."""
+
+    def __init__(self, network: nn.Module, threshold: float) -> None:
+        blocks = stacked(network)
+        _check(network, blocks)
+        self.statistics = Statistics()
+        self._network, self._ordinal = network, 0
+        self._time: list[float] | None = None  # of the last call
+        self._owned = [(block, set(vars(block))) for block in (network, *blocks)]
+        apply_first_block_cache(network, FirstBlockCacheConfig(threshold))
+        self._registry = HookRegistry.check_if_exists_or_initialize(network)
+        self._registry.invalidate_child_registries_cache()
+        head = HookRegistry.check_if_exists_or_initialize(blocks[0])
+        self._shared = head.get_hook(_FBC_LEADER_BLOCK_HOOK).state_manager
+        self._taken = TakenOver(network, self._call)
+
+    def __call__(self) -> None:
+        """Give the network back as it was."""
+        self._taken.restore()
+        for hook in (_FBC_LEADER_BLOCK_HOOK, _FBC_BLOCK_HOOK):
+            self._registry.remove_hook(hook, recurse=True)
+        self._registry.invalidate_child_registries_cache()
+        for module, owned in self._owned:
+            for name in {"forward", "_diffusers_hook"} & vars(module).keys() - owned:
+                delattr(module, name)
+
+    def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        time = time_of(original, args, kwargs)
+        self._ordinal = self._ordinal + 1 if time == self._time else 0
+        self._time = time
+        _set_cache_context(self._network, CacheContext(str(self._ordinal)))
+        output = original(*args, **kwargs)
+        computed = bool(self._shared.get_state().should_compute)
+        self.statistics.full += computed
+        self.statistics.forecast += not computed
+        return output
+
+
+def _check(network: nn.Module, blocks: list[nn.Module]) -> None:
+    name = type(network).__name__
+    if len(blocks) < 2:
+        raise ValueError(f"{name} has {len(blocks)} transformer blocks; the cache needs two")
+    if isinstance(network.forward, TakenOver) or getattr(network, "is_cache_enabled", False):
+        raise ValueError(f"{name} has a cache already; remove that first")
+    for block in blocks:
+        TransformerBlockRegistry.get(type(block))  # ValueError for a class it does not know
+    if getattr(blocks[-1], "context_pre_only", False):
+        raise ValueError(
+            f"the last block of {name} has no text stream, which diffusers' first-block cache "
+            "takes for granted; use the recipes speca or taylorseer"
+        )

@@ -1,0 +1,181 @@
+"""Which outputs of a denoising network are forecast, and how their forwards are taken over.
+
+Forecast are the outputs of attention and feed-forward layers, before the gates of adaptive layer
+norms: gates, shifts and residual sums are computed in every step, with the true time. A block that
+fuses both layers (FLUX single-stream) is forecast at its joint projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import update_wrapper
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.drafters.forecast.forecast import Factors
+
+_STACKS = ("transformer_blocks", "single_transformer_blocks", "blocks", "layers")
+_LAYERS = ("attn", "attn1", "attn2", "ff", "ffn", "ff_context", "img_mlp", "txt_mlp")
+_FUSED = "proj_out"  # of a block that has these as well, idle while it is forecast:
+_IDLE = ("attn", "proj_mlp", "act_mlp")
+_SHARED = ("txt_ids", "img_ids", "image_rotary_emb")  # one for all rows, whatever their length
+
+
+class Feature(Protocol):
+    """The output of one module, over the steps of one chain."""
+
+    def record(self, output: Any, scale: Tensor, rows: Tensor | None) -> None: ...
+    def forecast(self, weights: Tensor) -> Any: ...
+
+
+@dataclass
+class Forecast:
+    """An output that is extrapolated; tuples and diffusers outputs part by part."""
+
+    parts: list[Factors] = field(default_factory=list)
+    template: Any = None
+
+    def record(self, output: Any, scale: Tensor, rows: Tensor | None) -> None:
+        found = tensors(output)
+        if not self.parts:
+            self.parts, self.template = [Factors() for _ in found], output
+        for part, feature in zip(self.parts, found, strict=True):
+            part.record(feature, scale, rows)
+
+    def forecast(self, weights: Tensor) -> Any:
+        return like(self.template, [part.forecast(weights) for part in self.parts])
+
+
+@dataclass
+class Idle:
+    """An output that nobody reads while a later one is forecast: zeros, without any memory."""
+
+    template: Any = None
+
+    def record(self, output: Any, scale: Tensor, rows: Tensor | None) -> None:
+        if self.template is None:
+            self.template = output
+
+    def forecast(self, weights: Tensor) -> Any:
+        zeros = [part.new_zeros(()).expand(part.shape) for part in tensors(self.template)]
+        return like(self.template, zeros)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The modules of a network that forecasting concerns."""
+
+    modules: tuple[tuple[nn.Module, type[Forecast] | type[Idle]], ...]
+    last: nn.Module | None  # the block whose forecast is checked
+
+
+def places(network: nn.Module, lite: bool = False) -> Places:
+    """The places in a transformer: the layers of all blocks.
+
+    With `lite` those of the last block, and the output of the one before, which stands for all
+    others. Raises ValueError where there are no blocks of a known kind.
+    """
+    blocks = stacked(network)
+    found: list[tuple[nn.Module, type[Forecast] | type[Idle]]] = []
+    if lite:
+        found += [(block, Idle) for block in blocks[:-2]]
+        found += [(block, Forecast) for block in blocks[-2:-1]]
+    for block in blocks[-1:] if lite else blocks:
+        inside = dict(block.named_children())
+        if _FUSED in inside and "proj_mlp" in inside:
+            found += [(inside[name], Idle) for name in _IDLE if name in inside]
+            found.append((inside[_FUSED], Forecast))
+        else:
+            layers = [inside[name] for name in _LAYERS if name in inside]
+            if not layers:
+                raise ValueError(
+                    f"a {type(block).__name__} has none of {', '.join(_LAYERS)} to forecast; use "
+                    "lite=True, which forecasts the output of the whole network"
+                )
+            found += [(layer, Forecast) for layer in layers]
+    if not blocks:
+        raise ValueError(
+            f"{type(network).__name__} is no stack of transformer blocks; use lite=True with the "
+            "recipe taylorseer, which forecasts the output of the whole network"
+        )
+    return Places(tuple(found), blocks[-1])
+
+
+def stacked(network: nn.Module) -> list[nn.Module]:
+    """The transformer blocks of a network, in the order they run."""
+    stacks = [stack for name, stack in network.named_children() if name in _STACKS]
+    return [block for stack in stacks if isinstance(stack, nn.ModuleList) for block in stack]
+
+
+def tensors(output: Any) -> list[Tensor]:
+    """The tensors of an output, in order."""
+    if isinstance(output, Tensor):
+        return [output]
+    values = output.values() if isinstance(output, Mapping) else output
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def like(template: Any, parts: list[Tensor]) -> Any:
+    """An output built as `template`, of other tensors."""
+    if isinstance(template, Tensor):
+        return parts[0]
+    fresh = iter(parts)
+    if isinstance(template, Mapping):
+        built = {
+            name: next(fresh) if isinstance(value, Tensor) else value
+            for name, value in template.items()
+        }
+        return type(template)(**built)
+    return tuple(next(fresh) if isinstance(value, Tensor) else value for value in template)
+
+
+class TakenOver:
+    """A forward in place of a module's own, which it can call. `restore` leaves no trace."""
+
+    def __init__(self, module: nn.Module, body: Callable[..., Any]) -> None:
+        """`body(original, *args, **kwargs)` is the new forward."""
+        update_wrapper(self, module.forward)  # keeps the signature, which pipelines look at
+        self.module, self.body, self.original = module, body, module.forward
+        self.was_own = "forward" in vars(module)
+        module.forward = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.body(self.original, *args, **kwargs)
+
+    def restore(self) -> None:
+        if self.was_own:
+            self.module.forward = self.original
+        else:
+            del self.module.forward
+
+
+def of_rows(value: Any, rows: Tensor, count: int) -> Any:
+    """The part of a network's argument that belongs to some of its `count` rows."""
+    if isinstance(value, Tensor):
+        return value[rows] if value.dim() and value.shape[0] == count else value
+    if isinstance(value, Mapping):
+        return {
+            name: part if name in _SHARED else of_rows(part, rows, count)
+            for name, part in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return type(value)(of_rows(part, rows, count) for part in value)
+    return value
+
+
+def merged(base: Any, part: Any, rows: Tensor) -> Any:
+    """An output in which `rows` (R',) are replaced by those of `part`."""
+    pairs = zip(tensors(base), tensors(part), strict=True)
+    return like(base, [whole.index_copy(0, rows, new) for whole, new in pairs])
+
+
+def flattened(output: Any, groups: int) -> Tensor:
+    """All numbers of each group of rows, (G, M) float32; row r belongs to group r mod G.
+
+    Guidance by doubling the batch puts the halves of a sample G rows apart.
+    """
+    flat = torch.cat([part.flatten(1).float() for part in tensors(output)], 1)
+    return flat.reshape(-1, groups, flat.shape[1]).transpose(0, 1).flatten(1)

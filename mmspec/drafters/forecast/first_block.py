@@ -1,0 +1,51 @@
+"""diffusers' own first-block cache, attached and given back like our forecasts: a baseline.
+
+The first block is always computed. Where its residual has changed by less than the threshold since
+the last step in full, the residual of all other blocks is taken from there. Lossy; one decision for
+the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from mmspec.drafters.forecast.hooks import network_of
+
+if TYPE_CHECKING:
+    from mmspec.drafters.forecast.cached_network import CachedNetwork
+
+
+@runtime_checkable
+class Residual(Protocol):
+    """The verifier: how much the first block's residual may change (`verifiers.first_block`)."""
+
+    @property
+    def threshold(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class FirstBlockCache:
+    """The recipe's architecture; `under` binds it to a threshold."""
+
+    threshold: float = 0.0
+
+    def under(self, gate: object) -> FirstBlockCache:
+        """Raises ValueError for a verifier that judges something else."""
+        if not isinstance(gate, Residual):
+            raise ValueError(
+                f"{type(gate).__name__} does not judge the first block; give verifier= a "
+                "FirstBlockGate"
+            )
+        return FirstBlockCache(gate.threshold)
+
+    def attach(self, pipe: Any, samples: int | None = None) -> CachedNetwork:
+        """Put the cache onto the pipeline's transformer for one call; call the result to remove it.
+
+        Raises ValueError for networks that the cache of diffusers does not serve.
+        """
+        from mmspec.drafters.forecast.cached_network import (
+            CachedNetwork,  # listing recipes stays quick
+        )
+
+        return CachedNetwork(network_of(pipe), self.threshold)

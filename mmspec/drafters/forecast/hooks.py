@@ -1,0 +1,306 @@
+"""Puts forecasting onto the network of a pipeline, for one sampling call, whatever the scheduler.
+
+The network is called as ever; in a step that the gate leaves to a forecast, its layers answer with
+an extrapolation instead of computing. SpeCa (Liu et al. 2025) checks such a step by computing the
+last block as well, on the same input. Lossy: the sampler is given other predictions than the
+network's own.
+
+    step        0   1   2   3   4
+    sample 0    F   t   t   R   t     F in full, t by forecast, R forecast, checked, rejected and
+    sample 1    F   t   t   t   t     then computed in full, for that sample alone
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.drafters.forecast.features import (
+    Feature,
+    Forecast,
+    Places,
+    TakenOver,
+    flattened,
+    merged,
+    of_rows,
+    places,
+)
+from mmspec.drafters.forecast.forecast import Basis, Taylor, Timeline
+from mmspec.drafters.forecast.gate import Past, Schedule
+from mmspec.drafters.forecast.metric import Metric
+
+
+@runtime_checkable
+class Gate(Protocol):
+    """What is done about the errors of forecasts (`mmspec.verifiers.forecast_gate`)."""
+
+    @property
+    def schedule(self) -> Schedule: ...
+    @property
+    def metric(self) -> Metric: ...
+    @property
+    def rollback(self) -> bool: ...  # redo a rejected step at once, not the one after it
+    @property
+    def per_sample(self) -> bool: ...  # judge and redo each sample on its own
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """What a recipe forecasts, and how.
+
+    `lite` forecasts little: the output of the whole network, which takes any network; or, where
+    forecasts are checked, the state before the last block and the layers of that block.
+    """
+
+    basis: Basis = field(default_factory=Taylor)
+    order: int = 1
+    lite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.order < 0:
+            raise ValueError(f"order={self.order} is negative; 0 repeats features, 1 extends lines")
+
+    def under(self, gate: object) -> Forecasting:
+        """Bind to a recipe's verifier. Raises ValueError for one that judges something else."""
+        if not isinstance(gate, Gate):
+            raise ValueError(
+                f"{type(gate).__name__} does not judge forecasts of features; give verifier= a "
+                "ForecastGate"
+            )
+        return Forecasting(gate, self)
+
+
+@dataclass(frozen=True)
+class Forecasting:
+    """Forecasts under a gate, ready to be put onto a network."""
+
+    gate: Gate
+    how: Extrapolation = field(default_factory=Extrapolation)
+
+    def attach(self, pipe: Any, samples: int | None = None) -> Attachment:
+        """Take over the network of a diffusers pipeline; calling the result gives it back.
+
+        One attachment serves one call of the pipeline. `samples` is how many images that makes: it
+        tells the halves of guidance apart from other images (None: every row is an image).
+        """
+        return self.attach_to(network_of(pipe), lambda: len(pipe.scheduler.timesteps), samples)
+
+    def attach_to(
+        self, network: nn.Module, steps: Callable[[], int], samples: int | None = None
+    ) -> Attachment:
+        """Take over a network that is to be called for `steps()` steps."""
+        if isinstance(network.forward, TakenOver):
+            raise ValueError(f"{type(network).__name__} is already forecast; detach that first")
+        if getattr(network, "is_cache_enabled", False):
+            raise ValueError("the network has a cache of diffusers on; call disable_cache() first")
+        return Attachment(self, network, steps, samples)
+
+
+@dataclass
+class Statistics:
+    """What became of the steps, counted per sample and per call of the network within a step."""
+
+    full: int = 0  # computed, rejected ones included
+    forecast: int = 0  # kept as forecast
+    rejected: int = 0
+    errors: list[tuple[int, float]] = field(default_factory=list)  # (step, error) of all checks
+
+
+class Mode(Enum):
+    """What the layers do in one pass through the network."""
+
+    FULL = "compute and record"
+    FORECAST = "answer with a forecast"
+    EXACT = "compute only"
+
+
+@dataclass
+class Course:
+    """One series of calls, one per step: with guidance by two calls there are two of them."""
+
+    rows: int
+    timeline: Timeline
+    features: list[Feature]
+    pasts: list[Past]  # per group of rows
+
+
+class Attachment:
+    """A network under forecasting; call it to detach. Holds the state of one sampling call."""
+
+    def __init__(
+        self,
+        forecasting: Forecasting,
+        network: nn.Module,
+        steps: Callable[[], int],
+        samples: int | None,
+    ) -> None:
+        self.statistics = Statistics()
+        self._gate, self._how = forecasting.gate, forecasting.how
+        self._steps, self._samples = steps, samples
+        self._checked = self._gate.schedule.has_checks
+        self._whole = self._how.lite and not self._checked  # the output is the only feature
+        self._places = Places((), None) if self._whole else places(network, self._how.lite)
+        self._courses: list[Course] = []
+        self._time: Any = None  # of the last call
+        self._step, self._ordinal = -1, 0
+        self._course: Course  # of the call under way, and how it is run:
+        self._mode, self._checks = Mode.EXACT, False
+        self._rows: Tensor | None = None
+        self._scale = self._weights = self._errors = torch.empty(0)
+        self._taken = [TakenOver(network, self._network)]
+        for index, (module, _) in enumerate(self._places.modules):
+            self._taken.append(TakenOver(module, self._layer(index)))
+        if self._places.last is not None and self._checked:
+            self._taken.append(TakenOver(self._places.last, self._last_block))
+
+    def __call__(self) -> None:
+        """Give the network back as it was."""
+        for taken in reversed(self._taken):
+            taken.restore()
+        self._taken, self._courses = [], []
+
+    def _network(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The forward of the network: one step of one course."""
+        call = inspect.signature(original).bind(*args, **kwargs)
+        course = self._course = self._find(call.arguments)
+        schedule, progress = self._gate.schedule, self._step / max(self._steps(), 1)
+        full = [schedule.wants_full(past, progress) for past in course.pasts]
+        output: Any = None
+        errors: list[float | None] = [None] * len(full)
+        if not all(full):
+            checked = [
+                not f and schedule.checks(p) for f, p in zip(full, course.pasts, strict=True)
+            ]
+            output, errors = self._by_forecast(original, call, checked)
+            if self._gate.rollback:
+                limit = schedule.threshold(progress)
+                bad = [error is not None and error > limit for error in errors]
+                self.statistics.rejected += sum(bad)
+                full = [a or b for a, b in zip(full, bad, strict=True)]
+        if any(full):
+            output = self._in_full(original, call, full, output)
+        course.pasts = [
+            past.in_full() if f else past.by_forecast(error)
+            for past, f, error in zip(course.pasts, full, errors, strict=True)
+        ]
+        self.statistics.full += sum(full)
+        self.statistics.forecast += len(full) - sum(full)
+        return output
+
+    def _find(self, arguments: dict[str, Any]) -> Course:
+        """The course a call belongs to: the k-th call at one time is a step of course k."""
+        time = _time(arguments)
+        if time == self._time:
+            self._ordinal += 1
+        else:
+            self._time, self._ordinal, self._step = time, 0, self._step + 1
+        states = next(iter(arguments.values()))
+        if self._ordinal == len(self._courses):
+            self._courses.append(self._begin(states))
+        elif self._courses[self._ordinal].rows != len(states):
+            self._courses[self._ordinal] = self._begin(states)  # guidance went on or off
+        return self._courses[self._ordinal]
+
+    def _begin(self, states: Tensor) -> Course:
+        rows, groups = len(states), 1
+        if self._gate.per_sample:
+            groups = rows if self._samples is None else self._samples
+            if rows % groups:
+                raise ValueError(
+                    f"the network is shown {rows} rows, no multiple of samples={groups}; attach "
+                    "with the number of images that the call makes"
+                )
+        timeline = Timeline.begin(self._how.basis, self._how.order, rows, states.device)
+        features: list[Feature] = [kind() for _, kind in self._places.modules]
+        if self._whole:
+            features = [Forecast()]
+        return Course(rows, timeline, features, [Past()] * groups)
+
+    def _by_forecast(
+        self, original: Callable[..., Any], call: inspect.BoundArguments, checked: list[bool]
+    ) -> tuple[Any, list[float | None]]:
+        """A pass by forecast over all rows, and the errors of the groups that are checked."""
+        course, self._checks = self._course, any(checked)
+        self._mode, self._weights = Mode.FORECAST, course.timeline.weights(self._step)
+        if self._whole:
+            return course.features[0].forecast(self._weights), [None] * len(checked)
+        output = original(*call.args, **call.kwargs)
+        if not self._checks:
+            return output, [None] * len(checked)
+        found = self._errors.nan_to_num(nan=float("inf"), posinf=float("inf")).tolist()
+        errors = [error if check else None for error, check in zip(found, checked, strict=True)]
+        self.statistics.errors += [(self._step, error) for error in errors if error is not None]
+        return output, errors
+
+    def _in_full(
+        self,
+        original: Callable[..., Any],
+        call: inspect.BoundArguments,
+        full: list[bool],
+        output: Any,
+    ) -> Any:
+        """Compute the rows of the groups in `full`; the others are as in `output`."""
+        course, device = self._course, self._course.timeline.nodes.device
+        wanted = torch.tensor(full, device=device).repeat(course.rows // len(full))
+        rows = wanted.nonzero()[:, 0]
+        self._mode, self._rows = Mode.FULL, None if all(full) else rows
+        self._scale = course.timeline.advance(self._step, rows)
+        if self._rows is not None:
+            part = of_rows(dict(call.arguments), rows, course.rows)
+            call = inspect.BoundArguments(call.signature, part)
+        computed = original(*call.args, **call.kwargs)
+        if self._whole:
+            course.features[0].record(computed, self._scale, self._rows)
+        return computed if self._rows is None else merged(output, computed, rows)
+
+    def _layer(self, index: int) -> Callable[..., Any]:
+        """The forward of one layer inside a block."""
+
+        def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            feature = self._course.features[index]
+            if self._mode is Mode.FORECAST:
+                return feature.forecast(self._weights)
+            output = original(*args, **kwargs)
+            if self._mode is Mode.FULL:
+                feature.record(output, self._scale, self._rows)
+            return output
+
+        return forward
+
+    def _last_block(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The forward of the last block: by forecast, and computed to see how far that is off."""
+        output = original(*args, **kwargs)
+        if self._mode is Mode.FORECAST and self._checks:
+            self._mode = Mode.EXACT
+            exact = original(*args, **kwargs)
+            self._mode = Mode.FORECAST
+            groups = len(self._course.pasts)
+            self._errors = self._gate.metric(flattened(output, groups), flattened(exact, groups))
+        return output
+
+
+def network_of(pipe: Any) -> nn.Module:
+    """The denoising network of a pipeline."""
+    network = pipe.components.get("transformer") or pipe.components.get("unet")
+    if not isinstance(network, nn.Module):
+        raise ValueError(
+            f"{type(pipe).__name__} has no transformer or unet to forecast; its components are "
+            f"{', '.join(pipe.components)}"
+        )
+    return network
+
+
+def time_of(forward: Callable[..., Any], args: Any, kwargs: Any) -> list[float]:
+    """The timesteps a network is called with."""
+    return _time(inspect.signature(forward).bind(*args, **kwargs).arguments)
+
+
+def _time(arguments: dict[str, Any]) -> list[float]:
+    found: list[float] = torch.as_tensor(arguments["timestep"]).flatten().tolist()
+    return found

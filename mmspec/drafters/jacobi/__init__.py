@@ -1,0 +1,1 @@
+"""Drafts carried over from round to round (Jacobi decoding)."""

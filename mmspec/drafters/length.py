@@ -1,0 +1,249 @@
+"""How long a draft may be: asked before each draw, never after it.
+
+Whether a position is drafted may depend on anything known before its token is drawn. Dropping a
+drawn token because of its own probability would bias the output, so no policy here sees tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Round
+from mmspec.laws.categorical import Categorical
+from mmspec.targets.context import Context
+
+
+@runtime_checkable
+class Length(Protocol):
+    """Decides how far to draft."""
+
+    @property
+    def most(self) -> int: ...  # the longest draft it may ask for
+    def begin(self) -> Any: ...
+    def budget(
+        self, state: Any, context: Context
+    ) -> int: ...  # tokens this round, 0 = a plain step
+    def more(self, state: Any, law: Categorical) -> Tensor | None: ...  # (B,) bool; None = all rows
+    def observe(self, state: Any, kept: Round) -> Any: ...
+
+
+def parse(spec: int | str | Length) -> Length:
+    """Read what users write: 5, "auto", "entropy", or a policy of their own."""
+    if isinstance(spec, int) and not isinstance(spec, bool) and spec >= 0:
+        return Fixed(spec)
+    if spec == "auto":
+        from mmspec.drafters.goodput import Auto  # it is built on this module
+
+        return Auto()
+    if isinstance(spec, str) and spec in _NAMED:
+        return _NAMED[spec]()
+    if not isinstance(spec, int | str) and isinstance(spec, Length):
+        return spec
+    raise ValueError(
+        f"length={spec!r} is no draft length; give a number of tokens (0 or more), one of "
+        f"{', '.join(repr(name) for name in ('auto', *_NAMED))}, or a mmspec.drafters.length.Length"
+    )
+
+
+def useful(context: Context) -> int:
+    """The longest draft that can still be kept: every round adds a token of the target's own."""
+    left = [
+        context.request.room - context.generated(row)
+        for row, finished in enumerate(context.finished)
+        if not finished
+    ]
+    return max(max(left, default=0) - 1, 0)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always `most` tokens; 0 is plain decoding."""
+
+    most: int
+
+    def __post_init__(self) -> None:
+        check(self.most, least=0)
+
+    def begin(self) -> None:
+        return None
+
+    def budget(self, state: None, context: Context) -> int:
+        return min(self.most, useful(context))
+
+    def more(self, state: None, law: Categorical) -> Tensor | None:
+        return None
+
+    def observe(self, state: None, kept: Round) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Heuristic:
+    """Two more after a draft kept whole, else one less (transformers' "heuristic" schedule).
+
+    In a batch one whole row is enough to go up, as in BASS.
+    """
+
+    start: int = 5
+    most: int = 20
+
+    def __post_init__(self) -> None:
+        check(self.most)
+        if not 1 <= self.start <= self.most:
+            raise ValueError(f"start={self.start} lies outside 1..most={self.most}")
+
+    def begin(self) -> int:
+        return self.start
+
+    def budget(self, state: int, context: Context) -> int:
+        return min(state, useful(context))
+
+    def more(self, state: int, law: Categorical) -> Tensor | None:
+        return None
+
+    def observe(self, state: int, kept: Round) -> int:
+        seen = tries(kept)
+        if not seen:
+            return state
+        whole = any(accepted == tried for accepted, tried in seen)
+        return min(state + 2, self.most) if whole else max(state - 1, 1)
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """Draft on while sqrt(c H(q)) <= h (SVIP, Zhang et al. 2024): stop where the drafter is unsure.
+
+    H in nats; the square root bounds the rejection probability from above up to the factor c.
+    """
+
+    h: float = 0.3
+    c: float = 0.15
+    most: int = 10
+
+    def __post_init__(self) -> None:
+        check(self.most)
+
+    def begin(self) -> None:
+        return None
+
+    def budget(self, state: None, context: Context) -> int:
+        return min(self.most, useful(context))
+
+    def more(self, state: None, law: Categorical) -> Tensor:  # (B,) bool
+        return _sure(law, self.h, self.c)
+
+    def observe(self, state: None, kept: Round) -> None:
+        return None
+
+
+@dataclass
+class _Level:
+    """What `AdaptiveEntropy` learns during a request."""
+
+    h: float
+    rate: float
+
+
+@dataclass(frozen=True)
+class AdaptiveEntropy:
+    """`Entropy` whose h is moved until a share `target` of the draft is accepted (AdaEDL, 2024).
+
+    AdaEDL writes 1 - sqrt(c H(q)) >= lambda, which is h = 1 - lambda; lambda moves as in Draft &
+    Verify: a smoothed step of `step` against the error of a smoothed acceptance rate.
+    """
+
+    target: float = 0.9
+    h: float = 0.3
+    c: float = 0.2
+    step: float = 0.01
+    most: int = 10
+
+    def __post_init__(self) -> None:
+        check(self.most)
+        if not 0 < self.target < 1:
+            raise ValueError(
+                f"target={self.target} is not an acceptance rate; give one within (0, 1)"
+            )
+
+    def begin(self) -> _Level:
+        return _Level(self.h, self.target)
+
+    def budget(self, state: _Level, context: Context) -> int:
+        return min(self.most, useful(context))
+
+    def more(self, state: _Level, law: Categorical) -> Tensor:  # (B,) bool
+        return _sure(law, state.h, self.c)
+
+    def observe(self, state: _Level, kept: Round) -> _Level:
+        seen = tries(kept)
+        if seen:
+            now = sum(accepted for accepted, _ in seen) / sum(tried for _, tried in seen)
+            rate = 0.5 * state.rate + 0.5 * now
+            wanted = state.h + self.step if rate > self.target else state.h - self.step
+        else:  # nothing was drafted: without this a strict level would never be tested again
+            rate, wanted = state.rate, state.h + self.step
+        return _Level(min(max(0.9 * state.h + 0.1 * wanted, 0.0), 1.0), rate)
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """Draft on while the drafter's best token has at least probability `threshold`."""
+
+    threshold: float = 0.4
+    most: int = 10
+
+    def __post_init__(self) -> None:
+        check(self.most)
+
+    def begin(self) -> None:
+        return None
+
+    def budget(self, state: None, context: Context) -> int:
+        return min(self.most, useful(context))
+
+    def more(self, state: None, law: Categorical) -> Tensor:  # (B,) bool
+        return _rows(_soft(law).amax(-1) >= self.threshold)
+
+    def observe(self, state: None, kept: Round) -> None:
+        return None
+
+
+_NAMED: dict[str, type[Heuristic | Entropy | AdaptiveEntropy | Confidence]] = {
+    "heuristic": Heuristic,
+    "entropy": Entropy,
+    "adaptive-entropy": AdaptiveEntropy,
+    "confidence": Confidence,
+}
+
+
+def check(most: int, least: int = 1) -> None:
+    if most < least:
+        raise ValueError(f"most={most} is no draft length; give {least} or more")
+
+
+def tries(kept: Round) -> list[tuple[int, int]]:
+    """Accepted and proposed depth of each row that drafted; rows cut by a stop say nothing."""
+    rows = zip(kept.accepted, kept.drafted, kept.finished, strict=True)
+    return [
+        (accepted, min(drafted, kept.depth))
+        for accepted, drafted, finished in rows
+        if drafted and not finished
+    ]
+
+
+def _soft(law: Categorical) -> Tensor:  # (..., V)
+    """Probabilities by the scores: a point mass would make a greedy drafter always sure."""
+    return law.scores.float().softmax(-1)
+
+
+def _sure(law: Categorical, h: float, c: float) -> Tensor:  # (B,) bool
+    entropy = Categorical(law.scores.float()).entropy()
+    return _rows(torch.sqrt(c * entropy.clamp_min(0)) <= h)
+
+
+def _rows(answer: Tensor) -> Tensor:  # (B,) or (B, 1) -> (B,)
+    return answer.reshape(answer.shape[0])

@@ -1,0 +1,1 @@
+"""Drafts copied from what was said."""

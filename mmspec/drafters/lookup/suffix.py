@@ -1,0 +1,131 @@
+"""Suffix automaton: copy what followed the longest repeated suffix of the text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmspec.draft import Draft, Kind, Round, Scores
+from mmspec.drafters.length import Length, parse
+from mmspec.drafters.lookup.prompt_lookup import copy, ragged
+from mmspec.targets.context import Context
+
+
+class SuffixAutomaton:
+    """Copy on from where the longest repeated suffix occurred (SAM Decoding, Hu et al. 2024).
+
+    Each token is read once, in amortised constant time. Suffixes below `shortest` tokens do not
+    count. The place copied from is where the suffix was last noticed. Token ids in `ignore` (image
+    placeholders) are never matched and end a copy. `length` is a number or a policy; policies that
+    read the drafter's law find none here and draft to their `most`.
+    """
+
+    kinds: tuple[Kind, ...] = (Kind.DET,)
+
+    def __init__(
+        self, length: int | str | Length = 10, shortest: int = 2, ignore: Collection[int] = ()
+    ) -> None:
+        if shortest < 1:
+            raise ValueError(f"shortest={shortest} would copy without a match; give 1 or more")
+        self.length = parse(length)
+        self.shortest = shortest
+        self.ignore = frozenset(ignore)
+
+    def begin(self, context: Context) -> Suffixes:
+        rows = [Automaton(self.ignore) for _ in range(context.batch)]
+        return Suffixes(self.length.begin(), rows)
+
+    def propose(self, context: Context, state: Suffixes) -> Draft:
+        budget = self.length.budget(state.length, context)
+        copies: list[list[int]] = []
+        for row, automaton in enumerate(state.rows):
+            text = context.history[row]
+            automaton.read(text)
+            known = automaton.matched >= self.shortest and not context.finished[row]
+            copies.append(copy(text, automaton.place, budget, self.ignore) if known else [])
+        return ragged(context, copies)
+
+    def observe(
+        self, context: Context, state: Suffixes, draft: Draft, scores: Scores, kept: Round
+    ) -> Suffixes:
+        state.length = self.length.observe(state.length, kept)
+        return state
+
+
+@dataclass
+class Suffixes:
+    """What is remembered of a request."""
+
+    length: Any
+    rows: list[Automaton]
+
+
+class Automaton:
+    """The suffix automaton of a growing text (Blumer et al. 1985).
+
+    A state stands for the substrings that end at the same places; its link drops first tokens until
+    more places are possible. So the link of the state of the whole text is its longest repeated
+    suffix: no search is needed, `matched` and `place` are read off after each token.
+    """
+
+    def __init__(self, ignore: Collection[int] = ()) -> None:
+        self.ignore = ignore
+        self.seen = 0
+        self.matched = 0  # tokens of the longest suffix that occurred before
+        self.place: int | None = None  # the place behind an earlier occurrence
+        self._next: list[dict[int, int]] = [{}]
+        self._link = [-1]
+        self._size = [0]  # tokens of a state's longest substring
+        self._end = [0]  # the place behind one of its occurrences, the latest one noticed
+        self._last = 0
+
+    def read(self, text: Sequence[int]) -> None:
+        """Take in the tokens since the last call."""
+        for place in range(self.seen, len(text)):
+            if text[place] in self.ignore:  # no substring crosses it: begin again at the root
+                self._last, self.matched, self.place = 0, 0, None
+            else:
+                self._extend(text[place], place + 1)
+        self.seen = len(text)
+
+    def _extend(self, token: int, end: int) -> None:
+        known = self._next[self._last].get(token)
+        if known is None:
+            self._last = self._grow(token, end)
+            repeated = self._link[self._last]
+        else:  # all since the last ignored token occurred before
+            repeated = self._last = self._split(self._last, token, known)
+        self.matched = self._size[repeated]
+        self.place = self._end[repeated] if repeated else None
+        self._end[repeated] = end
+
+    def _grow(self, token: int, end: int) -> int:
+        """Add the state of the whole text and give it its link."""
+        new = self._add({}, 0, self._size[self._last] + 1, end)
+        state = self._last
+        while state >= 0 and token not in self._next[state]:
+            self._next[state][token] = new
+            state = self._link[state]
+        if state >= 0:
+            self._link[new] = self._split(state, token, self._next[state][token])
+        return new
+
+    def _split(self, state: int, token: int, target: int) -> int:
+        """The state of (longest of `state`) + `token`, parted from longer ones in `target`."""
+        size = self._size[state] + 1
+        if self._size[target] == size:
+            return target
+        part = self._add(dict(self._next[target]), self._link[target], size, self._end[target])
+        self._link[target] = part
+        while state >= 0 and self._next[state].get(token) == target:
+            self._next[state][token] = part
+            state = self._link[state]
+        return part
+
+    def _add(self, following: dict[int, int], link: int, size: int, end: int) -> int:
+        self._next.append(following)
+        self._link.append(link)
+        self._size.append(size)
+        self._end.append(end)
+        return len(self._size) - 1

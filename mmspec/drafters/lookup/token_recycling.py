@@ -1,0 +1,178 @@
+"""Token recycling: the target's discarded candidates for a token are proposed when it recurs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from heapq import heappop, heappush
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Draft, Kind, Round, Scores, categorical
+from mmspec.drafters.length import useful
+from mmspec.targets.context import Context
+from mmspec.trees import Tree
+
+WIDTH = 8  # candidates remembered per token
+
+# How often the token that follows is the candidate of each rank. A guess for text, no measurement:
+# only the shape of the tree depends on it.
+RANKS = (0.50, 0.15, 0.08, 0.05, 0.035, 0.025, 0.02, 0.015)
+
+# `product_tree(RANKS, nodes=32, depth=6)`, in paths of ranks.
+TREE = Tree.of_ranks(
+    [
+        *([rank] for rank in range(8)),
+        *([0, 0], [0, 1], [0, 2], [0, 3], [0, 4], [1, 0], [1, 1], [2, 0], [3, 0], [4, 0]),
+        *([0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0]),
+        *([0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0]),
+        *([0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]),
+    ]
+)
+
+
+class TokenRecycling:
+    """Fill a fixed tree from the candidates last seen behind each token (Luo et al. 2024).
+
+    After each forward the `WIDTH` best tokens behind every node, rejected ones included, replace
+    what was remembered of the node's token; where a token occurs twice the last one counts. The
+    draft starts at the last committed token and is empty until that token has been scored. Children
+    of a node are taken in the order of their rank. All rows of a batch share what is remembered; a
+    request starts with nothing.
+    """
+
+    kinds: tuple[Kind, ...] = (Kind.DET,)
+    trees: bool = True
+
+    def __init__(self, tree: Tree = TREE) -> None:
+        if tree.width > WIDTH:
+            raise ValueError(
+                f"the tree has a node with {tree.width} children, but {WIDTH} candidates are "
+                "remembered per token; give a narrower tree"
+            )
+        self.tree = tree
+
+    def begin(self, context: Context) -> Recycled:
+        return Recycled(blank(context.vocabulary, context.device))
+
+    def propose(self, context: Context, state: Recycled) -> Draft:
+        last = [row[-1] for row in context.history]
+        state.last = torch.tensor(last, device=context.device)[:, None]
+        if not useful(context) or not self.tree.nodes:
+            return Draft.empty(context.batch, context.device)
+        live = [token for token, done in zip(last, context.finished, strict=True) if not done]
+        if not state.knows(live):
+            return Draft.empty(context.batch, context.device)
+        tokens, mask = fill(self.tree, state.table, state.last)
+        return Draft.of(self.tree, tokens, Kind.DET, mask=mask)
+
+    def observe(
+        self, context: Context, state: Recycled, draft: Draft, scores: Scores, kept: Round
+    ) -> Recycled:
+        assert state.last is not None, "a draft is proposed before it is scored"
+        law = categorical(scores.law)
+        running = torch.tensor([[bool(row)] for row in kept.tokens], device=state.last.device)
+        read = torch.cat((state.last, draft.tokens), 1)
+        known = torch.cat((running, running & draft.mask), 1)
+        remember(state.table, read, known, law.scores)
+        return state
+
+
+@dataclass
+class Recycled:
+    """What is remembered of a request."""
+
+    table: Tensor  # (V + 1, WIDTH) int64 candidates behind each token, -1 = none
+    last: Tensor | None = None  # (B, 1) the tokens that the draft hangs from
+    met: set[int] = field(default_factory=set)  # tokens known to be in the table
+
+    def knows(self, tokens: Sequence[int]) -> bool:
+        """Whether any of `tokens` is in the table; the device is asked only about new ones."""
+        if any(token in self.met for token in tokens):
+            return True
+        first = self.table[torch.tensor(tokens, device=self.table.device), 0].tolist()
+        self.met.update(token for token, best in zip(tokens, first, strict=True) if best >= 0)
+        return any(best >= 0 for best in first)
+
+
+def blank(vocabulary: int, device: torch.device) -> Tensor:  # (V + 1, WIDTH)
+    """An empty table; its last row is where writes go that must not count."""
+    return torch.full((vocabulary + 1, WIDTH), -1, dtype=torch.int64, device=device)
+
+
+def fill(tree: Tree, table: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens and mask (B, N) of a tree below `last` (B, 1), level by level.
+
+    A masked node holds the last token, so that it can be looked up and read like any other.
+    """
+    tokens, mask = last, torch.ones_like(last, dtype=torch.bool)
+    for parents, ranks in _levels(tree, last.device):
+        found = table[tokens[:, parents], ranks]
+        known = (found >= 0) & mask[:, parents]
+        tokens = torch.cat((tokens, torch.where(known, found, last)), 1)
+        mask = torch.cat((mask, known), 1)
+    order = _order(tree, last.device)
+    return tokens[:, order], mask[:, order]
+
+
+def remember(table: Tensor, read: Tensor, known: Tensor, scores: Tensor) -> None:
+    """Write the best of `scores` (B, M, V) into the rows of the tokens `read` (B, M), in place.
+
+    Where `known` (B, M) is False nothing is written; of equal tokens the last one counts. No two
+    writes meet in a row that is ever read, so the result does not depend on their order.
+    """
+    best = scores.topk(min(WIDTH, scores.shape[-1]), -1)
+    ids = torch.where(best.values > -torch.inf, best.indices, -1).flatten(0, 1)
+    token, counts = read.flatten(), known.flatten()
+    later = torch.ones(len(token), len(token), dtype=torch.bool, device=token.device).triu(1)
+    again = ((token[:, None] == token) & counts & later).any(-1)
+    row = torch.where(counts & ~again, token, table.shape[0] - 1)
+    table[row, : ids.shape[-1]] = ids
+
+
+@lru_cache(maxsize=16)
+def product_tree(ranks: tuple[float, ...], nodes: int, depth: int) -> Tree:
+    """The `nodes` likeliest nodes; the probability of one is the product of the ranks on its path.
+
+    Greedy is optimal: no node is likelier than its parent or than the sibling ranked before it.
+    """
+    if list(ranks) != sorted(ranks, reverse=True) or not 0 < ranks[-1] <= ranks[0] < 1:
+        raise ValueError(f"rank probabilities {ranks} must fall from below 1 and stay above 0")
+    paths: list[tuple[int, ...]] = []
+    heap: list[tuple[float, int, tuple[int, ...]]] = [(-ranks[0], 1, (0,))]
+    # likeliest first, then the shallower, then the smaller ranks
+    while heap and len(paths) < nodes:
+        weight, level, path = heappop(heap)
+        paths.append(path)
+        if path[-1] + 1 < len(ranks):
+            sibling = weight / ranks[path[-1]] * ranks[path[-1] + 1]
+            heappush(heap, (sibling, level, (*path[:-1], path[-1] + 1)))
+        if level < depth:
+            heappush(heap, (weight * ranks[0], level + 1, (*path, 0)))
+    return Tree.of_ranks(paths)
+
+
+@lru_cache(maxsize=64)
+def _levels(tree: Tree, device: torch.device) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Per level: where the parents stand behind the last token in level order, and the ranks."""
+    stand = {-1: 0}
+    for level in tree.levels:
+        for node in level:
+            stand[node] = len(stand)
+    ranks = {node: rank for kids in tree.kids for rank, node in enumerate(kids)}
+    return tuple(
+        (
+            torch.tensor([stand[tree.parents[node]] for node in level], device=device),
+            torch.tensor([ranks[node] for node in level], device=device),
+        )
+        for level in tree.levels
+    )
+
+
+@lru_cache(maxsize=64)
+def _order(tree: Tree, device: torch.device) -> Tensor:  # (N,)
+    """Where each node stands in level order, the last token being first."""
+    order = {node: place for place, node in enumerate((n for lv in tree.levels for n in lv), 1)}
+    return torch.tensor([order[node] for node in range(tree.nodes)], device=device)

@@ -1,0 +1,90 @@
+"""A draft model's prompt with pictures put in as embeddings, every token at its original slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec import _hf
+from mmspec.compressors.contract import Compressed
+from mmspec.targets.backbone import Backbone, padding
+
+_TYPES = "token_type_ids"  # Gemma 3 and PaliGemma let some prompt tokens see ahead
+
+
+def unpadded(inputs: Mapping[str, Any]) -> tuple[list[list[int]], list[int]]:
+    """Prompt tokens per row, and the left padding taken off."""
+    ids = inputs.get("input_ids")
+    if ids is None:
+        raise ValueError(
+            "a prompt of embeddings has no image tokens to put features at; pass input_ids"
+        )
+    pads = padding(inputs.get("attention_mask"), ids.shape[0])
+    return [row[pad:] for row, pad in zip(ids.tolist(), pads, strict=True)], pads
+
+
+def weave(
+    backbone: Backbone,
+    inputs: Mapping[str, Any],
+    visual: Sequence[Sequence[Compressed]],
+    placeholders: Sequence[int],
+) -> dict[str, Tensor]:
+    """Inputs of the draft model's prefill: text embeddings and `visual` features by slot.
+
+    `visual` is per row and per picture. Placeholders without a feature are left out and leave a
+    gap in the positions; rows are padded on the left.
+    """
+    rows, pads = unpadded(inputs)
+    words = backbone.model.get_input_embeddings()
+    rope = _rope(backbone, inputs)
+    embeds, positions, types = [], [], []
+    for row, (ids, pictures) in enumerate(zip(rows, visual, strict=True)):
+        tokens = torch.tensor(ids, device=backbone.device)
+        text = (~torch.isin(tokens, torch.tensor(placeholders, device=tokens.device))).nonzero()[
+            :, 0
+        ]
+        values = words(tokens[text])
+        slots = torch.cat((text, *(picture.positions.to(text.device) for picture in pictures)))
+        order = slots.argsort(stable=True)
+        shown = [picture.features.to(values.device, values.dtype) for picture in pictures]
+        embeds.append(torch.cat((values, *shown))[order])
+        slots = slots[order]
+        positions.append(slots if rope is None else rope[:, row, pads[row] + slots])
+        if inputs.get(_TYPES) is not None:
+            types.append(inputs[_TYPES][row, pads[row] + slots])
+    made = {
+        "inputs_embeds": _left(embeds, dim=0),
+        "attention_mask": _left([row.new_ones(len(row), dtype=torch.int64) for row in embeds], 0),
+        "position_ids": _left(positions, dim=-1),
+    }
+    if rope is not None:
+        made["position_ids"] = made["position_ids"].transpose(0, 1)  # (axes, B, W)
+    if types:
+        made[_TYPES] = _left(types, dim=0)
+    return made
+
+
+def _rope(backbone: Backbone, inputs: Mapping[str, Any]) -> Tensor | None:  # (axes, B, L)
+    """Rotary positions of the whole prompt where they are more than its slots (M-RoPE)."""
+    axes = backbone.family.rope_axes
+    if axes == 1:
+        return None
+    hints = {name: value for name, value in inputs.items() if not name.startswith("pixel_values")}
+    found: Tensor = _hf.prefill_inputs(backbone.model, hints, None)["position_ids"]
+    if found.dim() == 2:  # an all-text prompt
+        found = found[None].expand(axes, -1, -1)
+    return found[-axes:].expand(-1, len(inputs["input_ids"]), -1)  # a fourth row is text order
+
+
+def _left(rows: Sequence[Tensor], dim: int) -> Tensor:
+    """Stack rows that differ in length along `dim`, padded on the left with zeros."""
+    width = max(row.shape[dim] for row in rows)
+    padded = []
+    for row in rows:
+        shape = list(row.shape)
+        shape[dim] = width - row.shape[dim]
+        padded.append(torch.cat((row.new_zeros(shape), row), dim))
+    return torch.stack(padded)

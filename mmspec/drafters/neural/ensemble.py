@@ -1,0 +1,151 @@
+"""Several views of one draft model speak as one: laws are mixed, and the mixture is drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import categorical
+from mmspec.drafters.growth import News, Nodes
+from mmspec.drafters.neural.small_model import Sight, committed, draft_law, waiting_block
+from mmspec.drafters.neural.weighting import Evidence, Fixed, Weighting
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.sampling import Prefix
+from mmspec.targets.backbone import Backbone
+from mmspec.targets.cache import SlotCache
+from mmspec.targets.context import Context
+from mmspec.targets.memory import Memory, Rows
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """The law q = sum_m w_m q_m over the `sights` of a draft model (IbED, Lee et al. 2024; TABED).
+
+    All views read the same draft, as one batch of M x B rows, so that a level of the draft is one
+    forward; only their prompts are read one by one. Probabilities are mixed, not logits, and the
+    mixture is recorded, so this is exact with every lossless verifier. Greedy drafting takes the
+    best token of the mixture of softmax laws. Weights belong to rows.
+    """
+
+    backbone: Backbone
+    sights: tuple[Sight, ...]
+    weighting: Weighting = field(default_factory=Fixed)
+
+    def __post_init__(self) -> None:
+        if not self.sights:
+            raise ValueError("an ensemble needs at least one view")
+
+    @property
+    def sees(self) -> str:
+        return "+".join(sight.name for sight in self.sights)
+
+    @property
+    def wants(self) -> frozenset[str]:
+        empty: frozenset[str] = frozenset()
+        return empty.union(*(getattr(sight, "wants", ()) for sight in self.sights))
+
+    def begin(self, context: Context) -> _Choir:
+        own = self.weighting.begin(context.batch, len(self.sights), context.device)
+        room = context.request.room + 64
+        seen = [sight.inputs(context, self.backbone) for sight in self.sights]
+        memory = stacked(self.backbone, [self.backbone.prefill(inputs, room)[0] for inputs in seen])
+        return _Choir(memory, list(context.prompt), own, self.weighting.weights(own))
+
+    def listen(self, context: Context, state: _Choir) -> Categorical:
+        layout, counts = waiting_block(context, state.read, state.memory.like)
+        logits, _ = self.backbone.read(state.memory, layout.tiled(len(self.sights)))
+        state.memory.advance(counts * len(self.sights))
+        state.read = [len(row) for row in context.history]
+        state.said = []
+        return self._mix(context, state, logits, committed(context))
+
+    def say(self, context: Context, state: _Choir, nodes: Nodes) -> Categorical:
+        layout = nodes.block(state.memory.like).tiled(len(self.sights))
+        logits, _ = self.backbone.read(state.memory, layout)
+        return self._mix(context, state, logits, nodes.prefix(context), nodes.layout.depths + 1)
+
+    def keep(self, context: Context, state: _Choir, news: News) -> _Choir:
+        views = len(self.sights)
+        paths = [*news.read] * views
+        kept = state.memory.commit([0] * len(paths), paths, news.nodes_read)[: context.batch]
+        state.read = [read + new for read, new in zip(state.read, kept, strict=True)]
+        if self.weighting.learns:
+            state.weighting = self.weighting.observe(state.weighting, evidence(state.said, news))
+            state.weights = self.weighting.weights(state.weighting)
+        return state
+
+    def _mix(
+        self,
+        context: Context,
+        state: _Choir,
+        logits: Tensor,
+        prefix: Prefix | None,
+        ahead: Tensor | int = 0,
+    ) -> Categorical:  # (M * B, n, V') -> (B, n, V)
+        parts = logits.chunk(len(self.sights))
+        laws = [draft_law(context, part, prefix, ahead) for part in parts]
+        said = torch.stack([law.scores for law in laws], -2).log_softmax(-1)
+        if self.weighting.learns:
+            state.said.append(said)
+        return mixture(said, state.weights, laws[0].hard)
+
+
+@dataclass
+class _Choir:
+    """The memory of all views, and the laws they gave in this round."""
+
+    memory: Memory | Rows  # M x B rows, view by view
+    read: list[int]  # committed tokens of each of B rows that are in it
+    weighting: Any
+    weights: Tensor  # (B, M) of this round
+    said: list[Tensor] = field(default_factory=list)  # (B, n, M, V) log-probabilities each
+
+
+def stacked(backbone: Backbone, memories: Sequence[Memory | Rows]) -> Memory | Rows:
+    """Memories of one model as one batch, shorter prompts padded on the left."""
+    rows = [row for memory in memories for row in _rows(memory)]
+    if isinstance(memories[0], Rows) or rows[0].saved is not None:
+        return Rows(rows)
+    lengths = [memory.kept[0] for memory in rows]
+    pads = [
+        pad + max(lengths) - length
+        for memory, length in zip(rows, lengths, strict=True)
+        for pad in memory.padding
+    ]
+    cache = SlotCache.stacked(backbone.cache_config, [memory.cache for memory in rows], lengths)
+    rope = [position for memory in rows for position in memory.rope]
+    like = rows[0].like
+    return Memory(cache, max(lengths), pads, rope, like, backbone.window, backbone.bare)
+
+
+def _rows(memory: Memory | Rows) -> list[Memory]:
+    return memory.rows if isinstance(memory, Rows) else [memory]
+
+
+def mixture(log_probs: Tensor, weights: Tensor, hard: bool) -> Categorical:
+    """Mix laws (B, n, M, V) by weights (B, M); `hard` keeps the best token of the mixture only."""
+    return Categorical((log_probs + weights.log()[:, None, :, None]).logsumexp(-2), hard)
+
+
+def evidence(said: Sequence[Tensor], news: News) -> list[Evidence]:
+    """Per row the members' laws and the target's where the draft's context was kept.
+
+    Those are the places behind the context and behind every kept node that was read: the accepted
+    positions and the first rejected one.
+    """
+    target = Categorical(categorical(news.scores.law).scores).probs
+    laws = torch.cat([law.exp() for law in said], 1) if said else None
+    rows = []
+    for row, read in enumerate(news.read):
+        own = [0, *(1 + place for place in read)]
+        theirs = [0, *(1 + node for node in news.kept.path[row][: len(read)])]
+        if laws is None or not news.kept.tokens[row]:
+            own = theirs = []
+        none = target.new_zeros(0, 1, target.shape[-1])
+        members = none if laws is None else laws[row, own]
+        rows.append(Evidence(members, target[row, theirs]))
+    return rows

@@ -1,0 +1,160 @@
+"""Drafting with a feature head, which continues the target's own hidden states (EAGLE)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmspec.drafters.growth import News, Nodes
+from mmspec.drafters.neural.small_model import committed, draft_law, waiting_block
+from mmspec.laws.categorical import Categorical
+from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
+from mmspec.targets.backbone import ROOM, Backbone
+from mmspec.targets.cache import SlotCache
+from mmspec.targets.context import Context
+from mmspec.targets.guidance import guided, scale_of
+from mmspec.targets.hidden_state_hook import HiddenStateHook
+from mmspec.targets.memory import Block, Memory
+
+SEES = "target-states"
+KNOWN = 64  # how many of the last true states are at hand for tokens that were never seen
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureDraft:
+    """A draft model on top of the target's states (Li et al. 2024, EAGLE-1 and EAGLE-2).
+
+    Slot t of its memory holds the state of token t and the embedding of token t + 1, and leads to
+    the law of token t + 2. States of committed tokens are the target's; deeper in a draft they are
+    the head's own, and are read again as soon as the target has given the true ones:
+
+        token      a    b    c   [x    y ]     committed a b c, drafted x y
+        slot      a|b  b|c  c|x' x'|y          ' = what the head said of the state
+
+    Tokens that a gate kept unseen have no state of the target's: the last states that are known
+    stand in for theirs (VVS, Dong et al. 2026).
+
+    Under guidance both branches are read, each with the target's states of its own, and the logits
+    are guided by the target's scale. Raises ValueError at construction for a head of another
+    target, and for a target without states to offer.
+    """
+
+    backbone: Backbone  # the target's
+    head: FeatureHead
+
+    def __post_init__(self) -> None:
+        check_head(self.head, self.backbone)
+
+    @property
+    def sees(self) -> str:
+        return SEES
+
+    @property
+    def cache_config(self) -> FeatureHeadConfig:
+        return self.head.config
+
+    @property
+    def wants(self) -> frozenset[str]:
+        return frozenset({"hidden"})
+
+    def begin(self, context: Context) -> _Thread:
+        embeds, states = context.shared["embeds"], context.shared["hidden"]  # (R, L, D)
+        pads, slots = context.memory.padding, states.shape[1] - 1
+        cache = SlotCache(self.head.config, slots + 1 + min(context.request.room + 64, ROOM))
+        if slots:
+            cache.plan_uniform(0, slots)
+            position = torch.arange(slots, device=states.device)
+            start = torch.tensor(pads, device=states.device)[:, None]
+            mask = position >= start if any(pads) else None
+            self.head(
+                embeds[:, 1:],
+                states[:, :-1],
+                mask,
+                (position - start).clamp_min(0),
+                past_key_values=cache,
+            )
+        rope = [slots - pad for pad in pads]
+        last = list(states[:, -1:])
+        return _Thread(Memory(cache, slots, pads, rope, states[:0]), last, [*last])
+
+    def listen(self, context: Context, state: _Thread) -> Categorical:
+        branches = len(state.fresh) // context.batch
+        slots = zip(state.memory.kept, state.memory.padding, strict=True)
+        read = [kept - pad + 1 for kept, pad in slots]
+        layout, counts = waiting_block(context, read[: context.batch], state.memory.like)
+        states = state.fresh[0].new_zeros(len(state.fresh), layout.length, self.width)
+        for row, fresh in enumerate(state.fresh):
+            unseen = borrowed(state.known[row], counts[row % context.batch] - len(fresh))
+            states[row, layout.length - len(unseen) - len(fresh) :] = torch.cat((unseen, fresh))
+        out = self._read(state, layout.tiled(branches), states)
+        state.memory.advance(counts * branches)
+        state.fresh = [fresh[:0] for fresh in state.fresh]
+        state.said = [out[:, -1:]]
+        return draft_law(context, self._logits(context, state.said[0]), committed(context))
+
+    def say(self, context: Context, state: _Thread, nodes: Nodes) -> Categorical:
+        branches = len(state.fresh) // context.batch
+        parent = nodes.layout.parents.expand(context.batch, -1).repeat(branches, 1)
+        states = torch.cat(state.said, 1).gather(1, parent[..., None].expand(-1, -1, self.width))
+        layout = nodes.block(state.memory.like).tiled(branches)
+        state.said.append(self._read(state, layout, states))
+        logits = self._logits(context, state.said[-1])
+        return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
+
+    def keep(self, context: Context, state: _Thread, news: News) -> _Thread:
+        """Take the true states of what was kept; nothing read of the draft is."""
+        states = news.scores.features["hidden"]
+        for row, fresh in enumerate(state.fresh):
+            path = news.kept.path[row % context.batch]
+            places = [0, *(node + 1 for node in path)]
+            new = places[: len(news.kept.tokens[row % context.batch])]
+            state.fresh[row] = torch.cat((fresh, states[row, new]))
+            state.known[row] = torch.cat((state.known[row], states[row, new]))[-KNOWN:]
+        return state
+
+    @property
+    def width(self) -> int:
+        return self.head.config.hidden_size
+
+    def _read(self, state: _Thread, layout: Block, states: Tensor) -> Tensor:  # (R, q, D)
+        positions, mask, _ = state.memory.place(layout)
+        embeds = self.backbone.embed(layout.tokens)
+        cache = state.memory.cache
+        out: Tensor = self.head(embeds, states, mask, positions, past_key_values=cache)
+        return out
+
+    def _logits(self, context: Context, states: Tensor) -> Tensor:  # (R, q, D) -> (B, q, V)
+        logits: Tensor = self.backbone.head(states)
+        branches = len(states) // context.batch
+        return guided(logits, scale_of(context.request.inputs)) if branches > 1 else logits
+
+
+@dataclass
+class _Thread:
+    """What the head remembers; R rows are B, or 2B with both branches of guidance."""
+
+    memory: Memory
+    fresh: list[Tensor]  # (n, D) per row: true states that no slot was made of yet
+    known: list[Tensor]  # (n, D) per row: the last true states, whatever became of them
+    said: list[Tensor] = field(default_factory=list)  # (R, n, D) each: its own, of this round
+
+
+def borrowed(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count, D)
+    """The last `count` states; where there are fewer, the very last one again at the end."""
+    index = torch.arange(count, device=known.device) + max(len(known) - count, 0)
+    return known[index.clamp_max(len(known) - 1)]
+
+
+def check_head(head: FeatureHead, target: Backbone) -> None:
+    """Refuse a head that was not made for this target. Raises ValueError."""
+    HiddenStateHook(target)
+    ours = (int(target.config.hidden_size), target.vocabulary)
+    theirs = (head.config.hidden_size, head.config.vocab_size)
+    if ours != theirs:
+        raise ValueError(
+            f"this feature head continues states {theirs[0]} wide over {theirs[1]} tokens, but "
+            f"{type(target.model).__name__} has states {ours[0]} wide over {ours[1]} tokens; train "
+            "a head for this target with mmspec.training.learn_head"
+        )

@@ -1,0 +1,164 @@
+"""Drafting with an autoregressive model: any draft model, any shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mmspec.draft import Draft, Kind, Round, Scores
+from mmspec.drafters.growth import Chain, DraftModel, News, Nodes, Shape, Sprout, read_path
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.sampling import Prefix
+from mmspec.targets.backbone import Backbone
+from mmspec.targets.context import Context
+from mmspec.targets.memory import Block, Memory, Rows, block
+
+
+@dataclass(frozen=True)
+class Autoregressive:
+    """Grows `shape` out of the laws of `model`, drawing siblings as `kind` says.
+
+    `kind` must be one the verifier accepts; `mmspec.recipe.pair` chooses it when it is None.
+    Lossless with every lossless verifier: the draft's law is recorded exactly as it was drawn from.
+    """
+
+    model: DraftModel
+    shape: Shape
+    kind: Kind | None = None
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return self.shape.kinds if self.kind is None else (self.kind,)
+
+    @property
+    def trees(self) -> bool:
+        """Whether it proposes anything but chains."""
+        return not isinstance(self.shape, Chain)
+
+    @property
+    def sees(self) -> str:
+        return self.model.sees
+
+    @property
+    def wants(self) -> frozenset[str]:
+        """What the target shall offer: "vision", "attention"."""
+        return frozenset(getattr(self.model, "wants", ()))
+
+    def begin(self, context: Context) -> _State:
+        return _State(self.model.begin(context), self.shape.begin())
+
+    def propose(self, context: Context, state: _State) -> Draft:
+        kind = self.kinds[0]
+        state.sprout = self.shape.grow(self.model, context, state.model, state.shape, kind)
+        return state.sprout.draft
+
+    def observe(
+        self, context: Context, state: _State, draft: Draft, scores: Scores, kept: Round
+    ) -> _State:
+        assert state.sprout is not None
+        read = read_path(state.sprout.places, kept) if draft.nodes else ((),) * draft.batch
+        nodes_read = max(max(row, default=-1) for row in state.sprout.places) + 1
+        news = News(draft, scores, kept, read, nodes_read, state.sprout.laws)
+        return _State(
+            self.model.keep(context, state.model, news), self.shape.observe(state.shape, kept)
+        )
+
+
+@dataclass
+class _State:
+    model: Any
+    shape: Any
+    sprout: Sprout | None = None
+
+
+class Sight(Protocol):
+    """What a draft model sees of a request: the inputs of its own prefill."""
+
+    @property
+    def name(self) -> str: ...
+    def inputs(self, context: Context, backbone: Backbone) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """An independent draft model with its own memory (Leviathan et al. 2023; Chen et al. 2023)."""
+
+    backbone: Backbone
+    sight: Sight
+
+    @property
+    def sees(self) -> str:
+        return self.sight.name
+
+    @property
+    def wants(self) -> frozenset[str]:
+        return frozenset(getattr(self.sight, "wants", ()))
+
+    def begin(self, context: Context) -> _Reading:
+        inputs = self.sight.inputs(context, self.backbone)
+        memory, _, _ = self.backbone.prefill(inputs, room=context.request.room + 64)
+        return _Reading(memory, [context.prompt[row] for row in range(context.batch)])
+
+    def listen(self, context: Context, state: _Reading) -> Categorical:
+        layout, counts = waiting_block(context, state.read, state.memory.like)
+        logits, _ = self.backbone.read(state.memory, layout)
+        state.memory.advance(counts)
+        state.read = [len(row) for row in context.history]
+        return draft_law(context, logits, committed(context))
+
+    def say(self, context: Context, state: _Reading, nodes: Nodes) -> Categorical:
+        logits, _ = self.backbone.read(state.memory, nodes.block(state.memory.like))
+        return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
+
+    def keep(self, context: Context, state: _Reading, news: News) -> _Reading:
+        kept = state.memory.commit([0] * context.batch, news.read, news.nodes_read)
+        state.read = [read + new for read, new in zip(state.read, kept, strict=True)]
+        return state
+
+
+@dataclass
+class _Reading:
+    """A draft model's memory and how many committed tokens of each row are in it."""
+
+    memory: Memory | Rows
+    read: list[int]
+
+
+def waiting_block(context: Context, read: Sequence[int], like: Tensor) -> tuple[Block, list[int]]:
+    """The committed tokens behind the first `read[b]` of each row, and how many they are.
+
+    A finished row repeats its last token.
+    """
+    counts = [len(row) - done for row, done in zip(context.history, read, strict=True)]
+    waiting = [
+        row[len(row) - max(count, 1) :] for row, count in zip(context.history, counts, strict=True)
+    ]
+    return block(waiting, None, like), counts
+
+
+def draft_law(
+    context: Context, logits: Tensor, prefix: Prefix | None, ahead: Tensor | int = 0
+) -> Categorical:
+    """The drafter's logits (B, n, V') become its law by the very settings of the target.
+
+    `ahead` (1 or B, n) tokens of the draft lie between the context and the token that a law speaks
+    of. Vocabularies that differ by padding only are brought to the target's size; what the drafter
+    lacks is impossible under q.
+    """
+    missing = context.vocabulary - logits.shape[-1]
+    if missing:
+        logits = functional.pad(logits, (0, missing), value=-torch.inf)  # negative = cut
+    position = context.position() + ahead if context.sampling.places else None
+    return context.sampling.law(logits, prefix, position)
+
+
+def committed(context: Context) -> Prefix | None:
+    """The committed tokens, for processors that look at them."""
+    if not context.sampling.needs_prefix:
+        return None
+    return lambda row, _: context.prefix(row)

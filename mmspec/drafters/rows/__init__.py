@@ -1,0 +1,1 @@
+"""Drafts of whole rows of a picture."""

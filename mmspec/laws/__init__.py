@@ -1,0 +1,1 @@
+"""Logits become laws here and nowhere else, and laws become tokens."""

@@ -1,0 +1,1 @@
+"""Trained heads on top of a target."""

@@ -1,0 +1,1 @@
+"""What scores a draft, and what it remembers of the request."""

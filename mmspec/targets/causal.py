@@ -1,0 +1,155 @@
+"""The target of token decoding: a Hugging Face causal model behind three calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec import _hf
+from mmspec.draft import Draft, Round, Scores
+from mmspec.laws.sampling import Prefix
+from mmspec.targets.attention_hook import AttentionHook
+from mmspec.targets.backbone import Backbone, padding
+from mmspec.targets.context import Context, Request
+from mmspec.targets.hidden_state_hook import HiddenStateHook
+from mmspec.targets.memory import block
+
+
+@dataclass(frozen=True)
+class CausalTarget:
+    """Scores drafts with one forward over pending and draft tokens.
+
+    `wants` names features for the drafter: "hidden" (last hidden states, (B, N + 1, H), after the
+    final norm); and, in `context.shared` after the prefill, "vision" (the picture encoders'
+    outputs by modality), "attention" (of the last prompt token, (B, L), see
+    `mmspec.targets.attention_hook`), and, with "hidden", "embeds" and "hidden" of the whole
+    prompt, (B, L, H) each. Under guidance hidden states are those of both branches, 2B rows.
+    Recurrent models replay lazily: their state stays at the last point where everything was
+    accepted, and the tokens kept since then stay pending and are read again with the next draft.
+    No forward is spent on that until `longest_replay` tokens wait.
+    """
+
+    backbone: Backbone
+    wants: frozenset[str] = frozenset()
+    longest_replay: int = 16
+
+    def __post_init__(self) -> None:
+        self._tap()  # refuses what cannot be tapped
+        self._states()
+
+    def prefill(self, request: Request) -> Context:
+        """Read the prompt; `context.scores` then gives the first token without a forward."""
+        inputs, offer = request.inputs, dict[str, Any](request.shared)
+        if "vision" in self.wants:
+            inputs = _encoded(self.backbone, inputs)
+            offer["vision"] = inputs["mm_encoder_outputs"]
+        with self._tap() as tap, self._states() as states:
+            memory, logits, _ = self.backbone.prefill(inputs, room=request.room + 64)
+        if tap is not None:
+            offer["attention"] = tap.attention
+        if states is not None:
+            offer["embeds"], offer["hidden"] = states.embeds, states.hidden
+        history, pads = _prompt(request.inputs, memory.kept[0], memory.batch)
+        context = Context(
+            request=request,
+            history=history,
+            prompt=tuple(len(row) for row in history),
+            padding=pads,
+            vocabulary=logits.shape[-1],
+            memory=memory,
+            noise=request.noise,
+            finished=(False,) * memory.batch,
+            shared=offer,
+        )
+        position = context.position()
+        law = request.sampling.law(logits[:, None], prefix(context, None), position)
+        return replace(context, scores=Scores(law, position))
+
+    def score(self, context: Context, draft: Draft) -> Scores:
+        """One forward over the pending tokens and the draft nodes."""
+        if not (draft.is_chain or self.backbone.can_branch):
+            raise ValueError(
+                f"{type(self.backbone.model).__name__} keeps a recurrent state and scores chains "
+                "only, but the drafter proposed a tree; give length= instead of tree="
+            )
+        memory, calls = context.memory, 1
+        if memory.saved is not None and max(context.pending) > self.longest_replay:
+            self._settle(context)
+            calls = 2
+        layout = block(context.waiting(), draft, memory.like)
+        logits, hidden = self.backbone.read(memory, layout, hidden="hidden" in self.wants)
+        position = context.position()
+        if draft.nodes:
+            position = torch.cat((position, position + 1 + draft.places()), 1)
+        features = {} if hidden is None else {"hidden": hidden}
+        law = context.sampling.law(logits, prefix(context, draft), position)
+        return Scores(law, position, features, calls)
+
+    def keep(self, context: Context, draft: Draft, kept: Round) -> Context:
+        """Commit what was kept: cache slots first, then the history."""
+        if kept.calls:
+            context.memory.commit(_alive(context), kept.path, draft.nodes)
+        for history, tokens in zip(context.history, kept.tokens, strict=True):
+            history.extend(tokens)
+        skipped = context.skipped + 1 if kept.skips else 0
+        return replace(context, scores=None, finished=kept.finished, skipped=skipped)
+
+    def _tap(self) -> AbstractContextManager[AttentionHook | None]:
+        return AttentionHook(self.backbone) if "attention" in self.wants else nullcontext()
+
+    def _states(self) -> AbstractContextManager[HiddenStateHook | None]:
+        return HiddenStateHook(self.backbone) if "hidden" in self.wants else nullcontext()
+
+    def _settle(self, context: Context) -> None:
+        """Read all pending tokens but the last, so that the recurrent state moves on."""
+        memory = context.memory
+        settled = [row[:-1] or row for row in context.waiting()]
+        self.backbone.read(memory, block(settled, None, memory.like))
+        memory.advance([len(row) - 1 for row in context.waiting()])
+
+
+def _encoded(backbone: Backbone, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The request with its pictures encoded; sizes and grids stay, positions are made of them."""
+    rest = {name: value for name, value in inputs.items() if name not in backbone.family.media}
+    rest.pop("pixel_attention_mask", None)
+    return {**rest, **_hf.encode_media(backbone.model, inputs)}
+
+
+def prefix(context: Context, draft: Draft | None) -> Prefix | None:
+    """The tokens before each law row, for processors that look at them; None when nobody does."""
+    if not context.sampling.needs_prefix:
+        return None
+    committed = [context.prefix(row) for row in range(context.batch)]
+    if draft is None or not draft.nodes:
+        return lambda row, _: committed[row]
+    ancestors, tokens = draft.ancestors(), draft.tokens
+
+    def before(row: int, place: int) -> Tensor:
+        if place == 0:
+            return committed[row]
+        return torch.cat((committed[row], tokens[row, ancestors[row, place - 1]]))
+
+    return before
+
+
+def _alive(context: Context) -> list[int]:
+    """Pending tokens per row; a finished row keeps nothing more."""
+    rows = zip(context.pending, context.finished, strict=True)
+    return [0 if finished else count for count, finished in rows]
+
+
+def _prompt(
+    inputs: Mapping[str, Any], length: int, batch: int
+) -> tuple[tuple[list[int], ...], tuple[int, ...]]:
+    """Prompt tokens per row without padding, and the padding."""
+    ids = inputs.get("input_ids")
+    if ids is None:  # given as embeddings: its tokens are unknown, only their number counts
+        return tuple([0] * length for _ in range(batch)), (0,) * batch
+    pads = padding(inputs.get("attention_mask"), batch)
+    rows = tuple(row[pad:] for row, pad in zip(ids.tolist(), pads, strict=True))
+    return rows, tuple(pads)

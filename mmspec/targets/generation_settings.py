@@ -1,0 +1,133 @@
+"""Generation settings as `generate()` merges them, and the modes that cannot be speculated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor
+
+from mmspec import _hf
+from mmspec.laws.sampling import DOUBLED, Sampling
+
+
+def resolve(
+    model: Any,
+    settings: Mapping[str, Any],
+    prompt_length: int,
+    device: torch.device,
+    *,
+    batch: int = 1,
+    config: GenerationConfig | None = None,
+    inputs: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    processors: Sequence[LogitsProcessor] = (),
+    prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
+) -> tuple[Sampling, GenerationConfig]:
+    """Merge generation settings as `generate()` does: settings > `config` > the model's own >
+    defaults.
+
+    `prompt_length` counts the padded decoder prompt. `inputs` (B, L) is what encoder penalties look
+    at and `attention_mask` (B, L) what tells padding from prompt; both may be missing. The config
+    that comes back is resolved: lengths are absolute, special tokens are tensors.
+    """
+    _refuse_unknown(model, settings)
+    _check_values(settings)
+    own = model.generation_config
+    merged = _hf.merge_config(model, config, settings)
+    refuse_modes(merged)
+    _hf.set_special_tokens(model, merged, device, batch, attention_mask is not None)
+    if attention_mask is not None and bool((attention_mask == 1).all()):
+        attention_mask = None  # as generate() does: no padding, nothing to skip
+
+    def is_default(name: str) -> bool:
+        return all(
+            value is None
+            for value in (settings.get(name), config and getattr(config, name), getattr(own, name))
+        )
+
+    merged = _hf.set_lengths(
+        model,
+        merged,
+        prompt_length,
+        default_max=is_default("max_length"),
+        default_min=is_default("min_length"),
+    )
+    do_sample = bool(merged.do_sample)
+    if do_sample and merged.temperature is not None:
+        Sampling(do_sample=True, temperature=merged.temperature)  # our message rather than theirs
+        merged.temperature = float(merged.temperature)
+    made = _hf.logits_processors(
+        model,
+        merged,
+        prompt_length,
+        device,
+        inputs=inputs,
+        attention_mask=attention_mask,
+        extra=processors,
+        prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+    )
+    return Sampling.from_processors(made, do_sample), merged
+
+
+def _check_values(settings: Mapping[str, Any]) -> None:
+    """Our message for values out of range; transformers ignores some of them in silence."""
+    new = settings.get("max_new_tokens")
+    if new is not None and new < 1:
+        raise ValueError(f"max_new_tokens={new} leaves nothing to generate; give at least 1")
+    names = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+    Sampling(do_sample=True, **{n: settings[n] for n in names if settings.get(n) is not None})
+
+
+def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
+    own = vars(_hf.default_config()).keys() | vars(model.generation_config).keys()
+    known = own - {"transformers_version"}
+    for name in settings:
+        if name in _REFUSED_ARGUMENTS:
+            raise ValueError(f"{name} is not a generation setting here: {_REFUSED_ARGUMENTS[name]}")
+        if name not in known or name.startswith("_"):
+            public = sorted(field for field in known if not field.startswith("_"))
+            close = get_close_matches(name, public, 1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise ValueError(
+                f"{name} is not a generation setting; {hint}known: {', '.join(public)}"
+            )
+
+
+def refuse_modes(config: GenerationConfig) -> None:
+    """Refuse what cannot be speculated: beams, several sequences per row, contrastive search."""
+    for name, (neutral, why) in _REFUSED_SETTINGS.items():
+        value = getattr(config, name, None)
+        if value is not None and value not in neutral:
+            raise ValueError(f"{name}={value} (given, or the model's own) is not supported: {why}")
+    if config.get_generation_mode() == "contrastive_search":
+        raise ValueError(
+            f"penalty_alpha={config.penalty_alpha} asks for contrastive search, which scores "
+            "candidates against hidden states and cannot be speculated; pass penalty_alpha=None"
+        )
+
+
+_REFUSED_ARGUMENTS = {
+    "assistant_model": "give the small model to accelerate(model, drafter=...)",
+    "assistant_tokenizer": "prepare it with the drafter: accelerate(model, drafter=...)",
+    "negative_prompt_ids": DOUBLED,
+    "negative_prompt_attention_mask": DOUBLED,
+    "custom_generate": "call model.generate(..., custom_generate=...) instead",
+}
+
+_REFUSED_SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "num_beams": ((1,), "a row follows one path, not beams; pass num_beams=1"),
+    "num_beam_groups": ((1,), "a row follows one path, not beams; pass num_beam_groups=1"),
+    "num_return_sequences": ((1,), "repeat the inputs instead and pass num_return_sequences=1"),
+    "constraints": ((), "constraints need beam search; use prefix_allowed_tokens_fn"),
+    "force_words_ids": ((), "constraints need beam search; use prefix_allowed_tokens_fn"),
+    "guidance_scale": ((1,), f"{DOUBLED}; pass guidance_scale=None"),
+    "prompt_lookup_num_tokens": ((), "choose a lookup drafter: accelerate(model, drafter=...)"),
+    "use_mtp": ((False,), "choose a multi-token drafter: accelerate(model, drafter=...)"),
+    "assistant_early_exit": ((), "choose a self-drafting recipe: accelerate(model, drafter=...)"),
+    "dola_layers": ((), "DoLa contrasts layers of every step; pass dola_layers=None"),
+    "token_healing": ((False,), "it rewrites the prompt; heal the prompt beforehand"),
+}

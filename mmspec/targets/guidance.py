@@ -1,0 +1,172 @@
+"""Classifier-free guidance as one doubled batch that nobody else notices.
+
+The target and a draft model read B rows; behind `Guided` every forward reads 2B, first the prompts,
+then the unconditional prompts, and gives back B rows of guided logits. Both branches keep the same
+new tokens. Prompts of different lengths are padded on the left to a common one:
+
+    inputs     a  b  c          negative  x        both   a  b  c      memory   kept = 3, not 6 rows
+               -  d  e                    x               -  d  e
+                                                          -  -  x
+                                                          -  -  x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mmspec.laws.sampling import guide
+from mmspec.targets.memory import Block, Memory, Rows
+
+SCALE, NEGATIVE = "guidance_scale", "negative"  # what a guided request has among its inputs
+
+
+class Guided:
+    """A backbone whose logits are guided where a request asks for it; otherwise the backbone.
+
+    A request asks by two more inputs: `guidance_scale`, and `negative`, the inputs of the
+    unconditional prompts (B rows as well). A scale of 1 reads no second branch. Draft models given
+    the same inputs are guided alike, so that p and q are laws of the same kind.
+    """
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader  # a Backbone, or what has its calls
+        self.model, self.family, self.config = reader.model, reader.family, reader.config
+        self.cache_config, self.can_branch = reader.cache_config, reader.can_branch
+        self.decoder, self.head = reader.decoder, reader.head
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.reader.device
+        return device
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.reader.vocabulary)
+
+    def embed(self, tokens: Tensor) -> Tensor:  # (B, q) -> (B, q, D)
+        """What the decoder reads for tokens, of any number of branches."""
+        embeds: Tensor = self.reader.embed(tokens)
+        return embeds
+
+    def prefill(self, inputs: Mapping[str, Any], room: int) -> tuple[Any, Tensor, Any]:
+        """Read both prompts; as `Backbone.prefill`.
+
+        Raises ValueError for a scale without unconditional prompts, and for prompts that cannot be
+        put into one batch.
+        """
+        own = {name: value for name, value in inputs.items() if name not in (SCALE, NEGATIVE)}
+        scale, negative = scale_of(inputs), inputs.get(NEGATIVE)
+        if scale == 1:
+            memory, logits, out = self.reader.prefill(own, room)
+            return memory, logits, out
+        if negative is None:
+            raise ValueError(
+                f"{SCALE}={scale} needs an unconditional prompt, but the request has none; give "
+                f"{NEGATIVE}= its inputs, or {SCALE}=1"
+            )
+        both, shift = joined(own, negative)
+        memory, logits, out = self.reader.prefill(both, room)
+        return Pair(memory, shift, scale), guided(logits, scale), out
+
+    def read(
+        self, memory: Memory | Rows | Pair, block: Block, hidden: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Read a block behind both prompts; as `Backbone.read`, hidden states (2B, ...) of both."""
+        if not isinstance(memory, Pair):
+            logits, states = self.reader.read(memory, block, hidden)
+            return logits, states
+        logits, states = self.reader.read(memory.both, block.tiled(2), hidden)
+        return guided(logits, memory.scale), states
+
+    def thinned(self, skip: Sequence[int], depth: int | None = None) -> Guided:
+        """The same weights with some layers left out; as `Backbone.thinned`."""
+        return Guided(self.reader.thinned(skip, depth))
+
+
+class Pair:
+    """The memory of both branches, with the face of the first one's."""
+
+    def __init__(self, both: Memory | Rows, shift: int, scale: float) -> None:
+        self.both, self.shift, self.scale = both, shift, scale
+
+    @property
+    def batch(self) -> int:
+        return self.both.batch // 2
+
+    @property
+    def kept(self) -> list[int]:
+        """Slots per row, less those that only fill up to a longer unconditional prompt."""
+        return [slots - self.shift for slots in self.both.kept[: self.batch]]
+
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """Slots that nobody sees, for the 2B rows of both branches."""
+        return self.both.padding
+
+    @property
+    def like(self) -> Tensor:
+        return self.both.like
+
+    @property
+    def saved(self) -> Any:
+        return self.both.saved
+
+    def advance(self, steps: Sequence[int]) -> None:
+        self.both.advance([*steps, *steps])
+
+    def commit(
+        self, waiting: Sequence[int], paths: Sequence[Sequence[int]], nodes: int
+    ) -> list[int]:
+        """Keep the same tokens in both branches; as `Memory.commit`."""
+        return self.both.commit([*waiting, *waiting], [*paths, *paths], nodes)[: self.batch]
+
+
+def scale_of(inputs: Mapping[str, Any]) -> float:
+    """The guidance scale of a request; 1 = one branch only."""
+    return float(inputs.get(SCALE, 1.0))
+
+
+def joined(inputs: Mapping[str, Any], negative: Mapping[str, Any]) -> tuple[dict[str, Tensor], int]:
+    """Both prompts as one batch (2B rows), and by how many slots the first moved to the right.
+
+    Tensors are (B, L, ...) and are padded on the left, behind an `attention_mask`.
+    """
+    sides = [_masked(inputs), _masked(negative)]
+    names = set(sides[0])
+    if names != set(sides[1]):
+        raise ValueError(
+            f"the prompt has {sorted(names)}, but the unconditional prompt has "
+            f"{sorted(sides[1])}; give both the same inputs (pictures cannot be guided here)"
+        )
+    rows = [len(side["attention_mask"]) for side in sides]
+    if rows[0] != rows[1]:
+        raise ValueError(f"{rows[0]} prompts have {rows[1]} unconditional ones; give one for each")
+    widths = [side["attention_mask"].shape[1] for side in sides]
+    width = max(widths)
+    both = {name: torch.cat([_left(side[name], width) for side in sides]) for name in sides[0]}
+    return both, width - widths[0]
+
+
+def guided(logits: Tensor, scale: float) -> Tensor:  # (2B, ..., V) -> (B, ..., V)
+    """Logits of both branches as one."""
+    cond, uncond = logits.chunk(2)
+    return guide(cond, uncond, scale)
+
+
+def _masked(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    given = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+    if given.get("attention_mask") is None:
+        carrier = next(iter(given.values()))
+        shape = carrier.shape[:2]
+        given["attention_mask"] = torch.ones(shape, dtype=torch.int64, device=carrier.device)
+    return given
+
+
+def _left(value: Tensor, width: int) -> Tensor:  # (B, L, ...) -> (B, width, ...)
+    after = [0, 0] * (value.dim() - 2)
+    return functional.pad(value, [*after, width - value.shape[1], 0])

@@ -1,0 +1,396 @@
+"""The state of one request inside one Hugging Face model.
+
+Cache, mask and the two position counters.
+
+KV slots and rotary positions are different numbers (an image of 1 000 slots may span 32 rotary
+positions), so `kept` indexes slots, `rope` feeds `position_ids`, and neither is ever derived from
+the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.draft import Draft
+from mmspec.targets.cache import SlotCache
+from mmspec.trees import Tree
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tokens of one forward: P waiting (pending) tokens per row, then N draft nodes; q = P + N.
+
+    A drafter reads its tree level by level: `behind` tokens of earlier blocks, not kept yet, then
+    precede this one. Rows with fewer waiting tokens are padded on the left; padding writes behind
+    the real slots.
+    """
+
+    tokens: Tensor  # (B, q) int64
+    depths: Tensor  # (1 or B, q) rotary offset from the first slot that is not kept
+    corner: Tensor  # (1 or B, q, behind + q) additive: who sees whom behind the kept slots
+    waiting: int  # P
+    pads: tuple[int, ...] | None = None  # left padding per row, None = none anywhere
+    behind: int = 0
+    embeds: Tensor | None = None  # (B, N, D) what is read in place of the draft's tokens
+
+    @property
+    def length(self) -> int:
+        return self.tokens.shape[1]
+
+    def embedded(self, embed: Callable[[Tensor], Tensor]) -> Tensor:  # (B, q, D)
+        """What a decoder reads, `embed` being its table: (B, n) -> (B, n, D)."""
+        if self.embeds is None:
+            return embed(self.tokens)
+        before = embed(self.tokens[:, : self.length - self.embeds.shape[1]])
+        return torch.cat((before, self.embeds.to(before)), 1)
+
+    def row(self, index: int) -> Block:
+        """One row of a chain, without its padding."""
+        pad = self.pads[index] if self.pads is not None else 0
+        each = min(index, self.depths.shape[0] - 1)
+        corner = self.corner[:1] if self.corner.shape[0] == 1 else self.corner[index : index + 1]
+        return Block(
+            self.tokens[index : index + 1, pad:],
+            self.depths[each : each + 1, pad:],
+            corner[:, pad:, pad:],
+            max(self.waiting - pad, 0),
+            None,
+            self.behind,
+            None if self.embeds is None else self.embeds[index : index + 1],
+        )
+
+    def tiled(self, times: int) -> Block:
+        """The same block for `times` batches under each other."""
+        depths, corner = self.depths, self.corner
+        return Block(
+            self.tokens.repeat(times, 1),
+            depths if depths.shape[0] == 1 else depths.repeat(times, 1),
+            corner if corner.shape[0] == 1 else corner.repeat(times, 1, 1),
+            self.waiting,
+            None if self.pads is None else self.pads * times,
+            self.behind,
+            None if self.embeds is None else self.embeds.repeat(times, 1, 1),
+        )
+
+
+def block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -> Block:
+    """Lay out waiting tokens and a draft below the last of them.
+
+    `like` gives mask dtype and device.
+    """
+    device = like.device
+    waiting = max(len(row) for row in pending)
+    short = any(len(row) < waiting for row in pending)
+    rows = [[0] * (waiting - len(row)) + list(row) for row in pending] if short else pending
+    tokens = torch.tensor(rows, device=device)
+    if draft is not None and draft.nodes:
+        tokens = torch.cat((tokens, draft.tokens), 1)
+    tree = Tree.chain(0) if draft is None else draft.tree
+    if tree is not None:
+        depths, corner = _static(tree, waiting, like.dtype, device)
+    else:
+        assert draft is not None
+        depths, corner = _dynamic(draft, waiting, like.dtype)
+    if draft is not None and draft.ahead is not None:
+        before = torch.arange(waiting, device=device).expand(len(tokens), -1)
+        depths = torch.cat((before, waiting + draft.ahead), 1)
+    embeds = None if draft is None else draft.embeds
+    if not short:
+        return Block(tokens, depths, corner, waiting, embeds=embeds)
+    pads = tuple(waiting - len(row) for row in pending)
+    depths = depths - torch.tensor(pads, device=device)[:, None]
+    return Block(tokens, depths, corner, waiting, pads, embeds=embeds)
+
+
+class Memory:
+    """Cache, mask buffer and counters of one request; rows advance at their own pace.
+
+    The one mutable object of a request: everything else about it is replaced, not changed.
+    """
+
+    def __init__(
+        self,
+        cache: SlotCache,
+        slots: int,
+        padding: Sequence[int],
+        rope: Sequence[int],
+        like: Tensor,
+        window: int | None = None,
+        bare: bool = False,
+    ) -> None:
+        self.cache = cache
+        self.kept = [slots] * len(padding)  # slots in use per row, padding included
+        self.rope = list(rope)  # rotary position of the next token per row
+        self.padding = tuple(padding)  # slots per row that nobody sees
+        self.window = window
+        self.bare = bare and not any(padding)  # a lone token goes without a mask
+        self.mask = Mask(padding, slots, like)
+        self.saved = cache.snapshot() if cache.recurrent else None  # recurrent state at `kept`
+        self.beside: Any = cache  # what the model is handed: an encoder-decoder wraps the slots
+        self.source: Any = None  # encoder outputs of an encoder-decoder
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the mask's dtype and device."""
+        return self.mask.buffer
+
+    @property
+    def batch(self) -> int:
+        return len(self.kept)
+
+    def place(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Plan where the block goes, behind what is kept.
+
+        Returns position_ids (1 or B, q), the additive mask (1 or B, 1, q, view) or None where a
+        single token sees everything, and the order of the queries (1 or B, q), in slots, for
+        window masks.
+        """
+        first = self.kept[0]
+        if block.pads is None and all(slot == first for slot in self.kept):
+            self.cache.plan_uniform(first + block.behind, block.length)
+            alone = self.bare and block.length == 1 and not block.behind
+            mask = None if alone else self.mask.uniform(first, block.corner)
+        else:
+            view = max(self.kept) + block.behind + block.length
+            self.cache.plan_rows(self._slots(block), view)
+            mask = self.mask.ragged(self.kept, block, view)
+        positions = block.depths + _column(self.rope, block.depths)
+        if block.pads is not None:
+            positions = positions.clamp_min(0)
+        queries = block.depths
+        if self.window is not None:
+            queries = queries + _column(self.kept, block.depths)
+            self.cache.plan.low = max(min(self.kept) - self.window + 1, 0)
+        return positions, mask, queries
+
+    def _slots(self, block: Block) -> Tensor:  # (B, q)
+        columns = torch.arange(block.length, device=block.tokens.device)
+        base = torch.tensor(self.kept, device=columns.device)[:, None] + block.behind
+        if block.pads is None:
+            return base + columns
+        pads = torch.tensor(block.pads, device=columns.device)[:, None]
+        return base + (columns - pads) % block.length  # padding wraps around to the end
+
+    def advance(self, steps: Sequence[int]) -> None:
+        """Keep the last block's first `steps[b]` slots of row b.
+
+        All of them, for a recurrent model.
+        """
+        for row, step in enumerate(steps):
+            self.kept[row] += step
+            self.rope[row] += step
+        if self.saved is not None and any(steps):
+            self.saved = self.cache.snapshot()
+        elif self.saved is not None:  # nothing of what was read is kept
+            self.cache.restore(self.saved)
+
+    def commit(
+        self, waiting: Sequence[int], paths: Sequence[Sequence[int]], nodes: int
+    ) -> list[int]:
+        """Keep the waiting tokens and the accepted ones of the last block's `nodes`, contiguously.
+
+        Returns how many slots each row kept. A recurrent model can keep all or nothing: its state
+        goes back where a node was rejected, and the tokens accepted before stay pending (lazy
+        replay).
+        """
+        if self.saved is not None and len(paths[0]) < nodes:
+            self.cache.restore(self.saved)
+            return [0]
+        if any(node != step for path in paths for step, node in enumerate(path)):
+            self.cache.move(*self._moves(waiting, paths))
+        kept = [wait + len(path) for wait, path in zip(waiting, paths, strict=True)]
+        self.advance(kept)
+        return kept
+
+    def _moves(
+        self, waiting: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, Tensor]:
+        """Source and target slots (B, n) that make accepted paths contiguous."""
+        width = max(len(path) for path in paths)
+        source, target = [], []
+        for kept, wait, path in zip(self.kept, waiting, paths, strict=True):
+            base = kept + wait
+            spare = [base - 1] * (width - len(path))  # self-moves, of a slot nobody else writes
+            source.append([base + node for node in path] + spare)
+            target.append([base + step for step in range(len(path))] + spare)
+        device = self.mask.device
+        return torch.tensor(source, device=device), torch.tensor(target, device=device)
+
+    def windowed(self, mask: Tensor, queries: Tensor) -> Tensor:
+        """The mask of sliding layers, over the slots they read.
+
+        Nothing far behind a query is seen.
+        """
+        assert self.window is not None
+        low = self.cache.plan.low
+        slots = torch.arange(low, mask.shape[-1], device=mask.device)
+        hidden = slots <= (queries - self.window)[:, None, :, None]
+        return mask[..., low:].masked_fill(hidden, torch.finfo(mask.dtype).min)
+
+
+class Rows:
+    """One memory per row, for recurrent models.
+
+    Their state cannot advance by a different step per row.
+    """
+
+    def __init__(self, rows: Sequence[Memory]) -> None:
+        self.rows = list(rows)
+
+    @property
+    def batch(self) -> int:
+        return len(self.rows)
+
+    @property
+    def kept(self) -> list[int]:
+        return [row.kept[0] for row in self.rows]
+
+    @property
+    def padding(self) -> tuple[int, ...]:
+        return tuple(row.padding[0] for row in self.rows)
+
+    @property
+    def like(self) -> Tensor:
+        return self.rows[0].like
+
+    @property
+    def saved(self) -> Any:
+        return self.rows[0].saved
+
+    def advance(self, steps: Sequence[int]) -> None:
+        for row, step in zip(self.rows, steps, strict=True):
+            row.advance([step])
+
+    def commit(
+        self, waiting: Sequence[int], paths: Sequence[Sequence[int]], nodes: int
+    ) -> list[int]:
+        triples = zip(self.rows, waiting, paths, strict=True)
+        return [row.commit([wait], [path], nodes)[0] for row, wait, path in triples]
+
+
+class Mask:
+    """An additive attention mask kept between rounds; only the slots that changed are written.
+
+    Invariant: in row b, all query lines see exactly the unpadded slots below `open[b]`; from there
+    up to `dirty[b]` a line may hold anything; above, nothing is visible.
+    """
+
+    def __init__(self, padding: Sequence[int], slots: int, like: Tensor) -> None:
+        self.device, self.dtype = like.device, like.dtype
+        self.hide = torch.finfo(like.dtype).min
+        self.open = [slots] * len(padding)
+        self.dirty = [slots] * len(padding)
+        batch = len(padding) if any(padding) else 1
+        self.buffer = torch.full(
+            (batch, 1, 8, max(2 * slots, 64)), self.hide, dtype=like.dtype, device=like.device
+        )
+        self.buffer[..., :slots] = 0
+        for row, pad in enumerate(padding):
+            if pad:
+                self.buffer[row, :, :, :pad] = self.hide
+
+    def uniform(self, at: int, corner: Tensor) -> Tensor:
+        """All rows put the corner at slot `at`; returns a view (B or 1, 1, q, at + width)."""
+        lines, stop = corner.shape[1], at + corner.shape[2]
+        self._fit(lines, stop, corner.shape[0])
+        opened = min(self.open)
+        if opened < at:
+            self.buffer[..., opened:at] = 0
+        self.buffer[:, 0, :lines, at:stop] = corner
+        self.open = [at] * len(self.open)
+        self.dirty = [max(dirty, stop) for dirty in self.dirty]
+        return self.buffer[:, :, :lines, :stop]
+
+    def ragged(self, at: Sequence[int], block: Block, view: int) -> Tensor:
+        """Row b puts the block's corner at slot `at[b]`; returns a view (B, 1, q, view)."""
+        lines, span = block.length, block.corner.shape[2]
+        start = [min(pair) for pair in zip(self.open, at, strict=True)]
+        stop = [max(dirty, slot + span) for dirty, slot in zip(self.dirty, at, strict=True)]
+        width = max(high - low for low, high in zip(start, stop, strict=True))
+        self._fit(lines, max(view, max(start) + width), len(at))
+        first = torch.tensor(start, device=self.device)[:, None]
+        columns = first + torch.arange(width, device=self.device)  # (B, W) slots
+        offset = columns - torch.tensor(at, device=self.device)[:, None]
+        inner = self._shifted(block, offset)  # (B, q, W)
+        past = torch.where(offset < 0, 0.0, self.hide)[:, None].to(self.dtype)
+        lower = past.expand(-1, self.buffer.shape[2] - lines, -1)
+        value = torch.cat((torch.where(offset[:, None] < 0, past, inner), lower), 1)
+        self.buffer.scatter_(3, columns[:, None, None].expand_as(value[:, None]), value[:, None])
+        self.open, self.dirty = list(at), [slot + span for slot in at]
+        return self.buffer[:, :, :lines, :view]
+
+    def _shifted(self, block: Block, offset: Tensor) -> Tensor:
+        """The block's corner in slot offsets.
+
+        Padding on the left of the block has no slot there.
+        """
+        lines, span = block.length, block.corner.shape[2]
+        if block.pads is not None:
+            offset = offset + torch.tensor(block.pads, device=self.device)[:, None]
+        inside = (offset >= 0) & (offset < span)
+        index = offset.clamp(0, span - 1)[:, None].expand(-1, lines, -1)
+        corner = block.corner.expand(offset.shape[0], -1, -1).gather(2, index)
+        return torch.where(inside[:, None], corner, self.hide)
+
+    def _fit(self, lines: int, slots: int, batch: int) -> None:
+        old = self.buffer
+        if lines <= old.shape[2] and slots <= old.shape[3] and batch <= old.shape[0]:
+            return
+        shape = (
+            max(batch, old.shape[0]),
+            1,
+            max(lines, old.shape[2]),
+            old.shape[3] if slots <= old.shape[3] else 2 * slots,
+        )
+        self.buffer = old.new_full(shape, self.hide)
+        self.buffer[:, :, : old.shape[2], : old.shape[3]] = old
+        for row in range(shape[0]):  # new lines start with what every line sees
+            self.buffer[row, :, old.shape[2] :, : self.open[row]] = old[
+                min(row, old.shape[0] - 1), 0, 0, : self.open[row]
+            ]
+
+
+def _column(values: Sequence[int], like: Tensor) -> Any:
+    """Per-row numbers as a column (B, 1), or as one number where all rows agree."""
+    first = values[0]
+    if all(value == first for value in values):
+        return first
+    return torch.tensor(values, device=like.device)[:, None]
+
+
+@lru_cache(maxsize=256)
+def _static(
+    tree: Tree, waiting: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Depths (1, q) and corner (1, q, q) of `waiting` tokens followed by a tree."""
+    depths = [*range(waiting), *(waiting + depth for depth in tree.depths)]
+    corner = _open_corner(tree.ancestors_on(torch.device("cpu")), waiting)
+    return torch.tensor(depths, device=device)[None], _additive(corner, dtype).to(device)
+
+
+def _dynamic(draft: Draft, waiting: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The same for a tree that differs between rows: (B, q), (B, q, q)."""
+    ancestors = draft.ancestors()
+    chain = torch.arange(waiting, device=ancestors.device).expand(draft.batch, -1)
+    depths = torch.cat((chain, waiting - 1 + ancestors.sum(-1)), 1)
+    return depths, _additive(_open_corner(ancestors, waiting), dtype)
+
+
+def _open_corner(ancestors: Tensor, waiting: int) -> Tensor:  # (B, N, N) -> (B, q, q) bool
+    batch, nodes, _ = ancestors.shape
+    corner = ancestors.new_zeros(batch, waiting + nodes, waiting + nodes)
+    corner[:, :, :waiting] = True
+    corner[:, :waiting, :waiting] = torch.ones(waiting, waiting, dtype=torch.bool).tril()
+    corner[:, waiting:, waiting:] = ancestors
+    return corner
+
+
+def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    zeros = torch.zeros((), dtype=dtype, device=visible.device)
+    return torch.where(visible, zeros, torch.finfo(dtype).min)

@@ -1,0 +1,168 @@
+"""Samples the latents of a diffusers pipeline in rounds: the chain in the place of its loop."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from mmspec.arguments import fresh_seed
+from mmspec.decode import Parts, decode
+from mmspec.draft import Drafter, Round
+from mmspec.laws.noise import KeyedNoise
+from mmspec.modalities.diffusion.network import (
+    Network,
+    check_arguments,
+    check_network,
+    check_scheduler,
+)
+from mmspec.modalities.diffusion.pipeline_trace import Noises, PreparedCall, perform
+from mmspec.recipe import Kit, Recipe, made, pair
+from mmspec.stats import Ledger, Stats
+from mmspec.targets.denoising import ChainRequest, ChainTarget
+from mmspec.targets.stop import Stop
+
+
+class Chains:
+    """A pipeline, and maybe a draft pipeline, whose latents a recipe decodes.
+
+    Recipes are bound per call: the target holds the call's conditions and its grid.
+    """
+
+    own = ("seed", "row_ids", "eta", "churn", "on_round")
+
+    def __init__(self, pipe: Any, recipe: Recipe, small: Any, max_rows: int | None) -> None:
+        self.pipe, self.recipe, self.small, self.max_rows = pipe, recipe, small, max_rows
+        for one in (pipe, small):
+            if one is not None:
+                check_network(one)
+        self.quiet = recipe.execution.quiet
+        check_scheduler(pipe.scheduler, self.quiet)
+        self.network = Network(pipe)
+        self.quick = None if small is None else Network(small)
+
+    def run(self, given: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Any, Stats]:
+        """The pipeline's output for its arguments `given`, and how it went."""
+        check_arguments(given)
+        if own["seed"] is not None and given.get("generator") is not None:
+            raise ValueError("seed= and generator= both choose the noise; give one of them")
+        eta = given.get("eta") if own["eta"] is None else own["eta"]
+        noises = Noises(eta, own["churn"], self.quiet)
+        ledgers: list[Ledger] = []
+
+        def sample(opening: PreparedCall) -> Tensor:
+            request = _request(opening, own, given)
+            target = ChainTarget(opening.denoiser, self.max_rows)
+            small = self._draft_target(opening, given, noises)
+            drafter, recipe = self._bound(target, small)
+            ledgers.append(_ledger(recipe, drafter))
+            stop = Stop(opening.denoiser.kernel.steps)
+            parts = Parts(target, drafter, recipe.verifier, stop, recipe.gate)
+            return self._follow(parts, request, ledgers[0], own["on_round"])
+
+        output = perform(self.pipe, self.network, given, sample, noises)
+        return output, ledgers[0].stats()
+
+    def _bound(self, target: ChainTarget, small: ChainTarget | None) -> tuple[Drafter, Recipe]:
+        """The drafter and the recipe of this call."""
+        recipe = self.recipe
+        kit = Kit(target, small, recipe.execution, recipe.sees, None, recipe.options)
+        recipe = replace(recipe, verifier=made(recipe.verifier, kit))
+        return pair(recipe.architecture(kit), recipe.verifier, target), recipe
+
+    def _draft_target(
+        self, opening: PreparedCall, given: Mapping[str, Any], noises: Noises
+    ) -> ChainTarget | None:
+        """The draft pipeline's network under the same arguments, on the target's grid."""
+        if self.quick is None:
+            return None
+        theirs = _prepared(self.small, self.quick, self.pipe.scheduler, given, noises)
+        if theirs.start.shape != opening.start.shape:
+            raise ValueError(
+                f"the draft pipeline's latents are {tuple(theirs.start.shape)} and the target's "
+                f"{tuple(opening.start.shape)}; give a draft pipeline of their size"
+            )
+        return ChainTarget(theirs.denoiser, self.max_rows)
+
+    def _follow(
+        self,
+        parts: Parts,
+        request: ChainRequest,
+        ledger: Ledger,
+        watch: Callable[[Round], Any] | None,
+    ) -> Tensor:
+        """The last states (B, *E); shows the slowest picture's progress, and `watch` each round."""
+        counted, steps = self.network.rows, parts.stop.max_new_tokens
+        states, left = list(request.start), [steps] * len(request.start)
+        with self.pipe.progress_bar(total=steps) as bar:
+            for kept in ledger.follow(decode(parts, request)):
+                slowest = max(left)
+                for row, new in enumerate(kept.tokens):
+                    states[row] = new[-1] if new else states[row]
+                    left[row] -= len(new)
+                bar.update(slowest - max(left))
+                if watch is not None:
+                    watch(kept)
+        ledger.network_rows = self.network.rows - counted
+        return torch.stack(states)
+
+
+def _ledger(recipe: Recipe, drafter: Drafter) -> Ledger:
+    sees = str(getattr(drafter, "sees", "nothing"))
+    return Ledger(recipe.name or "custom", recipe.exact, sees)
+
+
+def _request(
+    opening: PreparedCall, own: Mapping[str, Any], given: Mapping[str, Any]
+) -> ChainRequest:
+    """The first states, and the noise of all later ones."""
+    start, generator = opening.start, given.get("generator")
+    batch, device = start.shape[0], start.device
+    seed, row_ids = own["seed"], own["row_ids"]
+    if isinstance(generator, list) and row_ids is None:
+        row_ids = [_drawn(one) for one in generator]
+        seed = 0
+    elif generator is not None:
+        seed = _drawn(generator[0] if isinstance(generator, list) else generator)
+    elif seed is None:
+        seed = fresh_seed()
+    noise = KeyedNoise.seeded(seed, batch, device, row_ids)
+    if generator is None and given.get("latents") is None:
+        at = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        start = noise.shared(at).normal(*start.shape[1:])[:, 0] * opening.scale
+    return ChainRequest(start, noise)
+
+
+def _drawn(generator: torch.Generator) -> int:
+    """A seed out of a generator."""
+    return int(torch.randint(2**62, (), generator=generator, device=generator.device))
+
+
+class _Prepared(Exception):
+    """Leaves a draft pipeline once its loop would begin."""
+
+    def __init__(self, opening: PreparedCall) -> None:
+        super().__init__()
+        self.opening = opening
+
+
+def _prepared(
+    small: Any, network: Network, scheduler: Any, given: Mapping[str, Any], noises: Noises
+) -> PreparedCall:
+    """What a draft pipeline prepares for the same arguments, on the target's grid."""
+
+    def leave(opening: PreparedCall) -> NoReturn:
+        raise _Prepared(opening)
+
+    known = inspect.signature(small.__call__).parameters
+    own = {"generator": torch.Generator().manual_seed(0)}  # its noise is not used
+    arguments = {name: value for name, value in {**given, **own}.items() if name in known}
+    try:
+        perform(small, network, arguments, leave, noises, scheduler)
+    except _Prepared as prepared:
+        return prepared.opening
+    raise AssertionError("the loop of the draft pipeline never began")

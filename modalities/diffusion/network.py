@@ -1,0 +1,182 @@
+"""The denoising network of a diffusers pipeline, as a `Denoiser` of chains.
+
+`rehearsal` makes one per call of the pipeline; it holds the conditions of that call.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.laws.kernels import GaussianKernel
+from mmspec.modalities.diffusion.conditions import Call
+from mmspec.modalities.diffusion.guidance_fit import Join
+from mmspec.modalities.diffusion.schedulers import Sampler, sampler
+from mmspec.targets.denoising import Prediction
+
+NETWORKS = ("unet", "transformer")
+_CALLBACKS = ("callback_on_step_end", "callback")
+
+
+@dataclass(frozen=True)
+class PipelineDenoiser:
+    """A pipeline's network with its conditions, its guidance and its scheduler's grid."""
+
+    network: Network
+    calls: tuple[Call, ...]
+    images: int  # B
+    join: Join
+    sampler: Sampler
+
+    @property
+    def kernel(self) -> GaussianKernel:
+        return self.sampler.kernel
+
+    @property
+    def width(self) -> int:
+        """Branches of guidance per state."""
+        return sum(call.rows for call in self.calls) // self.images
+
+    def predict(self, states: Tensor, step: Tensor, row: Tensor) -> Prediction:
+        shown = self.sampler.scaled(states, step)
+        branches: list[Tensor] = []
+        for call in self.calls:
+            count = call.rows // self.images
+            index = (torch.arange(count, device=row.device)[:, None] * self.images + row).flatten()
+            args, kwargs = call.replay(repeated(shown, count), index, step.repeat(count))
+            branches += self.network(args, kwargs, len(index)).chunk(count)
+        return self.sampler.clean(self.join(branches, step), states, step)
+
+
+class Network:
+    """The denoising network of a pipeline, called through its own `__call__`, hooks included."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe, self.name = pipe, _network_name(pipe)
+        self.outline: Outline | None = None  # learned in the first rehearsal
+        self.rows = 0  # so far
+
+    @property
+    def module(self) -> Any:
+        """The pipeline's own at this moment; it may have been compiled since."""
+        return getattr(self.pipe, self.name)
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int) -> Tensor:
+        self.rows += rows
+        output: Tensor = _content(self.module(*args, **kwargs))
+        return output
+
+    def learn(self, call: Call) -> Outline:
+        """The form of the network's output, from one row of a call."""
+        if self.outline is None:
+            one = torch.zeros(1, dtype=torch.int64, device=call.shown.device)
+            args, kwargs = call.replay(call.shown[:1], one, one)
+            self.rows += 1
+            given = self.module(*args, **kwargs)
+            ratios = zip(_content(given).shape[1:], call.shown.shape[1:], strict=True)
+            self.outline = Outline(tuple(ratios), given)
+        return self.outline
+
+
+@dataclass(frozen=True)
+class Outline:
+    """How the output of a network is shaped and wrapped."""
+
+    ratios: tuple[tuple[int, int], ...]  # output to input size per axis of E
+    example: Any
+
+    def random(self, call: Call, seed: int) -> Tensor:  # (rows, *E'), float32
+        """Numbers in the shape of the output of `call`."""
+        inner = call.shown.shape[1:]
+        pairs = zip(inner, self.ratios, strict=True)
+        shape = [size * out // into for size, (out, into) in pairs]
+        device = call.shown.device
+        generator = torch.Generator(device).manual_seed(seed)
+        return torch.randn(call.rows, *shape, generator=generator, device=device)
+
+    def wrapped(self, content: Tensor) -> Any:
+        """Content as the network would return it."""
+        if isinstance(self.example, Tensor):
+            return content
+        if isinstance(self.example, tuple):
+            return (content,)
+        return type(self.example)(content)
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that a chain out of order cannot serve. Raises ValueError."""
+    for name in _CALLBACKS:
+        if arguments.get(name) is not None:
+            raise ValueError(
+                f"{name} is called after every step of a pipeline, but steps are taken out of "
+                "order here; leave it out, and give on_round= to follow verified states"
+            )
+
+
+def pictures(arguments: Mapping[str, Any]) -> int | None:
+    """How many pictures (or clips) a call makes; None where its arguments do not say."""
+    each = arguments.get("num_images_per_prompt") or arguments.get("num_videos_per_prompt") or 1
+    for name in ("prompt", "prompt_embeds", "class_labels"):
+        value = arguments.get(name)
+        if value is not None:
+            return each * (1 if isinstance(value, str | int) else len(value))
+    batch: int | None = arguments.get("batch_size")
+    return batch
+
+
+def check_network(pipe: Any) -> None:
+    """Refuse a pipeline whose network cannot be asked out of order. Raises ValueError."""
+    name, kind = _network_name(pipe), type(pipe).__name__
+    for part, module in pipe.components.items():
+        if module is not None and any(word in part for word in ("controlnet", "adapter")):
+            raise ValueError(
+                f"{kind} has a {part}, whose output depends on the state; it cannot be sampled in "
+                "parallel: use the pipeline without it"
+            )
+    if getattr(getattr(pipe, name), "is_cache_enabled", False):
+        raise ValueError(
+            f"a cache is enabled on pipe.{name}, which counts steps in order and changes the "
+            "target; call disable_cache() on it first"
+        )
+
+
+def check_scheduler(scheduler: Any, quiet: bool = False) -> None:
+    """Refuse a scheduler whose chain no argument of a call could make fit. Raises ValueError.
+
+    It must draw noise, unless a `quiet` chain will do.
+    """
+    scheduler = copy.copy(scheduler)
+    shifts = scheduler.config.get("use_dynamic_shifting", False)
+    scheduler.set_timesteps(4, **({"mu": 1.0} if shifts else {}))
+    try:
+        sampler(scheduler, quiet=quiet)
+    except ValueError as refused:
+        try:
+            sampler(scheduler, eta=1.0)
+        except ValueError:
+            raise refused from None
+
+
+def _network_name(pipe: Any) -> str:
+    for name in NETWORKS:
+        if getattr(pipe, name, None) is not None:
+            return name
+    raise ValueError(
+        f"{type(pipe).__name__} has no denoising network (none of {', '.join(NETWORKS)}); give a "
+        "pipeline that samples with one"
+    )
+
+
+def _content(output: Any) -> Tensor:
+    content: Tensor = output if isinstance(output, Tensor) else output[0]
+    return content
+
+
+def repeated(states: Tensor, count: int) -> Tensor:  # (R, *E) -> (count * R, *E)
+    """States once per branch, branch major."""
+    return states.repeat(count, *(1,) * (states.dim() - 1))

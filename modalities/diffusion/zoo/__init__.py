@@ -1,0 +1,1 @@
+"""How the diffusion checkpoints of the zoo are made."""

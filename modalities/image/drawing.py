@@ -1,0 +1,215 @@
+"""Drawing pictures: a request for `generate_images` becomes a request of the loop, and comes back.
+
+What differs between image models is data (`ImageFamily`, made on the modalities shelf). The loop
+knows nothing of pictures: guidance is part of the backbone, structure is part of the law.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmspec.arguments import SAMPLED, fresh_seed, sampled, unknown_message
+from mmspec.codes.grid import Grid
+from mmspec.codes.grid_mask import GridMask
+from mmspec.codes.image_family import ImageFamily, pictures
+from mmspec.laws.sampling import Sampling
+from mmspec.stats import Stats
+from mmspec.targets.guidance import NEGATIVE, SCALE
+from mmspec.targets.stop import Stop
+
+OWN = ("prompt", "grid", "guidance", "negative", "seed", "row_ids", "do_sample", *SAMPLED)
+
+
+@dataclass(frozen=True)
+class Images:
+    """What `generate_images` returns."""
+
+    images: list[Image.Image]
+    ids: Tensor  # (B, H, W) int64: the token in each cell
+    sequences: Tensor  # (B, L) int64: all new tokens, structure included
+    rounds: Tensor  # (B, H, W) int64: the round that each cell was accepted in, 0 = the prompt's
+    stats: Stats
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """One `generate_images` call in terms of the loop."""
+
+    image_family: ImageFamily
+    grid: Grid
+    inputs: dict[str, Any]
+    sampling: Sampling
+    stop: Stop
+    seed: int
+    row_ids: Sequence[int] | None
+
+    def finish(
+        self, tokens: Sequence[Sequence[int]], rounds: Sequence[Sequence[int]], stats: Stats
+    ) -> Images:
+        """Cut the cells out of the new tokens and decode them."""
+        codes = self.image_family.codebook.codes
+        sequences, turns = (torch.tensor(rows, device=codes.device) for rows in (tokens, rounds))
+        ids = self.placed(sequences)
+        drawn = pictures(self.image_family.decode(codes[ids]))
+        return Images(drawn, ids, sequences, self.placed(turns), stats)
+
+    def placed(self, sequences: Tensor) -> Tensor:  # (B, L) -> (B, H, W)
+        """What of a picture's tokens stands in cells."""
+        return sequences[:, cells(self.grid, sequences.device)]
+
+
+def prepare(
+    image_family: ImageFamily,
+    vocabulary: int,
+    most: int | None,
+    arguments: Mapping[str, Any],
+    processor: Any = None,
+) -> Drawing:
+    """Check the arguments of `generate_images`.
+
+    `vocabulary` is the size of the target's, `most` its longest sequence; `processor` turns prompts
+    into tensors. Raises ValueError for unknown names, a grid that the model cannot draw, guidance
+    without an unconditional prompt, words for a model that reads none.
+    """
+    unknown = sorted(set(arguments) - set(OWN) - set(image_family.inputs))
+    if unknown:
+        known = [*image_family.inputs, *OWN]
+        raise ValueError(unknown_message(unknown, known, "generate_images()"))
+    grid = _grid(image_family, arguments.get("grid"), vocabulary)
+    arguments = _read(image_family, processor, grid, arguments)
+    inputs = image_family.request({n: arguments[n] for n in image_family.inputs if n in arguments})
+    length = inputs["attention_mask"].shape[1]
+    if most is not None and length + grid.length > most:
+        raise ValueError(
+            f"a prompt of {length} tokens and a picture of {grid.length} do not fit into the "
+            f"{most} positions of {image_family.name}; give a smaller grid="
+        )
+    start = inputs["attention_mask"].sum(-1, keepdim=True)
+    seed = arguments.get("seed")
+    return Drawing(
+        image_family,
+        grid,
+        _guided(image_family, inputs, arguments),
+        _sampling(arguments, GridMask(grid, start)),
+        Stop(grid.length),
+        fresh_seed() if seed is None else int(seed),
+        arguments.get("row_ids"),
+    )
+
+
+def cells(grid: Grid, device: torch.device) -> Tensor:  # (H, W)
+    """Offsets of a grid's cells."""
+    rows = torch.arange(grid.height, device=device)[:, None] * grid.period
+    return len(grid.header) + rows + torch.arange(grid.width, device=device)
+
+
+def token_request(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The `request` of models whose prompt is plain token ids."""
+    ids = inputs.get("input_ids")
+    if ids is None or ids.dim() != 2 or not ids.numel():
+        raise ValueError(
+            "the request has no prompt; pass the processor's output: generate_images(**inputs)"
+        )
+    mask = inputs.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask
+    if bool((mask[:, -1] == 0).any()):
+        raise ValueError("the prompts are padded on the right; pad on the left")
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def _read(
+    image_family: ImageFamily, processor: Any, grid: Grid, arguments: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The arguments with tensors in place of prompts in words."""
+    prompt, negative = arguments.get("prompt"), arguments.get("negative")
+    rest = {name: value for name, value in arguments.items() if name != "prompt"}
+    texts = [prompt] if isinstance(prompt, str) else prompt
+    if texts is not None:
+        clash = [name for name in image_family.inputs if name in arguments]
+        if clash:
+            raise ValueError(f"prompt= and {', '.join(clash)}= both say what to draw; give one")
+        rest |= _worded(image_family, processor, texts, grid)
+    if negative is not None and not isinstance(negative, Mapping):
+        single = isinstance(negative, str)
+        others = [negative] * (1 if texts is None else len(texts)) if single else negative
+        rest["negative"] = _worded(image_family, processor, others, grid)
+    return rest
+
+
+def _worded(
+    image_family: ImageFamily, processor: Any, texts: Sequence[str], grid: Grid
+) -> Mapping[str, Any]:
+    if image_family.words is None:
+        raise ValueError(
+            f"{image_family.name} reads no words; give what it draws behind: "
+            f"generate_images({'=..., '.join(image_family.inputs)}=...)"
+        )
+    if processor is None:
+        raise ValueError(
+            "a prompt in words needs the model's processor; give it once, as accelerate(model, "
+            f"processor=...), or pass its tensors ({', '.join(image_family.inputs)})"
+        )
+    if not len(texts) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"prompt={texts!r} is neither a text nor a list of texts")
+    made, device = image_family.words(processor, texts, grid), image_family.codebook.vectors.device
+    return {name: value.to(device) for name, value in made.items()}
+
+
+def _grid(family: ImageFamily, given: Any, vocabulary: int) -> Grid:
+    if isinstance(given, Grid):
+        ids = given.ids()
+        named = (
+            *given.header,
+            *given.footer,
+            *(() if given.separator is None else (given.separator,)),
+        )
+        if max(int(ids.max()), *named, 0) >= vocabulary or not bool(
+            torch.isin(ids, family.codebook.ids.cpu()).all()
+        ):
+            raise ValueError(
+                f"the grid has tokens that {family.name} does not speak; make it with rows and "
+                "columns only: grid=(height, width)"
+            )
+        return given
+    size = family.size if given is None else given
+    if size is None:
+        raise ValueError(f"{family.name} draws any size; give grid=(height, width) in codes")
+    if not (isinstance(size, tuple | list) and len(size) == 2):
+        raise ValueError(f"grid={given!r} is no size; give (height, width) in codes, or a Grid")
+    return family.layout(int(size[0]), int(size[1]))
+
+
+def _guided(
+    family: ImageFamily, inputs: dict[str, Any], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The inputs, with scale and unconditional prompt where there is guidance."""
+    given = arguments.get("guidance")
+    scale = family.guidance if given is None else float(given)
+    if not 0 <= scale < math.inf:
+        raise ValueError(f"guidance={scale} is no scale; give 1 for none, or more, such as 5")
+    if scale == 1:
+        return inputs
+    negative = arguments.get("negative")
+    if negative is not None:
+        negative = family.request(negative)
+    elif family.unconditional is not None:
+        negative = family.unconditional(inputs)
+    else:
+        raise ValueError(
+            f"guidance={scale} needs an unconditional prompt, and {family.name} has none of its "
+            "own; give negative= the processor's output for one, or guidance=1"
+        )
+    return {**inputs, SCALE: scale, NEGATIVE: negative}
+
+
+def _sampling(arguments: Mapping[str, Any], raster: GridMask) -> Sampling:
+    names = ("do_sample", *SAMPLED)
+    settings = sampled({n: arguments[n] for n in names if arguments.get(n) is not None})
+    return Sampling(**settings, places=(raster,))

@@ -1,0 +1,64 @@
+"""Image models: who draws, and with what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mmspec.codes.image_family import ImageFamily
+from mmspec.modalities.image import chameleon, emu3, janus, llamagen
+from mmspec.models.chameleon import ChameleonForImageGeneration
+from mmspec.models.llamagen import LlamaGenForImageGeneration
+from mmspec.targets.backbone import Backbone, Family
+from mmspec.targets.code_backbone import CodeBackbone
+from mmspec.targets.guidance import Guided
+
+FAMILIES: Mapping[str, Family] = {
+    "emu3": emu3.FAMILY,
+    "janus": janus.FAMILY,
+    "llamagen": llamagen.FAMILY,
+    "chameleon": chameleon.FAMILY,
+}
+CLASSES: Mapping[str, Any] = {  # of weights that transformers does not load as what draws
+    "llamagen": LlamaGenForImageGeneration,
+    "chameleon": ChameleonForImageGeneration,
+}
+_READERS: Mapping[str, Callable[[Any], CodeBackbone]] = {
+    "janus": janus.reader,
+    "llamagen": llamagen.reader,
+}
+_IMAGE_FAMILIES: Mapping[str, Callable[[Any], ImageFamily]] = {
+    "emu3": emu3.image_family,
+    "janus": janus.image_family,
+    "llamagen": llamagen.image_family,
+    "chameleon": chameleon.image_family,
+}
+
+
+def draws(model: Any) -> bool:
+    """Whether a model speaks picture tokens."""
+    kind = model.config.model_type
+    return kind in FAMILIES and (kind != "chameleon" or chameleon.draws(model))
+
+
+def backbone(model: Any) -> Guided:
+    """The backbone of a model that draws."""
+    kind = model.config.model_type
+    reader = _READERS.get(kind)
+    return Guided(Backbone(model, FAMILIES[kind]) if reader is None else reader(model))
+
+
+def image_family(model: Any) -> ImageFamily:
+    """How a model draws. Raises ValueError for one that speaks no picture tokens."""
+    kind = model.config.model_type
+    if kind == "chameleon" and not draws(model):
+        raise ValueError(
+            f"{type(model).__name__} rules picture tokens out and has no decoder; load the weights "
+            "as mmspec.models.chameleon.ChameleonForImageGeneration"
+        )
+    if not draws(model):
+        raise ValueError(
+            f"{type(model).__name__} ({kind}) speaks no picture tokens; models that draw: "
+            f"{', '.join(sorted(_IMAGE_FAMILIES))}"
+        )
+    return _IMAGE_FAMILIES[kind](model)

@@ -1,0 +1,130 @@
+"""Janus draws with a head and a table of their own behind its language model.
+
+Chen et al. 2025 ("Janus-Pro"). The prompt is text and ends with begin-of-image; from there on
+embeddings are those of codes, and the head speaks of codes only. The unconditional prompt is the
+prompt with all but its begin tokens padded over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.codes.grid import Grid
+from mmspec.codes.image_family import ImageFamily, codebook
+from mmspec.laws.sampling import Sampling
+from mmspec.modalities.image.drawing import token_request
+from mmspec.targets.backbone import Family
+from mmspec.targets.code_backbone import CodeBackbone, Tables, counted, foreign
+from mmspec.targets.guidance import SCALE
+
+FAMILY = Family("Janus", direct=True, draws=True, writes=False)
+
+
+def reader(model: Any) -> CodeBackbone:
+    """The picture side of a `JanusForConditionalGeneration`."""
+    inner = model.model
+
+    def prompt(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        embeds: Tensor = model.get_input_embeddings()(inputs["prompt_ids"])
+        return embeds, counted(inputs["attention_mask"])
+
+    tables = Tables(
+        inner.language_model,
+        inner.generation_head,
+        model.prepare_embeddings_for_image_generation,
+        prompt,
+        inner.generation_head.vision_head.out_features,
+    )
+    return CodeBackbone(model, FAMILY, model.config.get_text_config(decoder=True), tables)
+
+
+def image_family(model: Any) -> ImageFamily:
+    """How a `JanusForConditionalGeneration` draws: one square, of the size it was trained for."""
+    name, weight = type(model).__name__, model.model.vqmodel.quantize.embedding.weight
+    side = model.config.vq_config.num_patches
+    count = model.model.generation_head.vision_head.out_features
+    book = codebook(name, weight, torch.arange(count), count, "normalised")
+
+    def layout(height: int, width: int) -> Grid:
+        if (height, width) != (side, side):
+            raise ValueError(
+                f"a grid of {height} x {width} does not fit: Janus draws {side} x {side} codes "
+                "only; leave the size to it"
+            )
+        return Grid(side, side, (0, count))
+
+    def decode(codes: Tensor) -> Tensor:
+        pixels: Tensor = model.decode_image_tokens(codes.flatten(1)).permute(0, 3, 1, 2)
+        return pixels
+
+    def encode(pixels: Tensor) -> Tensor:
+        vq = model.model.vqmodel
+        latents = vq.quant_conv(vq.encoder(pixels))
+        return book.nearest(latents.permute(0, 2, 3, 1))
+
+    return ImageFamily(
+        name=name,
+        codebook=book,
+        layout=layout,
+        size=(side, side),
+        guidance=5.0,
+        decode=decode,
+        inputs=("input_ids", "attention_mask"),
+        request=request,
+        unconditional=partial(unconditional, model),
+        words=words,
+        peer=partial(peer, model),
+        encode=encode,
+    )
+
+
+def words(processor: Any, texts: Sequence[str], grid: Grid) -> Mapping[str, Any]:
+    """Prompts in the model's chat form, where it has one, with begin-of-image behind them."""
+    if processor.chat_template:
+        turns = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in texts]
+        texts = processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    shape = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
+    made: Mapping[str, Any] = processor(text=list(texts), generation_mode="image", **shape)
+    return {name: made[name] for name in ("input_ids", "attention_mask")}
+
+
+def peer(model: Any, inputs: Mapping[str, Any], sampling: Sampling) -> Tensor:  # (B, L)
+    """transformers' own loop, on torch's own random numbers. Draws with guidance only."""
+    drawn: Tensor = model.generate(
+        inputs=inputs["prompt_ids"],
+        attention_mask=inputs["attention_mask"],
+        generation_mode="image",
+        guidance_scale=inputs[SCALE],
+        do_sample=sampling.do_sample,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+    )
+    return drawn
+
+
+def request(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The prompt's ids stand aside: they are not of the vocabulary of codes."""
+    given = token_request(inputs)
+    mask = given["attention_mask"]
+    return {"input_ids": foreign(mask), "attention_mask": mask, "prompt_ids": given["input_ids"]}
+
+
+def unconditional(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything but begin-of-sequence and begin-of-image becomes padding that is read."""
+    config = model.generation_config
+    begin = (config.generation_kwargs or {}).get("boi_token_id")
+    if begin is None or config.pad_token_id is None:
+        raise ValueError(
+            "guidance needs the begin-of-image and padding ids of Janus, which its generation "
+            "config lacks; set generation_kwargs={'boi_token_id': ...} and pad_token_id, or give "
+            "negative="
+        )
+    ids = inputs["prompt_ids"]
+    kept = (ids == begin) | (ids == (-1 if config.bos_token_id is None else config.bos_token_id))
+    return {**inputs, "prompt_ids": ids.masked_fill(~kept, config.pad_token_id)}

@@ -1,0 +1,98 @@
+"""LlamaGen draws behind a class or the features of a caption (Sun et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.codes.grid import Grid
+from mmspec.codes.image_family import ImageFamily, codebook
+from mmspec.models.llamagen import LlamaGenForImageGeneration
+from mmspec.targets.backbone import Family
+from mmspec.targets.code_backbone import CodeBackbone, Tables, foreign
+
+FAMILY = Family("LlamaGen", direct=True, draws=True, writes=False)
+
+
+def reader(model: LlamaGenForImageGeneration) -> CodeBackbone:
+    """A LlamaGen model as the engine sees it; condition slots count as positions, padded or not."""
+    inner = model.model
+
+    def prompt(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        embeds: Tensor = inner.condition(inputs["condition"])
+        return embeds, torch.arange(embeds.shape[1], device=embeds.device)[None]
+
+    tables = Tables(inner, model.lm_head, inner.embed_tokens, prompt, model.config.vocab_size)
+    return CodeBackbone(model, FAMILY, model.config, tables)
+
+
+def image_family(model: LlamaGenForImageGeneration) -> ImageFamily:
+    """How a LlamaGen model draws: one square, of the size it was trained for."""
+    name = type(model).__name__
+    vq, side, count = model.vqmodel, model.config.side, model.config.vocab_size
+    if vq is None:
+        raise ValueError(
+            f"{name} has no picture decoder; give its configuration a vq_config "
+            "and load the tokeniser's weights (mmspec.models.llamagen_weights.load_public)"
+        )
+
+    def layout(height: int, width: int) -> Grid:
+        if (height, width) != (side, side):
+            raise ValueError(
+                f"a grid of {height} x {width} does not fit: this LlamaGen draws {side} x {side} "
+                "codes only; leave the size to it"
+            )
+        return Grid(side, side, (0, count))
+
+    return ImageFamily(
+        name=name,
+        codebook=codebook(name, vq.embedding.weight, torch.arange(count), count, "normalised"),
+        layout=layout,
+        size=(side, side),
+        guidance=4.0 if model.config.condition == "class" else 7.5,
+        decode=vq.decode,
+        inputs=("class_ids",) if model.config.condition == "class" else ("caption", "caption_mask"),
+        request=partial(request, model),
+        unconditional=partial(unconditional, model),
+    )
+
+
+def request(model: LlamaGenForImageGeneration, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """`class_ids` (B,), or `caption` features (B, T, C), padded on the left by `caption_mask`."""
+    config = model.config
+    if not inputs:
+        names = "class_ids" if config.condition == "class" else "caption and caption_mask"
+        raise ValueError(f"this LlamaGen draws behind a {config.condition}; give {names}")
+    if config.condition == "class":
+        classes = torch.as_tensor(inputs["class_ids"], device=model.device).reshape(-1, 1)
+        if not 0 <= int(classes.min()) <= int(classes.max()) < config.num_classes:
+            raise ValueError(
+                f"class_ids={classes[:, 0].tolist()} go beyond the {config.num_classes} classes of "
+                "this model; they count from 0"
+            )
+        mask = torch.ones_like(classes)
+        return {"input_ids": foreign(mask), "attention_mask": mask, "condition": classes}
+    caption: Tensor = inputs["caption"]
+    wanted = (config.condition_length, config.caption_size)
+    if caption.dim() != 3 or tuple(caption.shape[1:]) != wanted:
+        raise ValueError(
+            f"caption has shape {tuple(caption.shape)}, but this model reads (B, {wanted[0]}, "
+            f"{wanted[1]}); pad the text encoder's features on the left"
+        )
+    given = inputs.get("caption_mask")
+    mask = caption.new_ones(caption.shape[:2]) if given is None else given
+    mask = mask.long()
+    return {"input_ids": foreign(mask), "attention_mask": mask, "condition": caption}
+
+
+def unconditional(model: LlamaGenForImageGeneration, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """No class, or the learned features of no caption behind the same mask."""
+    given = inputs["condition"]
+    if model.config.condition == "class":
+        return {**inputs, "condition": torch.full_like(given, model.config.num_classes)}
+    learned: Any = model.model.condition.unconditional
+    return {**inputs, "condition": learned.to(given).expand_as(given)}

@@ -1,0 +1,1 @@
+"""How the picture-token checkpoints of the zoo are made."""

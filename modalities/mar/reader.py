@@ -1,0 +1,126 @@
+"""MAR draws pictures of continuous tokens behind a class (Li et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.models.mar import MarForImageGeneration
+from mmspec.models.mar_head import SampledHead
+from mmspec.targets.patches import Plan
+from mmspec.targets.paths import PathLaw
+
+SHARED = ("side", "channels", "patch_size", "num_classes", "base_steps", "latent_scale")
+
+
+@dataclass(frozen=True)
+class MarReader:
+    """A MAR model with the classes and the sampler of a call."""
+
+    model: MarForImageGeneration
+    classes: Tensor  # (B,)
+    head: SampledHead
+
+    @classmethod
+    def of(cls, model: Any, classes: Tensor, plan: Plan) -> MarReader:
+        return cls(model, classes.to(model.device), model.sampled(plan))
+
+    @property
+    def cells(self) -> int:
+        return self.model.config.cells
+
+    def law(
+        self,
+        latents: Tensor,
+        shown: Tensor,
+        cells: Tensor,
+        real: Tensor,
+        image: Tensor,
+        reach: Tensor,
+    ) -> PathLaw:
+        told = self.classes[image]
+        return self.model.law(self.head, latents, shown, cells, real, told, reach)
+
+
+def labels(model: MarForImageGeneration, given: Any) -> Tensor:  # (B,)
+    """Classes as a tensor; None is no class.
+
+    Raises ValueError for numbers that the model does not know.
+    """
+    none = model.config.num_classes
+    if given is None or isinstance(given, int):
+        given = [given]
+    if isinstance(given, Tensor):
+        given = given.reshape(-1).tolist()
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        raise ValueError(f"class_labels={given!r} are no classes; give a number or a list of them")
+    wrong = [one for one in given if one is not None and not 0 <= one < none]
+    if wrong:
+        raise ValueError(
+            f"class_labels={wrong[0]!r} is not known; this model has classes 0 to {none - 1}, and "
+            "None for no class"
+        )
+    return torch.tensor([none if one is None else one for one in given])
+
+
+def numbers(model: MarForImageGeneration, prompt: str | Sequence[str]) -> list[int]:
+    """The classes that are called so in the configuration, or given as numbers.
+
+    Raises ValueError for names that the model does not know.
+    """
+    asked = [prompt] if isinstance(prompt, str) else list(prompt)
+    named: Any = model.config.label2id or {}
+    known: dict[str, int] = {_plain(name): number for name, number in named.items()}
+    found = []
+    for one in asked:
+        name = _plain(one)
+        if name not in known and not name.isdigit():
+            some = ", ".join(repr(label) for label in list(known)[:3])
+            raise ValueError(
+                f"prompt={one!r} is no class of this model; give a number, or one of the "
+                f"{len(known)} names in model.config.label2id, such as {some}"
+            )
+        found.append(known[name] if name in known else int(name))
+    return found
+
+
+def load(source: str | Path) -> MarForImageGeneration:
+    """A model from a folder or "zoo:NAME". Raises ValueError where there is none."""
+    if str(source).startswith("zoo:"):
+        from mmspec import zoo
+
+        found: MarForImageGeneration = zoo.load(str(source).removeprefix("zoo:"))
+        return found
+    if not (Path(source) / "config.json").exists():
+        raise ValueError(f"{source} is no folder of a MAR model; give one, or zoo:NAME")
+    read: Any = MarForImageGeneration.from_pretrained
+    model: MarForImageGeneration = read(source, use_safetensors=True)
+    model.train(False)
+    return model
+
+
+def _plain(name: str) -> str:
+    """A name without capitals, spaces around it and an article."""
+    words = name.lower().split()
+    return " ".join(words[1:] if len(words) > 1 and words[0] in ("a", "an", "the") else words)
+
+
+def check_pair(target: Any, small: Any) -> None:
+    """Refuse a draft model of other tokens. Raises ValueError."""
+    if not isinstance(small, MarForImageGeneration):
+        raise ValueError(
+            f"drafter= is a {type(small).__name__}, but a MAR model is drafted for by a MAR model; "
+            "give a smaller one of the same tokens"
+        )
+    for name in SHARED:
+        own, theirs = getattr(target.config, name), getattr(small.config, name)
+        if own != theirs:
+            raise ValueError(
+                f"the draft model has {name}={theirs} and the target {name}={own}, so they speak "
+                "of other tokens; give two models for the same pictures"
+            )

@@ -1,0 +1,81 @@
+"""Measure MAR models: facts drawn right, and how closely a drafter follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+
+from mmspec.api import accelerate
+from mmspec.codes.image_family import pictures
+from mmspec.modalities.mar.zoo.models import GUIDANCE, HEAD_STEPS, LABELS, STEPS, label
+from mmspec.models.mar import MarForImageGeneration
+from mmspec.targets.patches import Plan
+from mmspec.zoo.reading import read_all
+
+PLAN = Plan(STEPS, GUIDANCE, head_steps=HEAD_STEPS, last_noise=True)
+DRAFTED = 1
+
+
+def classes(count: int, seed: int = 0) -> list[int]:
+    """Classes to draw, spread over all."""
+    return [(37 * (seed + index)) % len(LABELS) for index in range(count)]
+
+
+@torch.no_grad()
+def painted(
+    model: MarForImageGeneration,
+    vae: Any,
+    asked: Sequence[int],
+    seed: int = 0,
+    plan: Plan = PLAN,
+    batch: int = 34,
+) -> Iterator[Image.Image]:
+    """Pictures of classes, drawn by the model itself."""
+    for start in range(0, len(asked), batch):
+        part = list(asked[start : start + batch])
+        rows = range(start, start + len(part))
+        latents = model.sample(torch.tensor(part), plan, seed, rows)
+        yield from pictures(vae.decode(latents / model.config.latent_scale)[0])
+
+
+def facts_of(asked: Sequence[int], images: Sequence[Image.Image]) -> list[tuple[int, int]]:
+    """Facts right and asked of each: one, whether it shows a thing of its class and no other."""
+    return [
+        (int([label(thing) for thing in scene.things] == [LABELS[number]]), 1)
+        for number, scene in zip(asked, read_all(images), strict=True)
+    ]
+
+
+def facts_drawn(
+    model: MarForImageGeneration, vae: Any, asked: Sequence[int], seed: int = 0, plan: Plan = PLAN
+) -> tuple[int, int]:
+    """Pictures that show their class and nothing else, and all pictures."""
+    scored = facts_of(asked, list(painted(model, vae, asked, seed, plan)))
+    return sum(right for right, _ in scored), len(scored)
+
+
+def acceptance(
+    drafter: MarForImageGeneration,
+    target: MarForImageGeneration,
+    asked: Sequence[int],
+    seed: int = 0,
+    batch: int = 16,
+) -> float:
+    """Steps per round of `cspd-coupled` with one drafted step."""
+    fast = accelerate(target, "cspd-coupled", drafter=drafter, length=DRAFTED)
+    rounds = steps = 0
+    for start in range(0, len(asked), batch):
+        made = fast.generate_images(
+            class_labels=list(asked[start : start + batch]),
+            steps=STEPS,
+            guidance=GUIDANCE,
+            head_steps=HEAD_STEPS,
+            last_noise=True,
+            seed=seed + start,
+        )
+        rounds += sum(made.stats.acceptance_histogram)
+        steps += made.stats.num_new_tokens
+    return round(steps / rounds, 2)

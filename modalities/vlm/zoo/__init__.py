@@ -1,0 +1,1 @@
+"""How the vision-language checkpoints of the zoo are made."""

@@ -1,0 +1,83 @@
+"""Let a target talk about training scenes, so that a drafter can learn the target's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from mmspec.modalities.vlm.zoo.families import Family
+from mmspec.zoo.batches import Batch, Encoder, Sample, fresh, grouped
+from mmspec.zoo.learning import Progress, silent
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MAX_NEW_TOKENS = 96
+_SAMPLED_ONE_IN = 4  # the others are greedy
+
+
+def said_by(
+    target: PreTrainedModel,
+    family: Family,
+    encoder: Encoder,
+    n: int,
+    seed: int,
+    batch: int = 128,
+    progress: Progress = silent,
+) -> list[Sample]:
+    """`n` training samples, each with what the target answers; one batch in four is sampled."""
+    batches = -(-n // batch)
+    found: list[Sample] = []
+    for i, samples in enumerate(islice(fresh(batch, seed + 1), batches)):
+        is_sampled = i % _SAMPLED_ONE_IN == _SAMPLED_ONE_IN - 1
+        found += answered(target, family, encoder, samples, is_sampled)
+        progress("listen", i + 1, batches, float("nan"))
+    return found[:n]
+
+
+def lessons(
+    said: Sequence[Sample], encoder: Encoder, batch: int, seed: int, blind: bool
+) -> Iterator[Batch]:
+    """Batches without end: the target's words, over and over, alternating with fresh scenes.
+
+    A blind model reads one image token as often as all of them.
+    """
+    generator = np.random.default_rng((seed, 3))
+    news = fresh(batch, seed + 2)
+    while True:
+        for part in grouped(said, batch, generator):
+            yield encoder(part, blind=blind and generator.random() < 0.5)
+            yield encoder(next(news), blind=blind and generator.random() < 0.5)
+
+
+@torch.no_grad()
+def answered(
+    target: PreTrainedModel,
+    family: Family,
+    encoder: Encoder,
+    samples: Sequence[Sample],
+    sampled: bool = False,
+) -> list[Sample]:
+    """The same pictures and prompts with what the target answers, greedily or sampled."""
+    ids, mask = encoder.prompts(samples)
+    images = family.image_inputs(np.stack([s.image for s in samples]))
+    extra = {}
+    if family.positions_from_types:
+        token = encoder.tokenizer.convert_tokens_to_ids(family.image_token)
+        extra["mm_token_type_ids"] = (ids == token).int()
+    generate: Any = target.generate
+    out = generate(
+        input_ids=ids,
+        attention_mask=mask,
+        **images,
+        **extra,
+        do_sample=sampled,
+        max_new_tokens=MAX_NEW_TOKENS,
+    )
+    texts = encoder.tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
+    return [replace(s, answer=text) for s, text in zip(samples, texts, strict=True)]

@@ -1,0 +1,243 @@
+"""The distance of a relaxed rule: its closed forms, and what a run reports of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import mmspec
+from mmspec import recipes
+from mmspec.decode import settle
+from mmspec.draft import Draft, Kind, Round, Scores, Verdict
+from mmspec.laws.categorical import Categorical, residual
+from mmspec.laws.distances import excess, measure, over_accepted, total_variation
+from mmspec.laws.noise import KeyedNoise, Noise
+from mmspec.targets.stop import Stop
+from mmspec.verifiers.annealed import Annealed
+from mmspec.verifiers.exact import Exact
+from mmspec.verifiers.law import law
+from mmspec.verifiers.lenience import Lenience
+from mmspec.verifiers.recursive import Recursive
+from tests import toys
+from tests.conftest import noisy
+
+
+def laws(count: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    scores = torch.randn(2, count, size, generator=torch.Generator().manual_seed(seed)).double()
+    p, q = (1.5 * scores).softmax(-1)
+    return p, q
+
+
+@dataclass(frozen=True)
+class Given:
+    """A rule that is written down: an acceptance per token, and a law to correct from."""
+
+    chances: Tensor  # (V,)
+    correction: Tensor  # (V,)
+    lossless: ClassVar[bool] = False
+
+    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        return self.chances[x]
+
+    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        return self.correction.expand_as(p)
+
+
+def test_the_output_is_what_enumeration_finds() -> None:
+    generator = torch.Generator().manual_seed(2)
+    for p, q in zip(*laws(5, 6), strict=True):
+        chances, correction = torch.rand(2, 6, generator=generator).double()
+        rule = Given(chances, correction / correction.sum())
+        step = measure(rule, p, q)
+        assert_close(step.output, law(p, q, rule, kind=Kind.IID), atol=1e-12, rtol=0)
+        rejected = 1 - (q * chances).sum()
+        assert_close(step.rejected, rejected)
+        assert_close(step.output, q * chances + rejected * rule.correction)
+
+
+def test_relaxed_acceptance_with_the_optimal_residual_is_off_by_what_it_over_accepts() -> None:
+    generator = torch.Generator().manual_seed(3)
+    for p, q in zip(*laws(20, 9), strict=True):
+        vanilla = (p / q).clamp_max(1)
+        chances = vanilla + torch.rand(9, generator=generator).double() * (1 - vanilla)
+        step = measure(Given(chances, residual(p, q)), p, q)
+        assert_close(step.distance, step.over_accepted, atol=1e-14, rtol=0)
+        assert_close(step.rejected, total_variation(p, q) - step.over_accepted)
+        assert 0 < step.over_accepted < total_variation(p, q)
+
+
+def test_no_correction_brings_the_distance_below_the_over_accepted_mass() -> None:
+    generator = torch.Generator().manual_seed(4)
+    worse = 0
+    for p, q in zip(*laws(20, 5), strict=True):
+        chances, correction = torch.rand(2, 5, generator=generator).double()
+        step = measure(Given(chances, correction / correction.sum()), p, q)
+        assert step.distance >= step.over_accepted - 1e-14
+        worse += bool(step.distance > step.over_accepted + 1e-3)
+    assert worse > 0
+
+
+def test_the_ends_of_the_scale() -> None:
+    p, q = laws(4, 7)
+    exact = measure(Exact(), p, q)
+    assert_close(exact.output, p, atol=1e-14, rtol=0)
+    assert_close(exact.over_accepted, torch.zeros(4).double(), atol=1e-15, rtol=0)
+    everything = measure(Lenience(1e-9), p, q)
+    assert_close(everything.output, q)
+    assert_close(everything.over_accepted, total_variation(p, q))
+    assert_close(over_accepted(p, q, torch.ones_like(p)), total_variation(p, q))
+
+
+def test_chunks_change_nothing() -> None:
+    p, q = laws(3, 11)
+    whole, parts = (measure(Lenience(0.6), p, q, chunk) for chunk in (11, 4))
+    assert_close(whole.output, parts.output, atol=1e-15, rtol=0)
+    assert torch.equal(whole.accept, parts.accept)
+
+
+def test_single_tests_tell_the_mass_on_average() -> None:
+    p, q = laws(6, 8)
+    x = torch.arange(8).expand(6, -1)
+    wanted, proposed = (one[:, None].expand(-1, 8, -1) for one in (p, q))
+    rule = Lenience(0.7)
+    single = excess(wanted, proposed, x, rule.accept(wanted, proposed, x))
+    assert_close((q * single).sum(-1), measure(rule, p, q).over_accepted, atol=1e-14, rtol=0)
+
+
+@dataclass
+class Recorded:
+    """A verifier that adds up probability times measured mass while it is enumerated."""
+
+    verifier: Recursive
+    p: Tensor
+    q: Tensor
+    mean: Tensor
+    lossless: ClassVar[bool] = False
+    kinds: ClassVar[tuple[Kind, ...]] = tuple(Kind)
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        verdict = self.verifier.verify(draft, scores, noise)
+        assert verdict.excess is not None
+        chance = torch.ones(draft.batch, dtype=torch.float64)
+        spare = torch.ones_like(chance)
+        for x in draft.tokens.unbind(1):
+            if draft.kind is not Kind.DET:
+                chance = chance * self.q[x] / (spare if draft.kind is Kind.WOR else 1)
+            spare = spare - self.q[x]
+        self.mean += (chance * noise.chance * verdict.excess).sum()  # type: ignore[attr-defined]
+        return verdict
+
+
+@pytest.mark.parametrize("kind", [Kind.IID, Kind.WOR, Kind.DET])
+@pytest.mark.parametrize("rule", [Lenience(0.7), Annealed(2.0), Annealed(1.4, nu=0)], ids=repr)
+def test_a_walk_measures_what_its_output_is_off_by(rule: Lenience | Annealed, kind: Kind) -> None:
+    """With one proposal it is the distance itself, with siblings a bound of it."""
+    for p, q in zip(*laws(4, 5, seed=8), strict=True):
+        for siblings in (1, 2, 3):
+            recorded = Recorded(Recursive(rule), p, q, torch.zeros(()).double())
+            off = total_variation(law(p, q, recorded, siblings, kind), p)
+            assert off <= recorded.mean + 1e-12
+            assert recorded.mean > 1e-3
+            if siblings == 1:
+                assert_close(recorded.mean, off, atol=1e-12, rtol=0)
+
+
+def test_a_chain_adds_up_the_tokens_it_tested() -> None:
+    p, q = (one.float() for one in laws(4, 5, seed=1))
+    random = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, (4, 3), generator=random)
+    weights = [p[:, None].expand(-1, 4, -1), q[:, None].expand(-1, 3, -1)]
+    target, drafted = (Categorical.of(one) for one in weights)
+    mask = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
+    draft = Draft.chain(tokens, Kind.IID, drafted, mask)
+    scores = Scores(target, torch.arange(4).expand(4, -1))
+    rule = Lenience(0.5)
+    seen = set()
+    for seed in range(20):
+        verdict = Recursive(rule).verify(draft, scores, KeyedNoise.seeded(seed, 4, p.device))
+        assert verdict.excess is not None
+        for row in range(4):
+            length = int(verdict.length[row])
+            tested = [int(x) for x in tokens[row, : length + 1][mask[row, : length + 1]]]
+            ratio = p[row] / q[row]
+            over = (2 * ratio).clamp_max(1) - ratio.clamp_max(1)  # acceptance at ell = 1/2
+            wanted = float(over[tested].sum())
+            assert float(verdict.excess[row]) == pytest.approx(wanted, abs=1e-6)
+            seen.add((row, length))
+    assert len(seen) > 5
+
+
+def test_exact_rules_measure_nothing() -> None:
+    p, q = laws(2, 5)
+    target, drafted = (
+        Categorical.of(one[:, None].expand(-1, n, -1)) for one, n in ((p, 3), (q, 2))
+    )
+    draft = Draft.chain(torch.zeros(2, 2, dtype=torch.int64), Kind.IID, drafted)
+    scores = Scores(target, torch.arange(3).expand(2, -1))
+    noise = KeyedNoise.seeded(0, 2, p.device)
+    assert Recursive().verify(draft, scores, noise).excess is None
+    assert Recursive(Lenience(0.5)).verify(draft, scores, noise).excess is not None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What `settle` asks of a context: two rows, the second finished."""
+
+    finished: Sequence[bool] = (False, True)
+
+    def generated(self, row: int) -> int:
+        return 0
+
+    def prefix(self, row: int) -> Tensor:
+        return torch.zeros(0)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("event", [(), (2,)], ids=["ids", "vectors"])
+def test_the_mass_comes_along_with_the_verdict(event: tuple[int, ...], padded: bool) -> None:
+    tokens = torch.arange(4).reshape(2, 2)
+    tokens = tokens if not event else tokens[..., None].expand(2, 2, *event).float()
+    mask = torch.ones(2, 2, dtype=torch.bool) if padded else None
+    draft = Draft.chain(tokens, Kind.DET, mask=mask)
+    next_ = tokens[:, 0]
+    verdict = Verdict(torch.tensor([[0, -1], [0, 1]]), torch.tensor([1, 2]), next_)
+    stop = Stop(8)
+
+    def settled(verdict: Verdict) -> Round:
+        return settle(1, Standing(), draft, None, verdict, stop)  # type: ignore[arg-type]
+
+    plain = settled(verdict)
+    assert plain.excess is None
+    measured = settled(replace(verdict, excess=torch.tensor([0.3, 0.7])))
+    assert measured.excess == pytest.approx((0.3, 0.0), abs=1e-7)  # a finished row has no part
+    assert (measured.path, measured.drafted) == (plain.path, plain.drafted)
+    assert measured.path == ((0,), ())
+    if not event:
+        assert measured.tokens == plain.tokens == ((0, 0), ())
+
+
+def test_a_run_reports_its_distance_and_an_exact_one_has_none() -> None:
+    model, request = toys.model("llava"), toys.inputs("llava", batch=2)
+    found = {}
+    for name in ("lenience", "cool-sd", "speculative-sampling"):
+        fast = mmspec.accelerate(model, name, drafter=noisy("llava", scale=0.3))
+        rounds = list(fast.stream(**request, max_new_tokens=12, temperature=1.0, seed=2))
+        assert fast.last_stats is not None
+        found[name] = fast.last_stats.over_accepted_mass
+        masses = [sum(kept.excess) for kept in rounds if kept.excess is not None]
+        if recipes.get(name).exact:
+            assert not masses
+            continue
+        emitted = sum(len(row) for kept in rounds if kept.calls for row in kept.tokens)
+        assert found[name] == pytest.approx(sum(masses) / emitted)
+    assert found["speculative-sampling"] is None
+    assert found["lenience"] is not None
+    assert 0 < found["lenience"] < 1
+    assert found["cool-sd"] is not None
+    assert 0 < found["cool-sd"] < 1

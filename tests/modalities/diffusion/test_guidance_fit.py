@@ -1,0 +1,36 @@
+"""Rules of guidance that are read off a pipeline."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmspec.modalities.diffusion.guidance_fit import Fitter, Rescaled, Weighted
+
+
+def test_weights_of_guidance_are_read_off_every_step() -> None:
+    fitter = Fitter({})
+    for scale in (1.0, 3.25, 7.5):
+        negative, positive = torch.randn(2, 2, 6, 4, 4)
+        guided = negative + scale * (positive - negative)
+        fitter.add([negative, positive], guided[:, :3])
+    join = fitter.join()
+    assert isinstance(join, Weighted)
+    assert join.size == 3
+    assert join.weights[:, 1].tolist() == [1.0, 3.25, 7.5]
+    negative, positive = torch.randn(2, 3, 6, 4, 4)
+    scales = torch.tensor([7.5, 1.0, 3.25]).reshape(3, 1, 1, 1)
+    expected = negative + scales * (positive - negative)
+    found = join([negative, positive], torch.tensor([2, 0, 1]))
+    torch.testing.assert_close(found, expected[:, :3])
+
+
+def test_guidance_that_is_not_known_is_refused() -> None:
+    negative, positive = torch.randn(2, 2, 4, 8, 8)
+    with pytest.raises(ValueError, match="a way that is not known"):
+        Fitter({"guidance_scale": 2.0}).add([negative, positive], negative * positive)
+    fitter = Fitter({"guidance_scale": 2.0, "guidance_rescale": 0.5})
+    fitter.add([positive, negative], Rescaled(2.0, 0.5)([negative, positive], torch.zeros(2)))
+    assert fitter.join() == Rescaled(2.0, 0.5, 1, 0)
+    with pytest.raises(ValueError, match="the same kind in every step"):
+        fitter.add([positive, negative], negative + 2 * (positive - negative))

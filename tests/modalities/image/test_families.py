@@ -1,0 +1,370 @@
+"""Pictures through the loop are the pictures of the models' own loops, with any drafter."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import mmspec
+from mmspec.codes.grid import Grid
+from mmspec.draft import Draft, Kind
+from mmspec.modalities.image import chameleon
+from mmspec.modalities.image import families as image
+from mmspec.targets.context import Context
+from mmspec.targets.memory import block
+from tests.modalities import drawing
+from tests.toys import painters
+
+FAMILIES = tuple(painters.PAINTERS)
+RECIPES = ("plain", "prompt-lookup", "token-recycling")
+BATCHES = (1, 3)
+
+
+@lru_cache(maxsize=8)
+def model(family: str) -> Any:
+    return painters.PAINTERS[family]()
+
+
+@lru_cache(maxsize=32)
+def expected(family: str, batch: int, scale: float) -> Tensor:
+    image_family = image.image_family(model(family))
+    grid = drawing.grid_of(family, image_family)
+    return drawing.two_passes(model(family), family, request(family, batch), scale, grid)
+
+
+def request(family: str, batch: int) -> dict[str, Any]:
+    return painters.request(family, batch)
+
+
+def draw(family: str, batch: int, recipe: str = "plain", drafter: Any = None, **more: Any) -> Any:
+    fast = mmspec.accelerate(model(family), recipe, drafter=drafter)
+    given = {**request(family, batch), **drawing.sized(family), **more}
+    out = fast.generate_images(**given)
+    assert out.stats.fallback is None
+    return out
+
+
+# --- greedy equality ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_pictures_are_those_of_a_plain_two_pass_loop(
+    family: str, batch: int, scale: float
+) -> None:
+    for recipe in RECIPES:
+        out = draw(family, batch, recipe, guidance=scale)
+        assert torch.equal(out.sequences, expected(family, batch, scale)), recipe
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_guidance_and_prompts_matter(family: str) -> None:
+    """Negative control: toys whose pictures ignored either would prove nothing above."""
+    assert not torch.equal(expected(family, 3, 1.0), expected(family, 3, 3.0))
+    assert len({tuple(row) for row in expected(family, 3, 3.0).tolist()}) > 1
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_emu3_draws_what_transformers_draws(batch: int, scale: float) -> None:
+    toy, given = model("emu3"), request("emu3", batch)
+    negative = given.pop("negative")
+    grid = drawing.grid_of("emu3", image.image_family(toy))
+    start = given["input_ids"].shape[1]
+
+    def allowed(_: int, ids: Tensor) -> list[int]:
+        forced = grid.forced(len(ids) - start)
+        codes: list[int] = grid.ids().tolist()
+        return codes if forced is None else [forced]
+
+    guided = {
+        "guidance_scale": scale,
+        "negative_prompt_ids": negative["input_ids"],
+        "negative_prompt_attention_mask": negative["attention_mask"],
+    }
+    theirs = toy.generate(
+        **given,
+        **(guided if scale != 1 else {}),
+        max_new_tokens=grid.length,
+        do_sample=False,
+        prefix_allowed_tokens_fn=allowed,
+    )
+    assert torch.equal(draw("emu3", batch, guidance=scale).sequences, theirs[:, start:])
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_janus_draws_what_transformers_draws(batch: int) -> None:
+    given = request("janus", batch)
+    theirs = model("janus").generate(
+        inputs=given["input_ids"],
+        attention_mask=given["attention_mask"],
+        generation_mode="image",
+        guidance_scale=3.0,
+        do_sample=False,
+    )
+    assert torch.equal(draw("janus", batch, guidance=3.0).sequences, theirs)
+
+
+def test_lumina_rows_end_with_newlines_and_header_and_footer_are_forced() -> None:
+    toy = model("chameleon")
+    grid = chameleon.lumina(toy, 2, 4, newline=15, end=16, sizes=17)
+    out = draw("chameleon", 3, "token-recycling", grid=grid)
+    assert out.sequences[:, :2].tolist() == [[18, 19]] * 3
+    assert out.sequences[:, 2:12].unflatten(1, (2, 5))[..., -1].eq(15).all()
+    assert out.sequences[:, -1].eq(16).all()
+    given = request("chameleon", 3)
+    assert torch.equal(out.sequences, drawing.two_passes(toy, "chameleon", given, 3.0, grid))
+    with pytest.raises(ValueError, match="even numbers"):
+        chameleon.lumina(toy, 3, 4)
+
+
+# --- draft models ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_draft_model_is_guided_like_the_target(family: str) -> None:
+    """A copy of the target is always right, which it could not be with other prompts or scale."""
+    out = draw(family, 3, "coupled", drafter=model(family), guidance=3.0)
+    assert torch.equal(out.sequences, expected(family, 3, 3.0))
+    assert out.stats.draft_acceptance_rate == 1
+    assert out.stats.drafter_saw == "prompt"
+    alone = mmspec.accelerate(model(family), "coupled", drafter=model(family), sees="nothing")
+    if family in ("emu3", "chameleon"):
+        blind = alone.generate_images(**request(family, 3), **drawing.sized(family), guidance=3.0)
+        assert torch.equal(blind.sequences, out.sequences)
+        assert blind.stats.draft_acceptance_rate < 1  # it drafts without guidance
+
+
+@pytest.mark.parametrize("shape", [{"length": 4}, {"tree": [2, 2, 1]}], ids=["chain", "tree"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_drafter_that_is_right_in_part_changes_nothing(
+    family: str, shape: dict[str, Any]
+) -> None:
+    fast = mmspec.accelerate(model(family), "coupled", drafter=drawing.noisy(family), **shape)
+    out = fast.generate_images(**request(family, 3), **drawing.sized(family), guidance=3.0)
+    assert torch.equal(out.sequences, expected(family, 3, 3.0))
+    stats = out.stats
+    assert stats.fallback is None
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_target_drafts_for_itself_without_some_layers(family: str) -> None:
+    out = draw(family, 3, "draft-verify", guidance=3.0)
+    assert torch.equal(out.sequences, expected(family, 3, 3.0))
+    assert out.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sampled_pictures_depend_on_seed_and_row_alone(family: str) -> None:
+    settings: dict[str, Any] = {"guidance": 3.0, "temperature": 0.8, "top_k": 20, "seed": 4}
+    plain = draw(family, 3, **settings).sequences
+    for recipe in RECIPES[1:]:
+        assert torch.equal(draw(family, 3, recipe, **settings).sequences, plain)
+    drafted = draw(family, 3, "coupled", drawing.noisy(family), **settings)
+    assert torch.equal(drafted.sequences, plain)
+    assert drafted.stats.num_accepted_draft_tokens > 0
+    single: dict[str, Any] = {
+        k: v[1:2] for k, v in request(family, 3).items() if isinstance(v, Tensor)
+    }
+    if "negative" in request(family, 3):
+        single["negative"] = {k: v[1:2] for k, v in request(family, 3)["negative"].items()}
+    fast = mmspec.accelerate(model(family), "plain")
+    alone = fast.generate_images(**single, **drawing.sized(family), **settings, row_ids=[1])
+    assert torch.equal(alone.sequences, plain[1:2])
+    assert not torch.equal(draw(family, 3, **{**settings, "seed": 5}).sequences, plain)
+
+
+class Spy:
+    """Drafts nothing, and keeps what it was shown."""
+
+    kinds: tuple[Kind, ...] = (Kind.DET,)
+
+    def begin(self, context: Context) -> None:
+        self.shared = dict(context.shared)
+
+    def propose(self, context: Context, state: None) -> Draft:
+        return Draft.empty(context.batch, context.device)
+
+    def observe(self, *_: Any) -> None:
+        return None
+
+
+def test_drafters_are_shown_the_grid() -> None:
+    spy = Spy()
+    draw("emu3", 1, "plain", spy, guidance=1.0)
+    grid = spy.shared["grid"]
+    assert (grid.height, grid.width, grid.separator) == (2, 3, painters.EOL)
+
+
+# --- memory and cost ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_logits_after_a_rollback_are_those_from_scratch(family: str, scale: float) -> None:
+    toy = model(family)
+    image_family, fast = image.image_family(toy), mmspec.accelerate(toy, "plain")
+    arguments = request(family, 3)
+    given = image_family.request({k: v for k, v in arguments.items() if k in image_family.inputs})
+    unconditional = image_family.unconditional
+    other: Any = unconditional(given) if unconditional else arguments["negative"]
+    inputs = {**given, "guidance_scale": scale, "negative": other}
+    backbone = fast.backbone
+    memory, first, _ = backbone.prefill(inputs, room=32)
+    codes = image_family.codebook.ids
+    drafted = Draft.chain(codes[torch.arange(1, 10).view(3, 3)], Kind.DET)
+    start = [[int(codes[row])] for row in range(3)]
+    backbone.read(memory, block(start, drafted, memory.like))
+    memory.commit([1, 1, 1], [(), (0,), (0, 1)], 3)  # rows keep 0, 1 and 2 of 3 nodes
+    last = codes[[20, 21, 22]][:, None].tolist()
+    logits, _ = backbone.read(memory, block(last, None, memory.like))
+    for row in range(3):
+        kept = [*start[row], *drafted.tokens[row, :row].tolist(), *last[row]]
+        for new, ours in (([], first[row]), (kept, logits[row, -1])):
+            tokens = torch.tensor(new, dtype=torch.int64)
+            cond = drawing.logits_of(toy, family, given, row, tokens)
+            uncond = drawing.logits_of(toy, family, other, row, tokens)
+            assert_close(ours, uncond + scale * (cond - uncond), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_scale_of_one_reads_no_second_branch(family: str) -> None:
+    rows: dict[float, set[int]] = {}
+    decoder = mmspec.accelerate(model(family), "plain").backbone.decoder
+    for scale in (1.0, 2.0):
+        seen = rows.setdefault(scale, set())
+
+        def note(_: Any, args: Any, kwargs: Any, seen: set[int] = seen) -> None:
+            carrier = kwargs.get("inputs_embeds")
+            carrier = kwargs["input_ids"] if carrier is None else carrier
+            seen.add(len(carrier))
+
+        handle = decoder.register_forward_pre_hook(note, with_kwargs=True)
+        draw(family, 3, guidance=scale)
+        handle.remove()
+    assert rows == {1.0: {3}, 2.0: {6}}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_codebook_is_that_of_the_decoder(family: str) -> None:
+    book = image.image_family(model(family)).codebook
+    assert book.size == painters.CODES
+    plain = family in ("emu3", "chameleon")
+    assert book.metric == ("raw" if plain else "normalised")
+    assert int(book.ids[0]) == (painters.FIRST if plain else 0)
+
+
+def test_emu3_still_writes() -> None:
+    given = request("emu3", 3)
+    del given["negative"]
+    theirs = model("emu3").generate(**given, max_new_tokens=8, do_sample=False, eos_token_id=199)
+    fast = mmspec.accelerate(model("emu3"), "prompt-lookup")
+    ours = fast.generate(**given, max_new_tokens=8, do_sample=False, eos_token_id=199)
+    assert torch.equal(ours.sequences, theirs)
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cells_become_pixels_of_the_expected_size(family: str) -> None:
+    out = draw(family, 3, guidance=1.0)
+    height, width = drawing.GRIDS.get(family, (painters.SIDE,) * 2)
+    assert out.ids.shape == (3, height, width)
+    assert [picture.size for picture in out.images] == [(2 * width, 2 * height)] * 3
+
+
+def test_emu3_decodes_as_transformers_does() -> None:
+    toy, out = model("emu3"), draw("emu3", 3, guidance=1.0)
+    image_family = image.image_family(toy)
+    theirs = toy.decode_image_tokens(image_tokens=out.sequences, height=2, width=3)
+    assert_close(image_family.decode(out.ids - painters.FIRST), theirs)
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+def small(family: str) -> Any:
+    if family == "janus":  # head and codebook share a number in its configuration
+        toy = painters.janus()
+        toy.model.vqmodel.quantize.embedding = torch.nn.Embedding(painters.CODES - 1, 8)
+        return toy
+    size = "codebook_size" if family == "emu3" else "num_embeddings"
+    return painters.PAINTERS[family](**{size: painters.CODES - 1})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_codebook_of_another_size_is_refused(family: str) -> None:
+    with pytest.raises(ValueError, match=r"64 picture tokens.*63 codes"):
+        mmspec.accelerate(small(family), "plain")
+
+
+def test_models_that_draw_nothing_are_refused() -> None:
+    from tests import toys
+
+    fast = mmspec.accelerate(toys.model("llama"), "plain")
+    with pytest.raises(ValueError, match="speaks no picture tokens; models that draw: chameleon"):
+        fast.generate_images(input_ids=torch.ones(1, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match="ChameleonForImageGeneration"):
+        image.image_family(painters.stock_chameleon())
+    with pytest.raises(ValueError, match="generate_images"):
+        mmspec.accelerate(model("janus"), "plain").generate(**request("janus", 1))
+
+
+@pytest.mark.parametrize(
+    ("family", "grid", "message"),
+    [
+        ("janus", (3, 4), "4 x 4 codes"),
+        ("llamagen-class", (5, 5), "4 x 4 codes"),
+        ("emu3", None, "give grid="),
+        ("emu3", (20, 20), "smaller grid="),
+        ("emu3", 7, "is no size"),
+        ("chameleon", (0, 4), "no cells"),
+    ],
+)
+def test_grids_that_do_not_fit_are_refused(family: str, grid: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        mmspec.accelerate(model(family), "plain").generate_images(**request(family, 1), grid=grid)
+
+
+def test_a_grid_of_foreign_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not speak"):
+        draw("emu3", 1, grid=Grid(2, 2, (0, 64)), guidance=1.0)
+
+
+@pytest.mark.parametrize("scale", [-1.0, math.nan, math.inf])
+def test_what_is_no_scale_is_refused(scale: float) -> None:
+    fast = mmspec.accelerate(model("janus"), "sjd")
+    with pytest.raises(ValueError, match=r"guidance=\S+ is no scale"):
+        fast.generate_images(**request("janus", 1), guidance=scale)
+
+
+def test_guidance_without_an_unconditional_prompt_is_refused() -> None:
+    given = request("emu3", 1)
+    del given["negative"]
+    fast = mmspec.accelerate(model("emu3"), "plain")
+    with pytest.raises(ValueError, match=r"needs an unconditional prompt.*negative="):
+        fast.generate_images(**given, grid=(2, 2))
+    assert fast.generate_images(**given, grid=(2, 2), guidance=1.0).ids.shape == (1, 2, 2)
+
+
+def test_misspelt_and_malformed_arguments_are_refused() -> None:
+    fast = mmspec.accelerate(model("chameleon"), "plain")
+    with pytest.raises(ValueError, match="did you mean 'guidance'"):
+        fast.generate_images(**request("chameleon", 1), gidance=2.0)
+    with pytest.raises(ValueError, match="no prompt"):
+        fast.generate_images(grid=(2, 2))
+    with pytest.raises(ValueError, match="classes"):
+        mmspec.accelerate(model("llamagen-class"), "plain").generate_images(class_ids=[9])
+    fast, caption = mmspec.accelerate(model("llamagen-caption"), "plain"), torch.zeros(1, 3, 3)
+    with pytest.raises(ValueError, match="caption has shape"):
+        fast.generate_images(caption=caption)

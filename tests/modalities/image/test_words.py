@@ -1,0 +1,114 @@
+"""Prompts in words become the tensors that a family's processor makes of them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+
+import mmspec
+from mmspec.modalities.image import chameleon, emu3
+from mmspec.modalities.image import families as image
+from tests import toys
+from tests.toys import painters, speaking
+
+TEXTS = ["a large red circle", "a blue square"]
+
+
+@lru_cache(maxsize=4)
+def fast(recipe: str = "plain") -> Any:
+    return mmspec.accelerate(painters.janus(), recipe, processor=speaking.janus())
+
+
+def tensors(texts: list[str]) -> dict[str, Any]:
+    shape = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
+    made = speaking.janus()(text=texts, generation_mode="image", **shape)
+    return {name: made[name] for name in ("input_ids", "attention_mask")}
+
+
+def test_words_draw_what_their_tensors_draw() -> None:
+    given = tensors(TEXTS)
+    assert given["attention_mask"][1, 0] == 0  # rows of different length
+    assert given["input_ids"][:, -1].tolist() == [painters.BOI] * 2
+    wanted = fast().generate_images(**given, temperature=1.0, seed=3)
+    found = fast().generate_images(prompt=TEXTS, temperature=1.0, seed=3)
+    assert torch.equal(found.sequences, wanted.sequences)
+    single = fast().generate_images(prompt=TEXTS[0], temperature=1.0, seed=3)
+    assert torch.equal(single.sequences, wanted.sequences[:1])
+    assert not torch.equal(found.sequences[:1], found.sequences[1:])
+
+
+def test_a_chat_form_is_used_where_there_is_one() -> None:
+    processor = speaking.janus()
+    processor.chat_template = (
+        "{% for m in messages %}user : {{ m['content'][0]['text'] }}{% endfor %} assistant :"
+    )
+    chatty = mmspec.accelerate(painters.janus(), "plain", processor=processor)
+    found = chatty.drawing(prompt="a red circle").inputs["prompt_ids"]
+    assert found.tolist() == tensors(["user : a red circle assistant :"])["input_ids"].tolist()
+
+
+def test_negative_prompts_may_be_words_too() -> None:
+    negative = tensors(["a small"] * 2)
+    wanted = fast().generate_images(prompt=TEXTS, negative=negative, guidance=3.0)
+    found = fast().generate_images(prompt=TEXTS, negative="a small", guidance=3.0)
+    assert torch.equal(found.sequences, wanted.sequences)
+    other = fast().generate_images(prompt=TEXTS, guidance=3.0)
+    assert not torch.equal(found.sequences, other.sequences)
+
+
+def test_emu3_prompts_name_the_size_and_end_with_begin_of_image() -> None:
+    image_family, processor = image.image_family(painters.emu3()), speaking.emu3()
+    made = emu3.words(processor, TEXTS, image_family.layout(2, 3))
+    text = processor.tokenizer.decode(made["input_ids"][0])
+    assert text.replace(" ", "").endswith("circle<boi>2*3<wrap>")
+    assert made["attention_mask"][1].tolist() == [0, *[1] * (made["input_ids"].shape[1] - 1)]
+    drawn = mmspec.accelerate(painters.emu3(), "plain", processor=processor)
+    out = drawn.generate_images(prompt=TEXTS, grid=(2, 3), negative="")
+    assert out.ids.shape == (2, 2, 3)
+
+
+def test_chameleon_prompts_end_with_begin_of_image() -> None:
+    processor = speaking.chameleon()
+    made = chameleon.words(processor, TEXTS, image.image_family(painters.chameleon()).layout(2, 2))
+    assert made["input_ids"][:, -1].tolist() == [painters.BOI] * 2
+    assert made["attention_mask"][1].tolist()[:2] == [0, 1]
+
+
+def test_every_code_knows_its_round() -> None:
+    plain = fast().generate_images(prompt=TEXTS[0])
+    assert plain.rounds.flatten().tolist() == list(range(painters.SIDE**2))
+    out = fast("sjd").generate_images(prompt=TEXTS, temperature=1.0, seed=1)
+    for row in out.rounds:
+        turns = row.flatten()
+        assert turns[0] == 0
+        assert bool((turns.diff() >= 0).all())
+        assert turns.unique().tolist() == list(range(int(turns[-1]) + 1))
+    assert int(out.rounds.max()) == out.stats.target_calls
+
+
+def test_the_model_s_own_loop_draws_the_greedy_picture() -> None:
+    drawing = fast().drawing(prompt=TEXTS, guidance=3.0)
+    peer = drawing.image_family.peer
+    assert peer is not None
+    wanted = fast().generate_images(prompt=TEXTS, guidance=3.0)
+    assert torch.equal(peer(drawing.inputs, drawing.sampling), wanted.sequences)
+    assert image.image_family(painters.llamagen_class()).peer is None
+
+
+def test_words_that_cannot_be_read_are_refused() -> None:
+    deaf = mmspec.accelerate(painters.janus(), "plain")
+    with pytest.raises(ValueError, match=r"needs the model's processor; .*processor=\.\.\."):
+        deaf.generate_images(prompt="a red circle")
+    wordless = mmspec.accelerate(painters.llamagen_caption(), "plain", processor=speaking.janus())
+    with pytest.raises(ValueError, match=r"reads no words; .*caption=\.\.\., caption_mask"):
+        wordless.generate_images(prompt="a red circle")
+    with pytest.raises(ValueError, match=r"prompt= and input_ids, attention_mask= both say"):
+        fast().generate_images(prompt="a red circle", **tensors(TEXTS))
+    with pytest.raises(ValueError, match="neither a text nor a list of texts"):
+        fast().generate_images(prompt=[["a"], 3])
+    blind = mmspec.accelerate(toys.model("llama"), "plain", processor=speaking.janus())
+    with pytest.raises(ValueError, match="speaks no picture tokens; models that draw"):
+        blind.generate_images(prompt="a red circle")

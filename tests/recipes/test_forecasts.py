@@ -1,0 +1,72 @@
+"""The recipes that forecast, from the outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmspec
+from mmspec import recipes
+from mmspec.drafters.forecast.gate import Cadence, DecayingThreshold
+from mmspec.drafters.forecast.metric import L1
+from mmspec.verifiers.forecast_gate import ForecastGate
+from tests.toys.pipelines import asked, pipeline
+
+NEUTRAL: dict[str, dict[str, Any]] = {  # settings at which nothing is forecast
+    "speca": {"base": -1.0, "decay": 1.0, "floor": -1.0, "least": 0, "warm_up": 1},
+    "taylorseer": {"interval": 1},
+    "first-block-cache": {"threshold": -1.0},
+}
+
+
+def _picture(pipe: Any, name: str, **extra: Any) -> Tensor:
+    output = pipe(**asked(name, 2), num_inference_steps=6, output_type="pt", **extra)
+    found = output.frames if "frames" in output else output.images
+    return torch.as_tensor(found)
+
+
+@pytest.mark.parametrize("family", ["dit", "sd3", "flux", "pixart", "ltx"])
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_at_its_neutral_setting_a_recipe_is_the_pipeline(name: str, family: str) -> None:
+    if name == "first-block-cache" and family in ("sd3", "ltx"):
+        pytest.skip("refused, or one block only")
+    pipe = pipeline(family)
+    torch.manual_seed(5)  # `seed=` sets it too: not all pipelines give their scheduler a generator
+    plain = _picture(pipe, family, generator=torch.Generator().manual_seed(5))
+    fast: Any = mmspec.accelerate(pipe, name, **NEUTRAL[name])
+    assert torch.equal(_picture(fast, family, seed=5), plain)
+    assert fast.last_stats.full > 0
+    assert fast.last_stats.forecast == 0
+    skips: dict[str, Any] = {"threshold": 1e9} if name == "first-block-cache" else {"warm_up": 1}
+    fast = mmspec.accelerate(pipe, name, **skips)
+    assert not torch.equal(_picture(fast, family, seed=5), plain)
+    assert fast.last_stats.forecast > 0
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_a_recipe_that_forecasts_says_that_it_is_lossy(name: str) -> None:
+    recipe = recipes.get(name)
+    assert not recipe.exact
+    assert recipe.decodes == "latents"
+    assert not recipe.verifier.lossless
+
+
+def test_options_and_verifiers_reach_the_gate() -> None:
+    pipe = pipeline("dit")
+    fast: Any = mmspec.accelerate(
+        pipe, "speca", base=0.3, most=7, metric="l1", order=3, basis="newton"
+    )
+    bound = fast.way.forecasting
+    assert bound.gate.schedule == DecayingThreshold(base=0.3, most=7)
+    assert bound.gate.metric == L1()
+    assert bound.how.order == 3
+    own = ForecastGate(Cadence(2, 1), per_sample=False)
+    fast = mmspec.accelerate(pipe, "speca", verifier=own)
+    assert fast.way.forecasting.gate is own
+    with pytest.raises(ValueError, match="metric='l3' is none of relative-norm"):
+        mmspec.accelerate(pipe, "speca", metric="l3")
+    with pytest.raises(ValueError, match="basis='fourier' is none of taylor, newton"):
+        mmspec.accelerate(pipe, "taylorseer", basis="fourier")

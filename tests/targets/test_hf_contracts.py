@@ -1,0 +1,203 @@
+"""The private parts of transformers that `mmspec/_hf.py` leans on behave as they did in 5.23."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+
+from mmspec import _hf
+from mmspec.targets.stop import Stop
+from tests import toys
+
+CPU = torch.device("cpu")
+PROMPT = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 5]])
+MASK = (PROMPT != 0).long()
+
+
+@pytest.fixture
+def model() -> Any:
+    config = hf.LlamaConfig(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        max_position_embeddings=64,
+        bos_token_id=1,
+        eos_token_id=3,
+        pad_token_id=0,
+    )
+    return hf.LlamaForCausalLM(config).eval()
+
+
+def resolved(model: Any, **settings: Any) -> hf.GenerationConfig:
+    config = _hf.merge_config(model, None, settings)
+    _hf.set_special_tokens(model, config, CPU, 2, True)
+    return _hf.set_lengths(
+        model,
+        config,
+        4,
+        default_max="max_length" not in settings,
+        default_min="min_length" not in settings,
+    )
+
+
+def test_default_config_lists_the_settings() -> None:
+    known = _hf.default_config().to_dict()
+    assert {"do_sample", "temperature", "top_k", "top_p", "stop_strings", "max_time"} <= set(known)
+
+
+def test_merge_config_ranks_settings_config_model_and_defaults(model: Any) -> None:
+    model.generation_config.top_k = 7
+    model.generation_config.top_p = 0.5
+    given = hf.GenerationConfig(top_p=0.6, temperature=0.7)
+    merged = _hf.merge_config(model, given, {"temperature": 0.8})
+    assert (merged.temperature, merged.top_p, merged.top_k) == (0.8, 0.6, 7)
+    assert merged.do_sample is False
+    assert given.temperature == 0.7
+    assert model.generation_config.temperature is None
+
+
+def test_set_special_tokens_writes_the_tensors_that_processors_read(model: Any) -> None:
+    config = _hf.merge_config(model, None, {"eos_token_id": [3, 4]})
+    _hf.set_special_tokens(model, config, CPU, 2, True)
+    assert config._eos_token_tensor.tolist() == [3, 4]  # type: ignore[union-attr]
+    assert config._pad_token_tensor.item() == 0  # type: ignore[union-attr]
+    assert _hf.eos_ids(config) == {3, 4}
+
+
+def test_eos_ids_reads_an_unprepared_config_too() -> None:
+    assert _hf.eos_ids(hf.GenerationConfig(eos_token_id=5)) == {5}
+    assert _hf.eos_ids(hf.GenerationConfig()) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("settings", "want"),
+    [
+        ({}, (24, 0)),
+        ({"max_new_tokens": 3, "min_new_tokens": 2}, (7, 6)),
+        ({"max_length": 9, "min_length": 5}, (9, 5)),
+    ],
+    ids=str,
+)
+def test_set_lengths_makes_them_absolute(model: Any, settings: Any, want: Any) -> None:
+    config = resolved(model, **settings)
+    assert (config.max_length, config.min_length) == want
+
+
+def test_logits_processors_come_in_the_known_order(model: Any) -> None:
+    own = hf.SuppressTokensLogitsProcessor([2])
+    config = resolved(
+        model,
+        do_sample=True,
+        repetition_penalty=1.1,
+        encoder_repetition_penalty=1.1,
+        no_repeat_ngram_size=2,
+        min_new_tokens=2,
+        remove_invalid_values=True,
+        temperature=0.5,
+        top_h=0.5,
+        top_k=4,
+        top_p=0.5,
+        min_p=0.1,
+        typical_p=0.5,
+        epsilon_cutoff=0.1,
+        eta_cutoff=0.1,
+        renormalize_logits=True,
+    )
+    made = _hf.logits_processors(
+        model,
+        config,
+        4,
+        CPU,
+        inputs=PROMPT,
+        attention_mask=MASK,
+        extra=[own],
+        prefix_allowed_tokens_fn=lambda row, ids: [row],
+    )
+    assert [type(processor).__name__ for processor in made] == [
+        "EncoderRepetitionPenaltyLogitsProcessor",
+        "RepetitionPenaltyLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "MinLengthLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "PrefixConstrainedLogitsProcessor",
+        "InfNanRemoveLogitsProcessor",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "MinPLogitsWarper",
+        "TypicalLogitsWarper",
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "LogitNormalization",
+    ]
+    assert own in made
+    penalty = made[1]
+    assert penalty.prompt_ignore_length.tolist() == [2, 0]
+
+
+def test_bind_row_asks_about_that_row_only() -> Any:
+    asked: list[tuple[int, list[int]]] = []
+
+    def allowed(row: int, ids: Tensor) -> list[int]:
+        asked.append((row, ids.tolist()))
+        return [2]
+
+    bound = _hf.bind_row(hf.PrefixConstrainedLogitsProcessor(allowed, 1), 5)
+    scores = bound(torch.tensor([[7, 8]]), torch.zeros(1, 4))
+    assert scores.isfinite().tolist() == [[False, False, True, False]]
+    assert asked == [(5, [7, 8])]
+
+
+def test_stopping_criteria_are_those_of_generate(model: Any) -> None:
+    class _Own(hf.StoppingCriteria):
+        pass
+
+    own = _Own()
+    config = resolved(model, max_new_tokens=3, max_time=9.0, eos_token_id=[3, 4])
+    made = _hf.stopping_criteria(model, config, [own])
+    kinds = ["MaxLengthCriteria", "MaxTimeCriteria", "EosTokenCriteria", "_Own"]
+    assert [type(criterion).__name__ for criterion in made] == kinds
+    stop = Stop.resolve(model, config, 4, [own])
+    assert (stop.max_new_tokens, stop.eos, stop.max_time) == (3, {3, 4}, 9.0)  # type: ignore[comparison-overlap]
+    assert stop.criteria == (own,)
+    with pytest.raises(ValueError, match="tokenizer"):
+        _hf.stopping_criteria(model, resolved(model, stop_strings=["a"]))
+
+
+def test_prefill_inputs_count_positions_behind_the_padding(model: Any) -> None:
+    cache = hf.DynamicCache(config=model.config)
+    made = _hf.prefill_inputs(model, {"input_ids": PROMPT, "attention_mask": MASK}, cache)
+    assert made["position_ids"][:, -2:].tolist() == [[0, 1], [2, 3]]
+    assert made["past_key_values"] is cache
+    assert torch.equal(made["input_ids"], PROMPT)
+    assert torch.equal(made["attention_mask"], MASK)
+
+
+@torch.no_grad()
+def test_encode_media_turns_pixels_into_the_encoders_own_output() -> None:
+    vlm, request = toys.model("llava"), toys.inputs("llava")
+    made = _hf.encode_media(vlm, request)
+    assert "pixel_values" not in made
+    assert torch.equal(made["input_ids"], request["input_ids"])
+    own = vlm.model.get_image_features(pixel_values=request["pixel_values"], return_dict=True)
+    given = made["mm_encoder_outputs"]["image"].pooler_output
+    assert torch.equal(torch.cat(list(given)), torch.cat(list(own.pooler_output)))
+
+
+def test_the_hook_leaves_arguments_alone_that_the_callable_names() -> None:
+    vlm, request = toys.model("llava"), toys.inputs("llava")
+    seen: dict[str, Any] = {}
+
+    def hook(model: Any, input_ids: Tensor, pixel_values: Any = None, **rest: Any) -> Tensor:
+        seen.update(rest, pixel_values=pixel_values)
+        return input_ids
+
+    vlm.generate(**request, max_new_tokens=2, custom_generate=hook)
+    assert seen["pixel_values"] is request["pixel_values"]
+    assert not seen.get("mm_encoder_outputs")
