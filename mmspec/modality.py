@@ -1,0 +1,207 @@
+"""What a modality is: one folder that knows how its models are loaded, bound, asked and judged.
+
+A modality has two halves. The light one (`Modality`, the `MODALITY` of `modalities/<name>/`) is data
+and may be read without importing torch: names, settings, checkpoints. The heavy one (`Plug`, the
+module that `Modality.plug` names) does the work and is imported when a model of it is met. Nothing
+outside a modality's folder names it: everybody asks `mmspec.registry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from mmspec.decode import Parts, Request
+    from mmspec.draft import Drafter, Round
+    from mmspec.recipe import Recipe
+    from mmspec.stats import Stats
+
+Decodes = Literal["tokens", "latents", "patches"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A checkpoint of the zoo: a target, or a drafter trained to follow one.
+
+    `trainer` names the module whose `train(entry, out, steps, seed, progress)` makes it again, in a
+    folder of its own, and returns the figures of its card.
+    """
+
+    name: str
+    description: str
+    trainer: str
+    target: str | None = None  # of a drafter: whom it follows
+    drafter: str | None = None  # of a target: its default drafter
+    sees: str = "nothing"  # what it sees of its target's prompt
+
+    @property
+    def kind(self) -> str:
+        return "target" if self.target is None else "drafter"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a user gave for a model, as far as it is known without reading weights."""
+
+    given: Any  # the model, or its folder or name
+    model_type: str | None = None  # of its configuration
+    classes: tuple[str, ...] = ()  # names of its class and the classes it is made of
+    checkpoint: str | None = None  # its name in the zoo
+
+
+@dataclass(frozen=True)
+class Modality:
+    """The light half.
+
+    `owns` says whether a source belongs here; a modality that `is_general` is asked last. `parts`
+    are what `accelerate` takes beside recipe, drafter, verifier and the recipe's own options;
+    `settings` is a dataclass of what one call takes on the command line (see `setting`).
+    """
+
+    name: str
+    decodes: Decodes
+    recipe: str  # the default one; `drafted` where a draft model is given
+    settings: type
+    plug: str  # the module of the heavy half
+    owns: Callable[[Source], bool]
+    zoo: tuple[Entry, ...] = ()
+    parts: tuple[str, ...] = ()
+    drafted: str | None = None
+    is_general: bool = False
+    summary: str = ""
+
+
+def setting(default: Any, about: str, **limits: Any) -> Any:
+    """A field of `Modality.settings`: its default, its help, and `min`, `max` or `choices`."""
+    return field(default=default, metadata={"help": about, **limits})
+
+
+def settings_of(cls: type, given: Mapping[str, Any]) -> Any:
+    """`cls` made of what was given. Raises ValueError for what it does not have, or out of range.
+
+    The message names the value, the rule, and what is known.
+    """
+    known = {one.name: one for one in fields(cls)}
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ValueError(
+            f"{', '.join(unknown)} is no setting here; known: {', '.join(known) or 'none'}"
+        )
+    for name, value in given.items():
+        limits = known[name].metadata
+        if value is None:
+            continue
+        if limits.get("choices") is not None and value not in limits["choices"]:
+            choices = ", ".join(map(str, limits["choices"]))
+            raise ValueError(f"{name}={value!r} is not known; choose one of {choices}")
+        if limits.get("min") is not None and value < limits["min"]:
+            raise ValueError(f"{name}={value!r} is too small; give at least {limits['min']}")
+        if limits.get("max") is not None and value > limits["max"]:
+            raise ValueError(f"{name}={value!r} is too large; give at most {limits['max']}")
+    missing = [one.name for one in fields(cls) if one.name not in given and one.default is MISSING]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} is missing; give it")
+    return cls(**given)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request in terms of the loop; what a `Session` hands to it."""
+
+    parts: Parts
+    request: Request
+    recipe: Recipe  # as it was bound for this call
+    drafter: Drafter
+
+
+class Loop(Protocol):
+    """The loop as a session sees it: rounds of a call, counted and watched from outside."""
+
+    def __call__(self, call: Call) -> Iterator[Round]: ...
+    def stats(self) -> Stats: ...  # of all that was decoded so far in this request
+    def report(self, stats: Stats) -> None: ...  # of a run that did not go through the loop
+
+
+class Session(Protocol):
+    """A model bound to a recipe.
+
+    `calls` are the ways to ask it, the customary one first, by the name that users know:
+    "generate", "generate_images", "__call__". `run` answers one of them; whoever calls whom (a
+    pipeline calls us, and we call a language model), the loop is handed in. `seed` and `row_ids`
+    arrive checked, among the arguments.
+    """
+
+    model: Any
+    recipe: Recipe
+    calls: tuple[str, ...]
+
+    @property
+    def sees(self) -> str: ...  # what the drafter sees of the prompt
+    def run(
+        self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop
+    ) -> Any: ...
+    def save(self, folder: Path) -> None: ...  # the drafter's weights, where there are some
+    @property
+    def name(self) -> str | None: ...  # where the model came from, for `mmspec.load`
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came out for one request, as far as races and certificates must know."""
+
+    values: Any  # what is compared for equality: tokens per row, codes, latents
+    count: int  # tokens, or states
+    calls: float  # of the target, prefill aside
+    output: Any = None  # what a judge looks at
+    stats: Stats | None = None
+
+
+class Contestant(Protocol):
+    """Who takes part in a race: our loop with some recipe, or a baseline of the library's own."""
+
+    @property
+    def name(self) -> str: ...
+    def answer(self, request: Mapping[str, Any], seed: int) -> Answer: ...
+
+
+@dataclass(frozen=True)
+class Quality:
+    """One named measure of a set of answers: `values` per item, and how they are averaged."""
+
+    name: str
+    judge: Callable[[Sequence[Answer]], Sequence[float]]  # one value per judged item
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a race is about: requests, how good answers are, and who else runs.
+
+    `timed` are measured; `judged` (if any) are answered once, for the qualities alone. `fast` makes
+    a contestant of an accelerated model; `baselines` are the library's own ways, the first of which
+    speed-ups refer to; `controls` are drafters that know nothing, beside which an acceptance must be
+    seen.
+    """
+
+    timed: Sequence[Mapping[str, Any]]
+    fast: Callable[[Any], Contestant]
+    baselines: Sequence[Contestant]
+    judged: Sequence[Mapping[str, Any]] = ()
+    qualities: Sequence[Quality] = ()
+    batch: int = 1
+    missing: Mapping[str, str] = field(default_factory=dict)  # baselines that could not take part
+    about: Mapping[str, Any] = field(default_factory=dict)  # settings, for the report
+
+
+class Plug(Protocol):
+    """The heavy half of a modality: functions of one module."""
+
+    def load(self, source: str | Path, **options: Any) -> Any: ...
+    def session(
+        self, model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]
+    ) -> Session: ...
+    def workload(self, fast: Any, settings: Any, count: int, batch: int, seed: int) -> Workload: ...
+    def certify(self, recipe: Recipe, options: Any) -> Iterable[Any]: ...
+    def render(self, output: Any, path: Path) -> tuple[Path, ...]: ...

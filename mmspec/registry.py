@@ -1,0 +1,109 @@
+"""Which modalities there are, and which of them a model belongs to.
+
+They are found, not listed: every folder of `mmspec.modalities` with a `MODALITY` is one, and so is
+every entry point of other packages in the group "mmspec.modalities". Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, cast
+
+from mmspec.modality import Modality, Plug, Source
+
+GROUP = "mmspec.modalities"
+ZOO = "zoo:"
+
+
+@lru_cache(maxsize=1)
+def modalities() -> Mapping[str, Modality]:
+    """All modalities by name. Raises ValueError where two share a name."""
+    shelf = import_module("mmspec.modalities")
+    folders = [one.name for one in pkgutil.iter_modules(shelf.__path__) if one.ispkg]
+    found = [import_module(f"mmspec.modalities.{name}").MODALITY for name in sorted(folders)]
+    found += [point.load() for point in entry_points(group=GROUP)]
+    named: dict[str, Modality] = {}
+    for one in found:
+        if one.name in named:
+            raise ValueError(f"there are two modalities called {one.name!r}; rename one of them")
+        named[one.name] = one
+    return named
+
+
+def get(name: str) -> Modality:
+    """The modality of that name. Raises ValueError listing the known ones."""
+    if name not in modalities():
+        known = ", ".join(modalities())
+        raise ValueError(f"modality {name!r} is not known; known: {known}")
+    return modalities()[name]
+
+
+def plug(modality: Modality) -> Plug:
+    """The heavy half, imported now."""
+    return cast(Plug, import_module(modality.plug))
+
+
+def of(given: Any, name: str | None = None) -> Modality:
+    """The modality that a model, a folder or a name belongs to; `name` decides where it is given.
+
+    Raises ValueError for what nobody owns.
+    """
+    if name is not None:
+        return get(name)
+    source = describe(given)
+    owners = [one for one in modalities().values() if one.owns(source)]
+    owners.sort(key=lambda one: one.is_general)
+    if not owners:
+        what = given if isinstance(given, str | Path) else type(given).__name__
+        raise ValueError(
+            f"{what} belongs to no modality ({', '.join(modalities())}); give a model of "
+            "transformers or a pipeline of diffusers, its folder, or zoo:NAME"
+        )
+    return owners[0]
+
+
+def describe(given: Any) -> Source:
+    """What can be known of a model without reading weights."""
+    if isinstance(given, str) and given.startswith(ZOO):
+        from_zoo = checkpoint(given.removeprefix(ZOO))
+        return Source(given, checkpoint=from_zoo)
+    if isinstance(given, str | Path):
+        return _described(given, Path(given))
+    config = vars(given).get("config") if hasattr(given, "__dict__") else None
+    classes = tuple(base.__name__ for base in type(given).__mro__)
+    return Source(given, vars(type(config)).get("model_type"), classes)
+
+
+def _described(given: str | Path, folder: Path) -> Source:
+    """A folder by its configuration; of a name on a hub nothing is known."""
+    for name, kind, classes in (
+        ("model_index.json", "model_type", "_class_name"),
+        ("config.json", "model_type", "architectures"),
+    ):
+        if (folder / name).is_file():
+            content = json.loads((folder / name).read_text())
+            found = content.get(classes) or content.get("_class_name") or ()
+            names = (found,) if isinstance(found, str) else tuple(found)
+            bases = ("DiffusionPipeline",) if name == "model_index.json" else ()
+            return Source(given, content.get(kind), (*names, *bases))
+    return Source(given)
+
+
+ALIASES = {"vlm": "llava"}  # what a newcomer may call a checkpoint
+
+
+def checkpoint(name: str) -> str:
+    """The full name of a checkpoint of the zoo. Raises ValueError listing what there is."""
+    name = ALIASES.get(name, name)
+    known = [entry.name for one in modalities().values() for entry in one.zoo]
+    if name not in known:
+        raise ValueError(
+            f"{name!r} is not in the zoo; choose one of: {', '.join([*known, *ALIASES])}"
+        )
+    return name
