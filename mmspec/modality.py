@@ -1,13 +1,14 @@
 """What a modality is: one folder that knows how its models are loaded, bound, asked and judged.
 
-A modality has two halves. The light one (`Modality`, the `MODALITY` of `modalities/<name>/`) is data
-and may be read without importing torch: names, settings, checkpoints. The heavy one (`Plug`, the
-module that `Modality.plug` names) does the work and is imported when a model of it is met. Nothing
-outside a modality's folder names it: everybody asks `mmspec.registry`.
+A modality has two halves. The light one (`Modality`, the `MODALITY` of `modalities/<name>/`) is
+data and may be read without importing torch: names, settings, checkpoints. The heavy one (`Plug`,
+the module that `Modality.plug` names) does the work and is imported when a model of it is met.
+Nothing outside a modality's folder names it: everybody asks `mmspec.registry`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from mmspec.decode import Parts, Request
-    from mmspec.draft import Drafter, Round
+    from mmspec.draft import Round
     from mmspec.recipe import Recipe
     from mmspec.stats import Stats
 
@@ -66,12 +67,13 @@ class Modality:
     recipe: str  # the default one; `drafted` where a draft model is given
     settings: type
     plug: str  # the module of the heavy half
+    measures: str  # the module that knows workloads and certificates
     owns: Callable[[Source], bool]
     zoo: tuple[Entry, ...] = ()
     parts: tuple[str, ...] = ()
     drafted: str | None = None
+    plain: tuple[str, Mapping[str, Any]] = ("plain", {})  # recipe and parts that speculate nothing
     is_general: bool = False
-    summary: str = ""
 
 
 def setting(default: Any, about: str, **limits: Any) -> Any:
@@ -114,12 +116,13 @@ class Call:
     parts: Parts
     request: Request
     recipe: Recipe  # as it was bound for this call
-    drafter: Drafter
 
 
 class Loop(Protocol):
     """The loop as a session sees it: rounds of a call, counted and watched from outside."""
 
+    @property
+    def is_watched(self) -> bool: ...  # whether somebody waits for the rounds
     def __call__(self, call: Call) -> Iterator[Round]: ...
     def stats(self) -> Stats: ...  # of all that was decoded so far in this request
     def report(self, stats: Stats) -> None: ...  # of a run that did not go through the loop
@@ -137,6 +140,7 @@ class Session(Protocol):
     model: Any
     recipe: Recipe
     calls: tuple[str, ...]
+    signature: inspect.Signature | None  # of being called, for who looks before calling
 
     @property
     def sees(self) -> str: ...  # what the drafter sees of the prompt
@@ -181,8 +185,8 @@ class Workload:
 
     `timed` are measured; `judged` (if any) are answered once, for the qualities alone. `fast` makes
     a contestant of an accelerated model; `baselines` are the library's own ways, the first of which
-    speed-ups refer to; `controls` are drafters that know nothing, beside which an acceptance must be
-    seen.
+    speed-ups refer to; `controls` are drafters that know nothing, beside which an acceptance
+    must be seen.
     """
 
     timed: Sequence[Mapping[str, Any]]
@@ -195,6 +199,17 @@ class Workload:
     about: Mapping[str, Any] = field(default_factory=dict)  # settings, for the report
 
 
+class Asker(Protocol):
+    """Between a person and a session: what is typed becomes a request, an output becomes words.
+
+    Made for one model and one set of settings; `mmspec generate`, `bench` and `certify` ask so.
+    """
+
+    def request(self, prompts: Sequence[str]) -> dict[str, Any]: ...  # of the customary call
+    def text(self, output: Any) -> str | None: ...  # what is printed; None = only files
+    def render(self, output: Any, path: Path) -> tuple[Path, ...]: ...  # what is looked at
+
+
 class Plug(Protocol):
     """The heavy half of a modality: functions of one module."""
 
@@ -202,6 +217,24 @@ class Plug(Protocol):
     def session(
         self, model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]
     ) -> Session: ...
-    def workload(self, fast: Any, settings: Any, count: int, batch: int, seed: int) -> Workload: ...
+    def asker(self, source: str, model: Any, settings: Any) -> Asker: ...
+
+
+class Measures(Protocol):
+    """How a modality is measured: functions of the module that `Modality.measures` names.
+
+    It stands above the benchmark and may import it; nothing imports it but by name.
+    """
+
+    def workload(
+        self,
+        model: Any,
+        asker: Asker,
+        settings: Any,
+        *,
+        prompts: Sequence[str] | None,  # of the user; None = the zoo's held-out ones
+        count: int,
+        batch: int,
+        seed: int,
+    ) -> Workload: ...
     def certify(self, recipe: Recipe, options: Any) -> Iterable[Any]: ...
-    def render(self, output: Any, path: Path) -> tuple[Path, ...]: ...

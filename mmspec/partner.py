@@ -61,3 +61,9 @@ def sight_of(target: Backbone, small: Backbone | FeatureHead | None, sees: str) 
         sees = "pixels" if small.family.media and target.family.media else "nothing"
     vlm.check_pair(target, small, sees)
     return sees
+
+
+def bind_draft_model(recipe: Recipe, drafter: Any, target: Any) -> tuple[Any, str]:
+    """The reader of what drafts for a target, and what it sees. Raises ValueError for misfits."""
+    small = small_of(recipe, drafter)
+    return small, sight_of(target, small, recipe.sees)

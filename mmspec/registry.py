@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
-from mmspec.modality import Modality, Plug, Source
+from mmspec.modality import Measures, Modality, Plug, Source
 
 GROUP = "mmspec.modalities"
 ZOO = "zoo:"
@@ -47,6 +47,11 @@ def get(name: str) -> Modality:
 def plug(modality: Modality) -> Plug:
     """The heavy half, imported now."""
     return cast(Plug, import_module(modality.plug))
+
+
+def measures(modality: Modality) -> Measures:
+    """How a modality is measured, imported now."""
+    return cast(Measures, import_module(modality.measures))
 
 
 def of(given: Any, name: str | None = None) -> Modality:

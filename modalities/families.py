@@ -54,13 +54,13 @@ def backbone(model: Any) -> Backbone:
 def surface(model: Any) -> Callable[..., Any] | None:
     """What `accelerate` hands a model on to that decodes other things than token ids."""
     if is_pipeline(model):
-        from mmspec.modalities.diffusion.pipeline import accelerate_pipeline
+        from mmspec.api import accelerate
 
-        return accelerate_pipeline
+        return accelerate
     if getattr(getattr(model, "config", None), "model_type", None) == "mar":
-        from mmspec.modalities.mar.continuous import accelerate_continuous
+        from mmspec.api import accelerate
 
-        return accelerate_continuous
+        return accelerate
     return None
 
 

@@ -29,7 +29,8 @@ def generate(
     family: str = "llama", request: Request | None = None, **settings: Any
 ) -> mmspec.Output:
     request = toys.inputs(family) if request is None else request
-    return fast(family).generate(**request, **{"max_new_tokens": 4, **settings})
+    out: mmspec.Output = fast(family).generate(**request, **{"max_new_tokens": 4, **settings})
+    return out
 
 
 def small() -> Any:

@@ -39,7 +39,8 @@ def reference(model: Any, request: dict[str, Tensor], **settings: Any) -> Tensor
 
 
 def speculated(fast: mmspec.Accelerated, request: dict[str, Tensor], **settings: Any) -> Tensor:
-    out = fast.generate(**request, **{"max_new_tokens": ROOM, "do_sample": False, **settings})
+    settings = {"max_new_tokens": ROOM, "do_sample": False, **settings}
+    out: mmspec.Output = fast.generate(**request, **settings)
     assert out.stats.fallback is None
     return out.sequences
 

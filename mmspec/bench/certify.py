@@ -47,7 +47,7 @@ def certify(
     if plan.decodes == "patches":
         return certify_patches(plan, seeds=seeds, samples=samples, progress=progress)
     if draws or "codebook" in plan.options:
-        own = fast if fast is not None and fast.image_family is not None else None
+        own = fast if fast is not None and "generate_images" in fast.session.calls else None
         return certify_images(plan, own, requests, settings, seeds, samples, progress)
     checks = [enumeration(plan, plan.verifier)]
     distance, sampled = frequency(plan, lambda seed: writing(_tiny(plan, seed)), samples, progress)

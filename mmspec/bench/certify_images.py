@@ -72,8 +72,8 @@ def _greedy(
 ) -> Check:
     """Against the model's own loop where it has one, plain decoding elsewhere."""
     greedy = {**settings, "temperature": 0.0}
-    plain = accelerate(fast.model, PLAIN, processor=fast.processor)
-    has_own = plain.image_family is not None and plain.image_family.peer is not None
+    plain = accelerate(fast.model, PLAIN, processor=fast.session.processor)
+    has_own = plain.session.image_family.peer is not None
     reference: Side = Own(plain, greedy) if has_own else Fast(plain, greedy)
     pairs: list[tuple[Side, Side]] = [(reference, Fast(fast, greedy))] * len(requests)
     found = compare("greedy", pairs, requests, 0, progress)
@@ -94,7 +94,7 @@ def _seeded(
     if not isinstance(plan.verifier, Coupled):
         return Check(name, "skipped", "other draws of the same law; see enumeration")
     sampled = {"temperature": 1.0, **settings}
-    plain = accelerate(fast.model, PLAIN, processor=fast.processor)
+    plain = accelerate(fast.model, PLAIN, processor=fast.session.processor)
     pairs: list[tuple[Side, Side]] = [
         (Fast(plain, sampled, seed), Fast(fast, sampled, seed)) for seed in range(seeds)
     ]

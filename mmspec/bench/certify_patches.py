@@ -23,7 +23,7 @@ from mmspec.bench.patches import (
 from mmspec.bench.progress import Progress, silent
 from mmspec.decode import Parts
 from mmspec.drafters.plain import Silent
-from mmspec.modalities.mar.continuous import bind
+from mmspec.modalities.mar.plug import bind
 from mmspec.recipe import Recipe
 from mmspec.targets.patches import PatchTarget
 from mmspec.targets.stop import Stop

@@ -132,7 +132,7 @@ def compare(
         temperature=temperature,
         seconds_per_token={name: min(lap.per_token()) for name, lap in laps.items()},
         drafter_saw=fast.sees,
-        peak_memory_bytes=peak_memory_bytes(fast.backbone.device),
+        peak_memory_bytes=peak_memory_bytes(fast.session.bound.backbone.device),
         environment=environment(model, workload.batch),
     )
 

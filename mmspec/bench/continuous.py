@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from PIL import Image
 
+from mmspec.api import Accelerated
 from mmspec.bench import pool
 from mmspec.bench.environment import device_name, peak_memory_bytes
 from mmspec.bench.gallery import Facts, Gallery, facts_of, gap, pictures_to_judge, share
@@ -20,7 +21,7 @@ from mmspec.bench.images import PLAIN
 from mmspec.bench.progress import Progress, silent
 from mmspec.bench.timing import Ratio
 from mmspec.bench.turns import Drawn, Laps, Player, race
-from mmspec.modalities.mar.continuous import AcceleratedContinuous, decoded, settings_of
+from mmspec.modalities.mar.plug import decoded, settings_of
 from mmspec.modalities.mar.reader import labels
 from mmspec.targets.patches import Plan
 
@@ -71,7 +72,7 @@ class ContinuousComparison:
 
 @torch.no_grad()
 def compare_continuous(
-    ways: Mapping[str, AcceleratedContinuous],
+    ways: Mapping[str, Accelerated],
     gallery: Gallery,
     settings: Mapping[str, Any],
     vae: Any = None,
@@ -138,7 +139,7 @@ class Painted:
 class Fast:
     """Our loop with some recipe."""
 
-    fast: AcceleratedContinuous
+    fast: Accelerated
     settings: Mapping[str, Any]
     vae: Any
 
@@ -171,7 +172,7 @@ def _plain(
 
 def _row(
     name: str,
-    fast: AcceleratedContinuous,
+    fast: Accelerated,
     laps: Mapping[str, Laps],
     facts: Mapping[str, Facts],
 ) -> ContinuousRow:

@@ -56,7 +56,7 @@ def run_and_replay(
     players: Sequence[Runner], inputs: Inputs, room: int, repeats: int
 ) -> list[list[tuple[float, Replay]]]:
     """Per player, `repeats` times: wall seconds of a run, and its forwards alone; warmed up."""
-    device = players[0].fast.backbone.device
+    device = players[0].fast.session.bound.backbone.device
     tapes = []
     for player in players:
         with recording(player.fast) as tape:

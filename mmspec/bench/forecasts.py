@@ -18,10 +18,10 @@ CALM = 0.25  # of the usual weights: predictions change slowly, as those of trai
 
 def same_seeds(plan: Recipe, seeds: int = 4, progress: Progress = silent) -> tuple[float, Check]:
     """The relative distance of pictures with the same seed, mean over seeds."""
-    from mmspec.modalities.diffusion.pipeline import accelerate_pipeline
+    from mmspec.api import accelerate
 
     pipe = tiny_pipeline()
-    fast = accelerate_pipeline(pipe, plan)
+    fast = accelerate(pipe, plan)
     asked = {"class_labels": list(CLASSES), "num_inference_steps": STEPS}
     gaps = []
     for seed in range(seeds):
@@ -31,10 +31,11 @@ def same_seeds(plan: Recipe, seeds: int = 4, progress: Progress = silent) -> tup
         progress("draw", seed + 1, seeds)
     mean = sum(gaps) / len(gaps)
     counted = fast.last_stats
+    assert counted is not None
     detail = (
         f"a tiny transformer of random weights, {STEPS} steps, {seeds} seeds of {len(CLASSES)} "
-        f"pictures: relative distance {mean:.3g}; {counted.full} of "
-        f"{counted.full + counted.forecast} steps in full"
+        f"pictures: relative distance {mean:.3g}; {counted.target_calls} of "
+        f"{counted.num_new_tokens} steps in full"
     )
     return mean, Check("same seeds", outcome(plan, max(gaps) == 0), detail)
 

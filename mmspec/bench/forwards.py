@@ -96,7 +96,7 @@ def recording(fast: Accelerated) -> Iterator[Tape]:
 @contextmanager
 def stopwatch(fast: Accelerated) -> Iterator[list[float]]:
     """Note the seconds of every forward while it happens."""
-    device, spent, started = fast.backbone.device, list[float](), [0.0]
+    device, spent, started = fast.session.bound.backbone.device, list[float](), [0.0]
 
     def start(*_: Any) -> None:
         started[0] = seconds(device)
@@ -133,7 +133,7 @@ def backbones(part: Any, seen: set[int] | None = None) -> list[Reader]:
 
 def _inner(part: Any) -> Sequence[Any]:
     if isinstance(part, Accelerated):
-        return [part.target, part.drafter]
+        return [part.session.bound.target, part.session.bound.drafter]
     if isinstance(part, list | tuple):
         return part
     if isinstance(part, dict):

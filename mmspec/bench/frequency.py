@@ -109,7 +109,8 @@ def writing(fast: Accelerated) -> Subject:
         )
         _refuse_fallback(out.stats)
         start = inputs["input_ids"].shape[1]
-        return out.sequences[:, start : start + LENGTH]
+        sequences: Tensor = out.sequences
+        return sequences[:, start : start + LENGTH]
 
     return Subject(joint(fast.model, LENGTH), sample)
 
@@ -122,7 +123,8 @@ def drawing(fast: Accelerated) -> Subject:
         asked = {**tiny_images.painted(batch), **tiny_images.SETTINGS}
         out = fast.generate_images(**asked, seed=seed, row_ids=rows)
         _refuse_fallback(out.stats)
-        return out.sequences[:, :LENGTH]
+        sequences: Tensor = out.sequences
+        return sequences[:, :LENGTH]
 
     return Subject(tiny_images.joint(fast.model, LENGTH), sample)
 

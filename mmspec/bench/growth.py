@@ -103,7 +103,7 @@ def _case(model: Any, context: int, room: int, acceptance: float, seed: int) -> 
 def _turns(cases: Sequence[_Case], room: int) -> list[list[Turn]]:
     """All rounds after the prefill, the cases in turns."""
     turns: list[list[Turn]] = [[] for _ in cases]
-    device = cases[0][0].backbone.device
+    device = cases[0][0].session.bound.backbone.device
     running = [fast.stream(**inputs, **GREEDY, max_new_tokens=room) for fast, inputs in cases]
     for rounds in running:
         next(rounds)

@@ -96,14 +96,14 @@ def compare_images(
     `settings` go with every request: guidance, temperature and so on.
     """
     first = next(iter(ways.values()))
-    plain = accelerate(first.model, PLAIN, processor=first.processor)
-    drawing = plain.drawing(**gallery.timed[0], **settings)
+    plain = accelerate(first.model, PLAIN, processor=first.session.processor)
+    drawing = plain.session.drawing(**gallery.timed[0], **settings)
     players: dict[str, Player] = {
         name: Fast(fast, settings) for name, fast in {PLAIN: plain, **ways}.items()
     }
     if peers:
         players[OWN] = Own(plain, settings)
-    device = plain.backbone.device
+    device = plain.session.bound.backbone.device
     laps, failed = race(players, gallery.timed, repeats, seed, device, progress, frozenset({OWN}))
     shown = pictures_to_judge(players, laps, gallery, seed, progress)
     facts = {name: facts_of(gallery, drawn) for name, drawn in shown.items()}
@@ -162,7 +162,8 @@ class Fast:
         return Answer(out.sequences.tolist(), out.stats.target_calls, out.stats)
 
     def _draw(self, asked: Mapping[str, Any], seed: int) -> Images:
-        return self.fast.generate_images(**asked, **self.settings, seed=seed)
+        made: Images = self.fast.generate_images(**asked, **self.settings, seed=seed)
+        return made
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class Own:
         return Answer(tokens.tolist(), tokens.shape[1] - 1)
 
     def _draw(self, asked: Mapping[str, Any], seed: int) -> tuple[Drawing, torch.Tensor]:
-        drawing = self.plain.drawing(**asked, **self.settings)
+        drawing = self.plain.session.drawing(**asked, **self.settings)
         peer = drawing.image_family.peer
         if peer is None:
             raise ValueError(
@@ -198,7 +199,7 @@ def _likely(
 ) -> list[float]:
     found: list[float] = []
     for asked, one in zip(gallery.shown, drawn, strict=True):
-        drawing = plain.drawing(**asked, **settings)
+        drawing = plain.session.drawing(**asked, **settings)
         found += log_likelihood(plain, drawing, one.pictures.sequences).tolist()
     return found
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from mmspec import recipes
+from mmspec.api import Accelerated, accelerate
 from mmspec.bench import pool, rows
 from mmspec.bench.environment import device_name, peak_memory_bytes
 from mmspec.bench.pictures import Apart, apart, own_pictures, pictures
@@ -19,7 +20,6 @@ from mmspec.bench.timing import Ratio
 from mmspec.bench.turns import Drawn, Player, race
 from mmspec.drafters.denoising.window import Window
 from mmspec.modalities.diffusion.network import Network
-from mmspec.modalities.diffusion.pipeline import AcceleratedPipeline, accelerate_pipeline
 from mmspec.recipe import Recipe
 
 PLAIN = "paradigms"  # with a window of one it drafts nothing, whatever the scheduler
@@ -101,8 +101,8 @@ def compare_latents(
     plan = recipes.get(recipe) if isinstance(recipe, str) else recipe
     players: dict[str, Player] = {"pipeline": Own(pipe)}
     if isinstance(plan.execution, Window):
-        players["plain"] = Fast(accelerate_pipeline(pipe, PLAIN, window=1))
-    players["method"] = Fast(accelerate_pipeline(pipe, plan, drafter=drafter, **parts))
+        players["plain"] = Fast(accelerate(pipe, PLAIN, window=1))
+    players["method"] = Fast(accelerate(pipe, plan, drafter=drafter, **parts))
     laps, _ = race(players, drawing.requests, repeats, seed, _device(pipe), progress)
     costs = _costs(pipe, drawing, plan)
     counted = _counts(laps["method"].stats, plan, _count(pipe, drawing, seed))
@@ -174,7 +174,7 @@ class Own:
 class Fast:
     """An accelerated pipeline."""
 
-    fast: AcceleratedPipeline
+    fast: Accelerated
 
     def draw(self, asked: Mapping[str, Any], seed: int) -> Drawn:
         output = self.fast(**asked, seed=seed, output_type="np")
@@ -217,8 +217,8 @@ def _count(pipe: Any, drawing: Drawing, seed: int) -> Counts:
 def _counts(stats: Sequence[Any], plan: Recipe, plain: Counts) -> Counts:
     many = len(stats)
     if not isinstance(plan.execution, Window):
-        full = sum(one.full for one in stats)
-        share = full / (full + sum(one.forecast for one in stats))
+        full = sum(one.target_calls for one in stats)
+        share = full / sum(one.num_new_tokens for one in stats)
         return replace(plain, calls=share * plain.calls_plain, rows=share * plain.rows_plain)
     drafted = sum(one.num_draft_tokens for one in stats)
     accepted = sum(one.num_accepted_draft_tokens for one in stats)

@@ -21,12 +21,12 @@ def log_likelihood(fast: Accelerated, drawing: Drawing, sequences: Tensor) -> Te
     entropy per code. Pictures of one code have no law but the prompt's.
     """
     length = sequences.shape[1]
-    memory, first, _ = fast.backbone.prefill(drawing.inputs, room=length + 64)
+    memory, first, _ = fast.session.bound.backbone.prefill(drawing.inputs, room=length + 64)
     logits = first[:, None]
     if length > 1:
         behind = Draft.chain(sequences[:, 1:-1], Kind.DET)
         layout = block(sequences[:, :1].tolist(), behind, memory.like)
-        logits = torch.cat((logits, fast.backbone.read(memory, layout)[0]), 1)
+        logits = torch.cat((logits, fast.session.bound.backbone.read(memory, layout)[0]), 1)
     places = drawing.sampling.places
     start = drawing.inputs["attention_mask"].sum(-1, keepdim=True)
     position = start + torch.arange(length, device=start.device)

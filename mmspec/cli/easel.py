@@ -31,9 +31,9 @@ class Easel:
 
     def fast(self, recipe: str) -> Any:
         """The model under a recipe."""
-        from mmspec.modalities.mar.continuous import accelerate_continuous
+        from mmspec.api import accelerate
 
-        return accelerate_continuous(self.model, recipe, drafter=self.drafter, **self.parts)
+        return accelerate(self.model, recipe, drafter=self.drafter, **self.parts)
 
     def asked(self, prompts: Sequence[str]) -> dict[str, Any]:
         """Arguments of a call that draws these: classes by name or number."""
@@ -63,7 +63,7 @@ def load(
     recipes of another sort.
     """
     from mmspec import recipes as known
-    from mmspec.modalities.mar.continuous import SETTINGS
+    from mmspec.modalities.mar.plug import SETTINGS
     from mmspec.modalities.mar.reader import load as loaded
 
     for name in recipes:

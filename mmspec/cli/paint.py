@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def paint(
     }
     if repeats:
         document |= _compared(painter, asked, parts, seed, repeats, json)
-    document["stats"] = asdict(fast.last_stats)
+    document["stats"] = fast.last_stats.to_dict()
     if json:
         emit(document)
         return

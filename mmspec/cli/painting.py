@@ -82,9 +82,9 @@ def parts(window: int | None, others: Mapping[str, Any]) -> dict[str, Any]:
 
 def accelerated(painter: Painter, given_parts: Mapping[str, Any]) -> Any:
     """The pipeline under its recipe."""
-    from mmspec.modalities.diffusion.pipeline import accelerate_pipeline
+    from mmspec.api import accelerate
 
-    return accelerate_pipeline(painter.pipe, painter.recipe, drafter=painter.drafter, **given_parts)
+    return accelerate(painter.pipe, painter.recipe, drafter=painter.drafter, **given_parts)
 
 
 def load_draft(pipe: Any, name: str) -> Any:

@@ -13,6 +13,18 @@ from transformers import GenerationConfig, LogitsProcessor
 from mmspec import _hf
 from mmspec.laws.sampling import DOUBLED, Sampling
 
+SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+
+
+def sampled(settings: dict[str, Any]) -> dict[str, Any]:
+    """`do_sample` follows from a sampling setting; temperature 0 means greedy."""
+    if settings.get("temperature") == 0:
+        settings = {k: v for k, v in settings.items() if k not in SAMPLED}
+        return {**settings, "do_sample": False}
+    if "do_sample" not in settings and any(settings.get(name) is not None for name in SAMPLED):
+        return {**settings, "do_sample": True}
+    return settings
+
 
 def resolve(
     model: Any,

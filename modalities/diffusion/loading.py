@@ -1,11 +1,10 @@
-"""Diffusers pipelines from folders, draft pipelines, and accelerated ones to disk."""
+"""Diffusers pipelines and draft pipelines from folders."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from mmspec.loading import described, write
 from mmspec.modalities.diffusion.network import Network
 from mmspec.modalities.families import is_pipeline
 
@@ -45,19 +44,3 @@ def between(pipe: Any, network: Any) -> Any:
     small = type(pipe)(**{**pipe.components, Network(pipe).name: network})
     small.set_progress_bar_config(**getattr(pipe, "_progress_bar_config", {}))
     return small
-
-
-def save(fast: Any, folder: Path) -> None:
-    """Write the recipe's name, the parts that were given, and the draft pipeline.
-
-    Of a draft pipeline that has the target's parts only the network is written. Raises ValueError
-    for recipes made by hand and for parts given as objects.
-    """
-    parts = described(fast.recipe, fast.given)
-    if fast.small is not None:
-        own, theirs = fast.pipe.components, fast.small.components
-        name = Network(fast.small).name
-        shared = all(part is own.get(key) for key, part in theirs.items() if key != name)
-        written = theirs[name] if shared else fast.small
-        written.save_pretrained(folder / "drafter", safe_serialization=True)
-    write(folder, fast.recipe, fast.pipe.name_or_path, parts)

@@ -15,12 +15,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec.arguments import SAMPLED, fresh_seed, sampled, unknown_message
 from mmspec.codes.grid import Grid
 from mmspec.codes.grid_mask import GridMask
 from mmspec.codes.image_family import ImageFamily, pictures
+from mmspec.laws.noise import fresh_seed
 from mmspec.laws.sampling import Sampling
+from mmspec.naming import unknown_message
 from mmspec.stats import Stats
+from mmspec.targets.generation_settings import SAMPLED, sampled
 from mmspec.targets.guidance import NEGATIVE, SCALE
 from mmspec.targets.stop import Stop
 

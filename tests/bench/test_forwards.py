@@ -46,7 +46,7 @@ def test_a_feature_head_is_recorded_on_a_cache_of_its_own() -> None:
     fast = mmspec.accelerate(model, "eagle", drafter=tiny_head(model))
     with recording(fast) as tape:
         out = fast.generate(**toys.inputs("llava"), max_new_tokens=ROOM)
-    calls = [call for call in tape.forwards if call.module is fast.small]
+    calls = [call for call in tape.forwards if call.module is fast.session.bound.draft_model]
     assert [call.is_first for call in calls] == [True] + [False] * (len(calls) - 1)
     assert len(calls) > out.stats.target_calls
     assert len(tape.caches) == 2
@@ -73,7 +73,7 @@ def test_forwards_of_models_that_draw_are_recorded_and_replayed(family: str) -> 
     fast = mmspec.accelerate(toy, drafter=drawing.noisy(family), length=3)
     with recording(fast) as tape:
         out = fast.generate_images(**painters.request(family, 1), **drawing.sized(family))
-    decoder = fast.backbone.decoder
+    decoder = fast.session.bound.backbone.decoder
     calls = [call for call in tape.forwards if call.module is decoder]
     if family == "emu3":  # reads its prompt through the whole model
         calls = [call for call in tape.forwards if call.module in (toy, decoder)]

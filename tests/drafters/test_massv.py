@@ -49,7 +49,7 @@ def test_the_tower_is_what_the_targets_own_projector_reads() -> None:
     ):
         model, request = toys.model(family), toys.inputs(family)
         out = model.model.get_image_features(pixel_values=request["pixel_values"], **select(model))
-        backbone = mmspec.accelerate(model, "plain").backbone
+        backbone = mmspec.accelerate(model, "plain").session.bound.backbone
         tower = vlm.optics(backbone, tower=True).parts(out)
         assert vlm.tower_width(model) == tower[0].shape[-1] == 32
         own = getattr(model.model, name)(torch.stack(list(tower)))

@@ -32,7 +32,8 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 
 def backbone(family: str) -> Backbone:
-    return mmspec.accelerate(toys.model(family), "plain").backbone
+    made: Backbone = mmspec.accelerate(toys.model(family), "plain").session.bound.backbone
+    return made
 
 
 @torch.no_grad()

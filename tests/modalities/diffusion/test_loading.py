@@ -22,13 +22,14 @@ def test_a_network_alone_is_saved_where_the_parts_are_shared(tmp_path: Path) -> 
     fast: Any = mmspec.accelerate(
         pipe, "accelerated-diffusion", drafter=small, window=3, max_rows=4
     )
-    assert isinstance(fast, mmspec.AcceleratedPipeline)
+    assert isinstance(fast, mmspec.Accelerated)
     fast.save_pretrained(tmp_path)
     assert not (tmp_path / "drafter" / "model_index.json").exists()
     written = json.loads((tmp_path / "mmspec.json").read_text())
     assert written["parts"] == {"window": 3, "max_rows": 4}
     again: Any = mmspec.load(tmp_path, pipe)
     assert torch.equal(draw(again, "dit", seed=0), draw(fast, "dit", seed=0))
+    assert fast.last_stats is not None
     assert again.last_stats.target_calls == fast.last_stats.target_calls
     assert again.last_stats.num_draft_tokens > 0
 

@@ -46,7 +46,7 @@ def test_a_chat_form_is_used_where_there_is_one() -> None:
         "{% for m in messages %}user : {{ m['content'][0]['text'] }}{% endfor %} assistant :"
     )
     chatty = mmspec.accelerate(painters.janus(), "plain", processor=processor)
-    found = chatty.drawing(prompt="a red circle").inputs["prompt_ids"]
+    found = chatty.session.drawing(prompt="a red circle").inputs["prompt_ids"]
     assert found.tolist() == tensors(["user : a red circle assistant :"])["input_ids"].tolist()
 
 

@@ -1,9 +1,4 @@
-"""`accelerate` for image models with continuous tokens.
-
-fast = mmspec.accelerate(mar, recipe="cspd-coupled", drafter=small_mar)
-out = fast.generate_images(class_labels=[207, 360], guidance=3.0, last_noise=True, seed=0)
-out.latents, out.stats
-"""
+"""Models that draw with continuous tokens (MAR): `generate_images`."""
 
 from __future__ import annotations
 
@@ -12,19 +7,18 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec import recipes
-from mmspec.arguments import fresh_seed, unknown_message
 from mmspec.codes.image_family import pictures
-from mmspec.decode import Parts, Scorer, decode
-from mmspec.draft import Drafter, Verifier
-from mmspec.laws.noise import KeyedNoise
+from mmspec.decode import Parts, Scorer
+from mmspec.draft import Drafter
+from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.modalities.mar.reader import MarReader, check_pair, labels, load, numbers
+from mmspec.modality import Call, Loop
+from mmspec.naming import unknown_message
 from mmspec.recipe import Kit, Recipe, made, pair, shape_of
-from mmspec.stats import Ledger, Stats
+from mmspec.stats import Stats
 from mmspec.targets.patches import (
     BlindTarget,
     PatchRequest,
@@ -37,7 +31,6 @@ from mmspec.targets.patches import (
 from mmspec.targets.paths import check_random
 from mmspec.targets.stop import Stop
 
-PARTS = ("recipe", "drafter", "verifier", "length")
 OWN = ("class_labels", "prompt", "seed", "row_ids", "vae")
 _RENAMED = {"guidance_schedule": "schedule"}
 SETTINGS = tuple(
@@ -55,61 +48,30 @@ class LatentImages:
     stats: Stats
 
 
-def accelerate_continuous(
-    model: Any,
-    recipe: str | Recipe | None = None,
-    *,
-    drafter: Any = None,
-    verifier: Verifier | None = None,
-    length: int | None = None,
-    **options: Any,
-) -> AcceleratedContinuous:
-    """Make a MAR model draw faster; "cspd-coupled" unless `recipe` says otherwise.
-
-    `drafter` is a smaller MAR model of the same tokens, or its folder or "zoo:NAME"; `length` the
-    steps drafted per target call.
-    Raises ValueError for parts that do not fit, before anything runs.
-    """
-    recipe = recipe or "cspd-coupled"
-    plan = recipes.get(recipe) if isinstance(recipe, str) else recipe
-    recipes.check_decodes(plan, "patches", model)
-    unknown = sorted(set(options) - set(plan.options))
-    if unknown:
-        where = f"accelerate() of a {type(model).__name__} with recipe {plan.name or 'custom'!r}"
-        raise ValueError(unknown_message(unknown, [*PARTS, *plan.options], where))
-    if drafter is None and plan.takes_drafter:
-        raise ValueError(
-            f"recipe {plan.name!r} needs a draft model; give drafter= a smaller "
-            f"{type(model).__name__}"
-        )
-    if drafter is not None:
-        if not plan.takes_drafter:
-            raise ValueError(f"recipe {plan.name!r} takes no draft model; drop drafter=")
-        if isinstance(drafter, str | Path):
-            drafter = load(drafter)
-        check_pair(model, drafter)
-    plan = replace(
-        plan,
-        verifier=verifier or plan.verifier,
-        execution=shape_of(plan.execution, None, length),
-        options={**plan.options, **options},
-    )
-    return AcceleratedContinuous(model, plan, drafter)
-
-
-class AcceleratedContinuous:
-    """A model with continuous tokens bound to a recipe.
+class Session:
+    """A model of continuous tokens bound to a recipe.
 
     Recipes are bound per call, which fixes classes and sampler; once here, to refuse early.
     """
 
-    def __init__(self, model: Any, recipe: Recipe, drafter: Any = None) -> None:
-        self.model, self.recipe, self.small = model, recipe, drafter
-        self.last_stats: Stats | None = None
-        self._bound(Plan(), labels(model, None))
+    calls = ("generate_images",)
+    signature = None
 
-    @torch.no_grad()
-    def generate_images(self, **arguments: Any) -> LatentImages:
+    def __init__(self, model: Any, recipe: Recipe, draft_model: Any = None) -> None:
+        self.model, self.recipe, self.draft_model = model, recipe, draft_model
+        self.drafter = self._bound(Plan(), labels(model, None)).drafter
+
+    @property
+    def sees(self) -> str:
+        return str(getattr(self.drafter, "sees", "nothing"))
+
+    @property
+    def name(self) -> str | None:
+        return str(self.model.config._name_or_path) or None
+
+    def run(
+        self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop
+    ) -> LatentImages:
         """Draw one picture per class.
 
         Takes `class_labels` (a number, or a list in which None is no class) or `prompt` (the name
@@ -120,47 +82,46 @@ class AcceleratedContinuous:
         Raises ValueError for what is not known, for more steps than cells, and where an exact
         recipe meets a sampler without noise in its last step.
         """
+        if args:
+            raise ValueError("generate_images() takes its arguments by name; give class_labels=")
         settings, own = _split(arguments)
         plan, classes = Plan(**settings), self._classes(own["class_labels"], own["prompt"])
         plan.spans(self.model.config.cells)
         bound = self._bound(plan, classes)
-        recipe, sees = bound.recipe, str(getattr(bound.drafter, "sees", "nothing"))
-        if getattr(recipe.verifier, "random", False):
+        if getattr(bound.recipe.verifier, "random", False):
             check_random(self.model.sampled(plan).kernel)
-        seed = fresh_seed() if own["seed"] is None else int(own["seed"])
+        seed = fresh_seed() if own["seed"] is None else own["seed"]
         noise = KeyedNoise.seeded(seed, len(classes), self.model.device, own["row_ids"])
-        ledger = Ledger(recipe.name or "custom", recipe.exact, sees)
         request = PatchRequest(plan, len(classes), noise)
-        latents = self.model.picture(self._drawn(bound.parts(plan), request, ledger))
-        self.last_stats = ledger.stats()
+        latents = self.model.picture(self._drawn(bound.call(request), request, loop))
         images = decoded(own["vae"], latents, self.model.config.latent_scale)
-        return LatentImages(latents, images, self.last_stats)
+        return LatentImages(latents, images, loop.stats())
+
+    def save(self, folder: Path) -> None:
+        if self.draft_model is not None:
+            self.draft_model.save_pretrained(folder)
 
     def _classes(self, given: Any, prompt: str | Sequence[str] | None) -> Tensor:
         if prompt is not None and given is not None:
             raise ValueError("class_labels= and prompt= both say what to draw; give one of them")
         return labels(self.model, given if prompt is None else numbers(self.model, prompt))
 
-    def __repr__(self) -> str:
-        name = self.recipe.name or "custom recipe"
-        return f"AcceleratedContinuous({type(self.model).__name__}, {name})"
-
     def _bound(self, plan: Plan, classes: Tensor) -> Bound:
         """The recipe for the classes and the sampler of a call."""
         small = None
-        if self.small is not None:
-            small = MarReader.of(self.small, classes, plan)
+        if self.draft_model is not None:
+            small = MarReader.of(self.draft_model, classes, plan)
         return bind(self.recipe, MarReader.of(self.model, classes, plan), small)
 
-    def _drawn(self, parts: Parts, request: PatchRequest, ledger: Ledger) -> Tensor:
+    def _drawn(self, call: Call, request: PatchRequest, loop: Loop) -> Tensor:
         """The latents (B, L, C)."""
         tokens: list[list[Tensor]] = [[] for _ in range(request.batch)]
-        for kept in ledger.follow(decode(parts, request)):
+        for kept in loop(call):
             for row, new in zip(tokens, kept.tokens, strict=True):
                 row.extend(new)
         cells = self.model.config.cells
         turns, spans = order(request.noise, cells), request.plan.spans(cells)
-        latents = turns.new_zeros(*turns.shape, self.model.config.token_size, dtype=torch.float32)
+        latents = turns.new_zeros(*turns.shape, self.model.config.token_size).float()
         for picture, turn, shown in zip(latents, turns, tokens, strict=True):
             place(picture, turn, spans, shown)
         return latents
@@ -174,10 +135,14 @@ class Bound:
     recipe: Recipe
     drafter: Drafter
 
+    def call(self, request: PatchRequest) -> Call:
+        """One request in terms of the loop."""
+        return Call(self.parts(request.plan), request, self.recipe)
+
     def parts(self, plan: Plan) -> Parts:
         """What the loop runs."""
-        recipe = self.recipe
-        return Parts(self.target, self.drafter, recipe.verifier, Stop(plan.steps), recipe.gate)
+        recipe, stop = self.recipe, Stop(plan.steps)
+        return Parts(self.target, self.drafter, recipe.verifier, stop, recipe.gate)
 
 
 def bind(recipe: Recipe, reader: Reader, small: Reader | None) -> Bound:
@@ -187,8 +152,33 @@ def bind(recipe: Recipe, reader: Reader, small: Reader | None) -> Bound:
     kit = Kit(target, drafts, recipe.execution, recipe.sees, None, recipe.options)
     recipe = replace(recipe, verifier=made(recipe.verifier, kit))
     drafter = pair(recipe.architecture(kit), recipe.verifier, target)
-    blind = getattr(recipe.verifier, "blind", False)
-    return Bound(BlindTarget(reader) if blind else target, recipe, drafter)
+    return Bound(
+        BlindTarget(reader) if getattr(recipe.verifier, "blind", False) else target, recipe, drafter
+    )
+
+
+def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:
+    """A model bound to a recipe. Raises ValueError for parts that do not fit."""
+    small = _draft_model(model, recipe, drafter)
+    shape = shape_of(recipe.execution, None, parts.get("length"))
+    return Session(model, replace(recipe, execution=shape), small)
+
+
+def _draft_model(model: Any, recipe: Recipe, drafter: Any) -> Any:
+    """The smaller model, where the recipe takes one."""
+    if drafter is None and recipe.takes_drafter:
+        raise ValueError(
+            f"recipe {recipe.name!r} needs a draft model; give drafter= a smaller "
+            f"{type(model).__name__}"
+        )
+    if drafter is None:
+        return None
+    if not recipe.takes_drafter:
+        raise ValueError(f"recipe {recipe.name!r} takes no draft model; drop drafter=")
+    if isinstance(drafter, str | Path):
+        drafter = load(drafter)
+    check_pair(model, drafter)
+    return drafter
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

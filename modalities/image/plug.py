@@ -1,0 +1,84 @@
+"""Models that draw with picture tokens: `generate_images`, and `generate` where they write too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmspec.loading import load_model
+from mmspec.modalities import tokens
+from mmspec.modalities.image import drawing
+from mmspec.modalities.image.families import backbone as reader
+from mmspec.modalities.image.families import image_family
+from mmspec.modality import Loop
+from mmspec.recipe import Recipe
+
+
+class Session:
+    """A model of picture tokens bound to a recipe; `processor` reads its prompts in words."""
+
+    def __init__(self, bound: tokens.Bound, processor: Any = None) -> None:
+        self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
+        self.processor = processor
+        self.image_family = image_family(bound.model)
+        self.text = tokens.Text(bound, dict)
+        writes = bound.backbone.family.writes
+        self.calls = ("generate_images", *(("generate", "__call__") if writes else ()))
+        self.signature = tokens.HOOK if writes else None
+
+    @property
+    def sees(self) -> str:
+        return str(getattr(self.bound.drafter, "sees", "nothing"))
+
+    @property
+    def name(self) -> str | None:
+        return str(self.model.config._name_or_path) or None
+
+    def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
+        if call == "generate":
+            return self.text.generate(args, arguments, loop)
+        if call == "__call__":
+            return self.text.hook(args, arguments, loop)
+        return self.draw(args, arguments, loop)
+
+    def draw(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> drawing.Images:
+        """Pictures, under the same promises as text.
+
+        Takes `prompt=`, a text or a list, where `accelerate` was given the processor, or what the
+        model draws behind (`input_ids` and `attention_mask`, a class, caption features); `grid=`
+        (height, width) in codes or a `Grid`, `guidance=` a scale (default: the published one;
+        1 = none), `negative=` inputs or words of unconditional prompts, and `seed`, `row_ids` and
+        sampling settings as `generate` does. Greedy without any.
+        """
+        if args:
+            raise ValueError("generate_images() takes its arguments by name; give prompt=...")
+        made = self.drawing(**arguments)
+        how = (made.sampling, made.stop, made.seed, made.row_ids)
+        call = self.bound.call(made.inputs, *how, shared={"grid": made.grid})
+        ids = tokens.prompt_ids(
+            made.inputs, len(call.request.noise.rows), self.bound.backbone.device
+        )
+        return made.finish(*tokens.spoken(call, ids, loop), loop.stats())
+
+    def drawing(self, **arguments: Any) -> drawing.Drawing:
+        """What `generate_images` makes of its arguments, before anything is drawn."""
+        backbone = self.bound.backbone
+        most = getattr(backbone.config, "max_position_embeddings", None)
+        return drawing.prepare(
+            self.image_family, backbone.vocabulary, most, arguments, self.processor
+        )
+
+    def save(self, folder: Path) -> None:
+        tokens.save_drafter(self.bound, folder)
+
+
+def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:
+    """A model bound to a recipe. Raises ValueError for parts that do not fit."""
+    own = {name: value for name, value in parts.items() if name != "processor"}
+    return Session(tokens.bind(reader(model), recipe, drafter, own), parts.get("processor"))
+
+
+def load(source: str | Path, **options: Any) -> Any:
+    """A model from a folder, a hub name, or "zoo:NAME"."""
+    return load_model(source, **options)

@@ -1,0 +1,55 @@
+"""Text and vision-language models of transformers, and recognisers of speech: `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmspec.loading import load_model
+from mmspec.modalities import tokens
+from mmspec.modalities.families import backbone as reader
+from mmspec.modality import Loop
+from mmspec.recipe import Recipe
+from mmspec.targets.encoder_decoder import EncoderDecoder, source_inputs
+
+
+class Session:
+    """A causal or encoder-decoder model bound to a recipe."""
+
+    calls = ("generate", "__call__")
+    signature = tokens.HOOK
+
+    def __init__(self, bound: tokens.Bound) -> None:
+        self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
+        self.text = tokens.Text(bound, self._prepared)
+
+    @property
+    def sees(self) -> str:
+        return str(getattr(self.bound.drafter, "sees", "nothing"))
+
+    @property
+    def name(self) -> str | None:
+        return str(self.model.config._name_or_path) or None
+
+    def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
+        asked = self.text.generate if call == "generate" else self.text.hook
+        return asked(args, arguments, loop)
+
+    def save(self, folder: Path) -> None:
+        tokens.save_drafter(self.bound, folder)
+
+    def _prepared(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        if isinstance(self.bound.backbone, EncoderDecoder):
+            return source_inputs(self.model, inputs)
+        return dict(inputs)
+
+
+def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:
+    """A model bound to a recipe. Raises ValueError for parts that do not fit."""
+    return Session(tokens.bind(reader(model), recipe, drafter, parts))
+
+
+def load(source: str | Path, **options: Any) -> Any:
+    """A model from a folder, a hub name, or "zoo:NAME"."""
+    return load_model(source, **options)
