@@ -57,7 +57,8 @@ class Session:
 
     @property
     def name(self) -> str | None:
-        return str(self.model.name_or_path) or None
+        name: str | None = self.model.name_or_path
+        return name or None
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         """What the pipeline returns, with `stats` on it.

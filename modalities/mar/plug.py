@@ -67,7 +67,8 @@ class Session:
 
     @property
     def name(self) -> str | None:
-        return str(self.model.config._name_or_path) or None
+        name: str | None = self.model.config._name_or_path
+        return name or None
 
     def run(
         self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop

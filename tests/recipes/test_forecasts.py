@@ -38,12 +38,12 @@ def test_at_its_neutral_setting_a_recipe_is_the_pipeline(name: str, family: str)
     plain = _picture(pipe, family, generator=torch.Generator().manual_seed(5))
     fast: Any = mmspec.accelerate(pipe, name, **NEUTRAL[name])
     assert torch.equal(_picture(fast, family, seed=5), plain)
-    assert fast.last_stats.full > 0
-    assert fast.last_stats.forecast == 0
+    assert fast.last_stats.target_calls > 0
+    assert fast.last_stats.unverified_tokens == 0
     skips: dict[str, Any] = {"threshold": 1e9} if name == "first-block-cache" else {"warm_up": 1}
     fast = mmspec.accelerate(pipe, name, **skips)
     assert not torch.equal(_picture(fast, family, seed=5), plain)
-    assert fast.last_stats.forecast > 0
+    assert fast.last_stats.unverified_tokens > 0
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
@@ -59,13 +59,13 @@ def test_options_and_verifiers_reach_the_gate() -> None:
     fast: Any = mmspec.accelerate(
         pipe, "speca", base=0.3, most=7, metric="l1", order=3, basis="newton"
     )
-    bound = fast.way.forecasting
+    bound = fast.session.runner.forecasting
     assert bound.gate.schedule == DecayingThreshold(base=0.3, most=7)
     assert bound.gate.metric == L1()
     assert bound.how.order == 3
     own = ForecastGate(Cadence(2, 1), per_sample=False)
     fast = mmspec.accelerate(pipe, "speca", verifier=own)
-    assert fast.way.forecasting.gate is own
+    assert fast.session.runner.forecasting.gate is own
     with pytest.raises(ValueError, match="metric='l3' is none of relative-norm"):
         mmspec.accelerate(pipe, "speca", metric="l3")
     with pytest.raises(ValueError, match="basis='fourier' is none of taylor, newton"):

@@ -42,7 +42,7 @@ def test_a_pipeline_comes_back_with_its_target(tmp_path: Path) -> None:
     fast.save_pretrained(tmp_path / "fast")
     assert (tmp_path / "fast" / "drafter" / "model_index.json").exists()
     again: Any = mmspec.load(tmp_path / "fast")
-    assert again.pipe is not pipe
+    assert again.model is not pipe
     assert torch.equal(draw(again, "ddpm", seed=0), draw(fast, "ddpm", seed=0))
 
 
