@@ -32,6 +32,7 @@ from mmspec.arguments import (
 from mmspec.compressors.naming import named as compressor_named
 from mmspec.decode import Parts, decode
 from mmspec.draft import Drafter, Round, Verifier
+from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise
 from mmspec.laws.sampling import Sampling
 from mmspec.modalities.families import backbone, surface
@@ -39,7 +40,7 @@ from mmspec.modalities.image import drawing as images
 from mmspec.modalities.image import families as image
 from mmspec.modalities.vlm import families as vlm
 from mmspec.partner import is_drafter, sight_of, small_of
-from mmspec.recipe import Kit, Recipe, made, pair, shape_of
+from mmspec.recipe import Kit, Recipe, made, pair
 from mmspec.stats import Ledger, Stats
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Request
@@ -141,7 +142,7 @@ class Accelerated:
         self.given = dict(given or {})  # the parts the user replaced, for save_pretrained
         self.backbone = backbone(model)
         self.image_family = image.image_family(model) if self.backbone.family.draws else None
-        self.small = None if is_drafter(drafter) else small_of(recipe, drafter)
+        self.small = None if is_drafter(drafter) else small_of(recipe, drafter, self.backbone)
         sees = sight_of(self.backbone, self.small, recipe.sees)
         options = (recipe.execution, sees, recipe.compressor, recipe.options)
         kit = Kit(self.backbone, self.small, *options)

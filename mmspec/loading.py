@@ -15,9 +15,10 @@ import torch
 from mmspec import recipes
 from mmspec.codes.resampling import Trained
 from mmspec.drafters.neural import massv
+from mmspec.drafters.neural.feature_head import FeatureDraft
 from mmspec.drafters.rows.upsampled import Upsampled
 from mmspec.models import code_resampler
-from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig, load_head
+from mmspec.models.heads.feature_head import FeatureHeadConfig, load_head
 from mmspec.recipe import Recipe
 
 FILE = "mmspec.json"
@@ -81,7 +82,7 @@ def save(fast: Any, folder: Path) -> None:
     if recipe.takes_drafter and fast.small is None:
         raise ValueError(f"{type(fast.drafter).__name__} was made by hand and cannot be saved")
     if fast.small is not None:
-        small = fast.small if isinstance(fast.small, FeatureHead) else fast.small.model
+        small = fast.small.head if isinstance(fast.small, FeatureDraft) else fast.small.model
         small.save_pretrained(folder / "drafter")
     if "projector" in recipe.options and fast.drafter.model.sight.projector is not None:
         massv.save_projector(folder / "drafter", fast.drafter.model.sight.projector)

@@ -21,9 +21,10 @@ from mmspec.arguments import fresh_seed, unknown_message
 from mmspec.codes.image_family import pictures
 from mmspec.decode import Parts, Scorer, decode
 from mmspec.draft import Drafter, Verifier
+from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise
 from mmspec.modalities.mar.reader import MarReader, check_pair, labels, load, numbers
-from mmspec.recipe import Kit, Recipe, made, pair, shape_of
+from mmspec.recipe import Kit, Recipe, made, pair
 from mmspec.stats import Ledger, Stats
 from mmspec.targets.patches import (
     BlindTarget,
