@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from mmspec.draft import Draft, Drafter, Gate, Kind, Scores, Verdict, Verifier
-from mmspec.drafters.denoising.window import Window
-from mmspec.drafters.dynamic_tree import DynamicTree
-from mmspec.drafters.forecast.gate import Stepwise
-from mmspec.drafters.growth import Chain, StaticTree
-from mmspec.drafters.length import Fixed, parse
-from mmspec.drafters.rows.wavefront import Rows
 from mmspec.laws.noise import Noise
-from mmspec.trees import Tree
 
 Partner = Literal["drafter", "head", "sketch"]  # a draft model, a feature head, a smaller picture's
 Part = TypeVar("Part", Verifier, Gate | None)
+
+
+class Execution(Protocol):
+    """The shape of a draft, in words: how it is drafted, and how it is verified."""
+
+    @property
+    def words(self) -> str: ...  # draft execution
+    @property
+    def walk(self) -> str: ...  # verification execution
+
+
+LINEAR, TREE = "linear, one pass", "tree, one pass"  # walks
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class Recipe:
     """
 
     architecture: Callable[[Kit], Any]  # draft architecture: makes the `Drafter`
-    execution: Any  # draft execution: a `Shape` of tokens, or the `Window` of a denoising chain
+    execution: Any  # an `Execution`: a `Shape` of tokens, or the `Window` of a denoising chain
     verifier: Verifier  # verification execution and optimisation
     optimisation: str = "none"  # draft optimisation: how the drafter was or is tuned
     compressor: Any | None = None  # of what the drafter sees of the picture
@@ -97,35 +102,11 @@ class Recipe:
         """The five parts in words."""
         return {
             "draft architecture": self.architecture.__name__.replace("_", " "),
-            "draft execution": describe(self.execution),
+            "draft execution": self.execution.words,
             "draft optimisation": self.optimisation,
-            "verification execution": _walk(self.execution),
+            "verification execution": self.execution.walk,
             "verification optimisation": _rule(self.verifier) + _gate(self.gate),
         }
-
-
-def describe(shape: Any) -> str:
-    """A shape in a few words."""
-    if isinstance(shape, StaticTree):
-        return f"static tree of {shape.tree.nodes} nodes"
-    if isinstance(shape, DynamicTree):
-        return f"dynamic tree of {shape.nodes} nodes"
-    if isinstance(shape, Window | Stepwise | Rows):
-        return str(shape)
-    if not isinstance(shape, Chain):
-        return repr(shape)
-    if isinstance(shape.length, Fixed):
-        return f"chain of {shape.length.most}"
-    return (
-        f"chain of at most {shape.length.most}, while {type(shape.length).__name__.lower()} holds"
-    )
-
-
-def _walk(shape: Any) -> str:
-    if isinstance(shape, Stepwise):
-        return shape.check
-    chain = not shape.branching if isinstance(shape, Window) else isinstance(shape, Chain | Rows)
-    return "linear, one pass" if chain else "tree, one pass"
 
 
 def _rule(verifier: Verifier) -> str:
@@ -140,28 +121,6 @@ def _gate(gate: Gate | None) -> str:
     if gate is None:
         return ""
     return f"; {gate.words}" if isinstance(gate, Tailored) else f"; {gate!r}"
-
-
-def shape_of(default: Any, tree: Any, length: Any) -> Any:
-    """The shape a user asks for: `tree=` a topology, `length=` a draft length, or neither."""
-    if tree is not None and length is not None:
-        raise ValueError("tree= and length= both say how far to draft; give one of them")
-    if length is not None:
-        return Chain(parse(length))
-    if tree is None:
-        return default
-    if isinstance(tree, Tree):
-        return StaticTree(tree)
-    if isinstance(tree, StaticTree | DynamicTree | Chain):
-        return tree
-    if tree == "dynamic":
-        return DynamicTree()
-    if isinstance(tree, list | tuple) and all(isinstance(width, int) for width in tree):
-        return StaticTree(Tree.branching(tree))
-    raise ValueError(
-        f"tree={tree!r} is not a topology; give branching widths such as [3, 2, 1], a Tree, a "
-        "DynamicTree, or 'dynamic'"
-    )
 
 
 def made(part: Part, kit: Kit) -> Part:

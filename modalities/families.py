@@ -8,8 +8,10 @@ from typing import Any
 from mmspec.modalities.image import families as image
 from mmspec.modalities.vlm import families as vlm
 from mmspec.modalities.vlm import recognisers as speech
-from mmspec.targets.backbone import Backbone, Family
+from mmspec.targets.backbone import Backbone
 from mmspec.targets.encoder_decoder import EncoderDecoder
+from mmspec.targets.family import Family
+from mmspec.targets.reader import Reader
 
 _PLAIN_HEADS = frozenset(
     ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "smollm3")
@@ -36,19 +38,21 @@ def family(model: Any) -> Family:
     return Family(direct=kind in _PLAIN_HEADS)
 
 
-def backbone(model: Any) -> Backbone:
-    """The backbone that reads a model.
+def backbone(model: Any) -> Reader:
+    """What reads a model: a `Backbone`, or what has its calls.
 
     Raises ValueError for what cannot work, before any forward.
     """
     described = family(model)
+    reader: Reader
     if described.draws:
-        guided: Any = image.backbone(model)
-        return guided  # type: ignore[no-any-return]  # the same calls
-    if getattr(model.config, "is_encoder_decoder", False):
-        reader: Any = EncoderDecoder(model, described)
-        return reader  # type: ignore[no-any-return]  # the same calls
-    return Backbone(model, described)
+        reader = image.backbone(model)
+    elif getattr(model.config, "is_encoder_decoder", False):
+        reader = EncoderDecoder(model, described)
+    else:
+        reader = Backbone(model, described)
+    reader.reader_maker = backbone
+    return reader
 
 
 def surface(model: Any) -> Callable[..., Any] | None:

@@ -16,15 +16,16 @@ from mmspec.compressors.naming import named as compressor_named
 from mmspec.decode import Parts
 from mmspec.draft import Drafter
 from mmspec.drafters.neural import massv
+from mmspec.drafters.neural.feature_head import FeatureDraft
 from mmspec.drafters.rows.upsampled import Upsampled
+from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.laws.sampling import Sampling
 from mmspec.modalities.vlm.families import check as check_request
 from mmspec.modality import Call, Loop
 from mmspec.models import code_resampler
-from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.partner import bind_draft_model, is_drafter
-from mmspec.recipe import Kit, Recipe, made, pair, shape_of
+from mmspec.recipe import Kit, Recipe, made, pair
 from mmspec.stats import Stats
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Request
@@ -281,7 +282,7 @@ def save_drafter(bound: Bound, folder: Path) -> None:
         raise ValueError(f"{type(bound.drafter).__name__} was made by hand and cannot be saved")
     if bound.draft_model is not None:
         small = bound.draft_model
-        (small if isinstance(small, FeatureHead) else small.model).save_pretrained(folder)
+        (small.head if isinstance(small, FeatureDraft) else small.model).save_pretrained(folder)
     drafter: Any = bound.drafter
     if "projector" in recipe.options and drafter.model.sight.projector is not None:
         massv.save_projector(folder, drafter.model.sight.projector)

@@ -14,11 +14,12 @@ from transformers import PreTrainedConfig
 from mmspec import recipes
 from mmspec.api import accelerate
 from mmspec.cli.inputs import folder
+from mmspec.drafters.neural.small_model import check_pair
 from mmspec.modalities import families
-from mmspec.modalities.vlm import families as vlm
 from mmspec.models.heads.feature_head import FeatureHeadConfig
 from mmspec.targets.backbone import Backbone
 from mmspec.targets.cache import SlotCache
+from mmspec.targets.reader import Reader
 
 Verdict = Literal["ok", "note", "refused"]
 
@@ -156,16 +157,16 @@ def _branches(model: Any) -> bool:
     return SlotCache(model.config).can_branch
 
 
-def _image_tokens(reader: Backbone) -> str:
-    ids = vlm.placeholder_ids(reader.model, reader.family)
+def _image_tokens(reader: Reader) -> str:
+    ids = reader.placeholder_ids
     return ", ".join(map(str, ids)) if ids else "none (text)"
 
 
-def _pair(target: Backbone, drafter: Backbone) -> Iterator[Finding]:
+def _pair(target: Reader, drafter: Reader) -> Iterator[Finding]:
     """What the draft model can see; refused where it can draft for this target in no way."""
     for sees in ("nothing", "placeholders", "pixels", "target-features"):
         try:
-            vlm.check_pair(target, drafter, sees)
+            check_pair(target, drafter, sees)
         except ValueError as error:
             verdict: Verdict = "refused" if sees == "nothing" else "note"
             yield Finding(f"drafter sees {sees}", None, False, verdict, str(error))

@@ -54,7 +54,7 @@ def load_pair(model: str, drafter: str | None, recipe: str | None) -> Pair:
 
 def _sizes_agree(target: Any, small: Any) -> bool:
     """Whether two vocabularies differ by padding at most; `accelerate` refuses the others."""
-    from mmspec.modalities.vlm.families import VOCABULARY_PADDING
+    from mmspec.drafters.neural.small_model import VOCABULARY_PADDING
 
     ours, theirs = (model.config.get_text_config().vocab_size for model in (target, small))
     return bool(abs(ours - theirs) <= VOCABULARY_PADDING)

@@ -5,7 +5,7 @@ the target by recursive rejection along the line between the two means. Exact, a
 (recipe "asd"); more siblings are accepted more often, and every one costs a row of the network.
 """
 
-from mmspec.drafters.denoising.build import frozen_clean_sample
+from mmspec.drafters.denoising.frozen import frozen_clean_sample
 from mmspec.drafters.denoising.window import Window
 from mmspec.recipe import Recipe
 from mmspec.verifiers.sequence import Sequence

@@ -4,9 +4,9 @@ Sun et al. 2024 (ICLR 2025), algorithm 2. Exact in law and never shorter than sp
 the gain grows with draft length and temperature. Greedy output is the target's own.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.small_model import small_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.block import Block
 

@@ -5,7 +5,7 @@ tokens (Sun et al. 2024) with densities for probabilities. Exact, and never shor
 than deciding step by step. The noise of a draft is that of its round.
 """
 
-from mmspec.drafters.denoising.build import frozen_prediction
+from mmspec.drafters.denoising.frozen import frozen_prediction
 from mmspec.drafters.denoising.window import Mismatch, Window
 from mmspec.recipe import Recipe
 from mmspec.verifiers.gaussian_block import GaussianBlock

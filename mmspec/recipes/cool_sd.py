@@ -8,9 +8,9 @@ a draft model. Reconstructed: mu, which is not public, makes delta the mean weig
 below 1.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.small_model import small_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.recursive import Recursive

@@ -6,9 +6,9 @@ whatever the drafter, draft length, tree or batch. Acceptance lies between (1 - 
 - TV.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.small_model import small_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

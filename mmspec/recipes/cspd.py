@@ -10,7 +10,7 @@ target itself took fewer, wider steps. For an exact variant see the recipe "cspd
 """
 
 from mmspec.draft import Verifier
-from mmspec.drafters.denoising.build_patches import aligned_to_milestones
+from mmspec.drafters.denoising.patches import aligned_to_milestones
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
 from mmspec.recipe import Kit, Recipe, Tailored

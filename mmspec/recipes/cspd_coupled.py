@@ -11,7 +11,7 @@ calls take `last_noise=True`, which is another target (its tokens have noise of 
 for 100 steps and latents of variance 1) and the one that is kept.
 """
 
-from mmspec.drafters.denoising.build_patches import aligned_model
+from mmspec.drafters.denoising.patches import aligned_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe

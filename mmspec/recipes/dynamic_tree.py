@@ -4,8 +4,8 @@ The tree of EAGLE-2 (Li et al. 2024, section 4; OPT-Tree, Wang et al. 2024) over
 draft model. Exact: nodes are chosen by looking at them, so each counts as a deterministic proposal.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.neural.small_model import small_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

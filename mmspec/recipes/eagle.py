@@ -9,8 +9,8 @@ both branches and its logits are guided like the target's.
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.build import feature_head
 from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.neural.feature_head import feature_head
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive

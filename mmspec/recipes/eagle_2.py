@@ -9,8 +9,8 @@ choose candidates too.
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.build import feature_head
 from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.neural.feature_head import feature_head
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -5,8 +5,8 @@ Near-optimal acceptance at O(V).
 Hu et al. 2025, "Towards optimal multi-draft speculative decoding". Exact in law.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.neural.small_model import small_model
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft

@@ -6,9 +6,9 @@ averaged). The recorded law is the mixture, so it is exact at every temperature.
 draft as one batch; there is no caption view.
 """
 
-from mmspec.drafters.build import uniform_ensemble
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.ensemble import uniform_ensemble
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -11,8 +11,8 @@ optimum, not those of the released code.
 """
 
 from mmspec.draft import Kind, Verifier
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.neural.small_model import small_model
 from mmspec.recipe import Kit, Recipe, Tailored
 from mmspec.recipes.lantern import table_of
 from mmspec.trees import Tree

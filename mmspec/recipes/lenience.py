@@ -4,9 +4,9 @@ Leviathan et al. 2023, appendix; CS-Drafting (Chen et al. 2023). Accept with min
 Lossy: the law m of a token obeys m <= p / ell; ell = 1 is speculative sampling, exact.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.small_model import small_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.recursive import Recursive

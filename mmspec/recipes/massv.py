@@ -8,9 +8,9 @@ target's width takes the target's projected features. Exact; verified with coupl
 where the paper uses speculative sampling.
 """
 
-from mmspec.drafters.build import massv_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.massv import massv_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -6,7 +6,7 @@ at no gain. Takes deterministic chains too: errors are measured by the std that 
 would have on the same grid.
 """
 
-from mmspec.drafters.denoising.build import carried_window
+from mmspec.drafters.denoising.picard import carried_window
 from mmspec.drafters.denoising.window import Constant, Window
 from mmspec.recipe import Recipe
 from mmspec.verifiers.tolerance_window import ToleranceWindow

@@ -4,8 +4,8 @@ Miao et al. 2024, algorithm 2. Exact in law. Duplicated siblings count as separa
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.neural.small_model import small_model
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive

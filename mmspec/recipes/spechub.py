@@ -3,8 +3,8 @@
 Sun et al. 2024 (EMNLP). Exact in law; the same acceptance as greedy multi-draft with two children.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.neural.small_model import small_model
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.spechub import SpecHub

@@ -4,8 +4,8 @@ Sun et al. 2023, algorithm 3 (k-SEQ). Exact in law; within 1 - 1/e of the optima
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.neural.small_model import small_model
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.kseq import KSeq

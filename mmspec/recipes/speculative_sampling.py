@@ -4,9 +4,9 @@ Leviathan et al. 2023, algorithm 1; Chen et al. 2023. Exact in law; accepts more
 speculation, but its draws are not those of plain decoding. Greedy output is the target's own.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.small_model import small_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.recursive import Recursive
 

@@ -5,9 +5,9 @@ exact. AdaEDL (Agrawal et al. 2024) is the same predicate with its bound adapted
 acceptance.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Entropy
+from mmspec.drafters.neural.small_model import small_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -6,9 +6,9 @@ have named the target's choice most often; ties go to the smallest divergence. E
 draft as one batch; there is no caption view.
 """
 
-from mmspec.drafters.build import tested_ensemble
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.ensemble import tested_ensemble
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

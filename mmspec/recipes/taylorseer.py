@@ -7,9 +7,16 @@ of its own; `interval=1` changes nothing. With `lite=True` the output of the who
 extrapolated instead: less memory, and networks that are no stack of transformer blocks.
 """
 
-from mmspec.drafters.forecast.build import cadence_gate, forecast_features
 from mmspec.drafters.forecast.gate import Stepwise
-from mmspec.recipe import Recipe, Tailored
+from mmspec.drafters.forecast.hooks import forecast_features
+from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.verifiers.forecast_gate import ForecastGate, fixed_cadence
+
+
+def cadence_gate(kit: Kit) -> ForecastGate:
+    """A fixed cadence, without any check."""
+    return fixed_cadence(kit.options["interval"], kit.options["warm_up"])
+
 
 RECIPE = Recipe(
     architecture=forecast_features,

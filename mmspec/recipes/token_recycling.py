@@ -3,9 +3,8 @@
 Luo et al. 2024. Exact; no draft model and less than 2 MB of state.
 """
 
-from mmspec.drafters.build import token_recycling
 from mmspec.drafters.growth import StaticTree
-from mmspec.drafters.lookup.token_recycling import TREE
+from mmspec.drafters.lookup.token_recycling import TREE, token_recycling
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

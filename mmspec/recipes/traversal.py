@@ -4,8 +4,8 @@ Weng et al. 2025. Exact in law; never shorter than recursive rejection on the sa
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.neural.small_model import small_model
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.traversal import Traversal

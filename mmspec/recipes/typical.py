@@ -4,8 +4,8 @@ Cai et al. 2024 (Medusa), section 2.3.1: accept x where p(x) > min(eps, delta ex
 longest accepted path. Lossy when sampling; greedy output is the target's own.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.neural.small_model import small_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.longest import Longest
 from mmspec.verifiers.typical import Typical

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,28 +16,15 @@ from torch import Tensor, nn
 
 from mmspec import _hf
 from mmspec.targets.cache import SlotCache
+from mmspec.targets.family import Family
 from mmspec.targets.memory import Block, Memory, Rows
+from mmspec.targets.reader import Reader
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ROOM = 1024  # most slots set aside at once behind a prompt; buffers double when they are full
 
 
-@dataclass(frozen=True)
-class Family:
-    """What differs between model families, as far as decoding is concerned."""
-
-    name: str = "text"
-    media: tuple[str, ...] = ()  # request keys that carry pictures; empty = text only
-    rope_axes: int = 1  # rows of `position_ids`; 3 = M-RoPE
-    direct: bool = False  # logits are head(decoder(...)): skip the multimodal wrapper on blocks
-    placeholders: tuple[str, ...] = ()  # config names of the ids that stand for visual features
-    visual_ids: tuple[str, ...] = ()  # config names of further ids that only frame a picture
-    one_run: bool = True  # a picture is one run of placeholders (tiles and rows may break it up)
-    draws: bool = False  # speaks picture tokens: `generate_images`
-    writes: bool = True  # speaks text: `generate`
-
-
-class Backbone:
+class Backbone(Reader):
     """A causal model with its family; holds no state of any request.
 
     Raises ValueError at construction for what cannot work: a cache that cannot roll back, an

@@ -14,10 +14,11 @@ from mmspec import _hf
 from mmspec.draft import Draft, Round, Scores
 from mmspec.laws.sampling import Prefix
 from mmspec.targets.attention_hook import AttentionHook
-from mmspec.targets.backbone import Backbone, padding
+from mmspec.targets.backbone import padding
 from mmspec.targets.context import Context, Request
 from mmspec.targets.hidden_state_hook import HiddenStateHook
 from mmspec.targets.memory import block
+from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class CausalTarget:
     No forward is spent on that until `longest_replay` tokens wait.
     """
 
-    backbone: Backbone
+    backbone: Reader
     wants: frozenset[str] = frozenset()
     longest_replay: int = 16
 
@@ -113,7 +114,7 @@ class CausalTarget:
         memory.advance([len(row) - 1 for row in context.waiting()])
 
 
-def _encoded(backbone: Backbone, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+def _encoded(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     """The request with its pictures encoded; sizes and grids stay, positions are made of them."""
     rest = {name: value for name, value in inputs.items() if name not in backbone.family.media}
     rest.pop("pixel_attention_mask", None)

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.targets.backbone import FULL, ROOM, Family, layer_kinds_of, padding, without_layers
+from mmspec.targets.backbone import FULL, ROOM, layer_kinds_of, padding, without_layers
 from mmspec.targets.cache import SlotCache
+from mmspec.targets.family import Family
 from mmspec.targets.memory import Block, Memory
+from mmspec.targets.reader import Reader
 
 FOREIGN = -1  # the id of a prompt token that is no code
 
@@ -33,7 +35,7 @@ class Tables:
     size: int  # K
 
 
-class CodeBackbone:
+class CodeBackbone(Reader):
     """A causal model of picture codes; the calls of `mmspec.targets.backbone.Backbone`.
 
     Raises ValueError at construction for attention without a mask, and for layers that do not

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
-from mmspec.targets.backbone import ROOM, Backbone, Family
+from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
+from mmspec.targets.family import Family
 from mmspec.targets.memory import Block, Memory
+from mmspec.targets.reader import Reader
 
 
-class EncoderDecoder:
+class EncoderDecoder(Reader):
     """A sequence-to-sequence model with explicit decoder positions (Whisper and its like).
 
     Raises ValueError at construction for models that cannot be told positions (BART, T5): a drafted
@@ -82,7 +84,7 @@ class EncoderDecoder:
         states = out.decoder_hidden_states[-1][:, -rows:] if hidden else None
         return out.logits[:, -rows:], states
 
-    def thinned(self, skip: Sequence[int], depth: int | None = None) -> Backbone:
+    def thinned(self, skip: Sequence[int], depth: int | None = None) -> Reader:
         raise ValueError(f"layers of {type(self.model).__name__} cannot be left out")
 
     def _forward(

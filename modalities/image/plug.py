@@ -10,7 +10,6 @@ from mmspec.loading import load_model
 from mmspec.modalities import tokens
 from mmspec.modalities.image import drawing
 from mmspec.modalities.image.families import backbone as reader
-from mmspec.modalities.image.families import image_family
 from mmspec.modality import Loop
 from mmspec.recipe import Recipe
 
@@ -21,7 +20,7 @@ class Session:
     def __init__(self, bound: tokens.Bound, processor: Any = None) -> None:
         self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
         self.processor = processor
-        self.image_family = image_family(bound.model)
+        self.image_family = bound.backbone.image_family
         self.text = tokens.Text(bound, dict)
         writes = bound.backbone.family.writes
         self.calls = ("generate_images", *(("generate", "__call__") if writes else ()))

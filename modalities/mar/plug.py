@@ -13,11 +13,12 @@ from torch import Tensor
 from mmspec.codes.image_family import pictures
 from mmspec.decode import Parts, Scorer
 from mmspec.draft import Drafter
+from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.modalities.mar.reader import MarReader, check_pair, labels, load, numbers
 from mmspec.modality import Call, Loop
 from mmspec.naming import unknown_message
-from mmspec.recipe import Kit, Recipe, made, pair, shape_of
+from mmspec.recipe import Kit, Recipe, made, pair
 from mmspec.stats import Stats
 from mmspec.targets.patches import (
     BlindTarget,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Drafter
-from mmspec.drafters.build import no_drafter
 from mmspec.drafters.denoising.frozen import Frozen
 from mmspec.drafters.denoising.window import Window
+from mmspec.drafters.plain import no_drafter
 from mmspec.recipe import Kit, Recipe
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.reflection import Reflection

@@ -17,10 +17,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Round, Scores
-from mmspec.drafters.denoising.freeze import Clean, Freeze
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
+from mmspec.drafters.denoising.freeze import Clean, Freeze, freeze_named
 from mmspec.drafters.denoising.unroll import kinds, unroll
-from mmspec.drafters.denoising.window import Progress, Window
+from mmspec.drafters.denoising.window import Progress, Window, window_of
+from mmspec.recipe import Kit
 from mmspec.targets.denoising import Trajectory
 
 
@@ -143,3 +144,14 @@ def opening(
     clean = context.kernel.mean(x, known.prediction.clean[:, None], step)
     sure = std if own is None else torch.where(fresh, own, std)
     return torch.where(fresh, clean, mean), sure
+
+
+def frozen_prediction(kit: Kit) -> Drafter:
+    """What the target predicted last."""
+    freeze, root = freeze_named(kit.options["freeze"]), root_named(kit.options["root"])
+    return Frozen(window_of(kit), freeze, root)
+
+
+def frozen_clean_sample(kit: Kit) -> Drafter:
+    """The clean sample that the target predicted last: exchangeable increments."""
+    return Frozen(window_of(kit), Clean(), root_named(kit.options["root"]))

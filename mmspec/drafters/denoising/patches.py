@@ -8,7 +8,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind
+from mmspec.draft import Draft, Drafter, Kind
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
+from mmspec.recipe import Kit
 from mmspec.targets.patches import Patches, Reader, cell_keys
 from mmspec.targets.paths import PathLaw
 from mmspec.trees import Tree
@@ -110,3 +113,24 @@ def _check(length: int, alone: float) -> None:
         raise ValueError(f"length={length} drafts nothing; give 1 step or more")
     if not 0 <= alone <= 1:
         raise ValueError(f"prefill={alone} is no share of a picture; give 0 to 1")
+
+
+def aligned_model(kit: Kit) -> Drafter:
+    """A small image model on the target's noise, so many steps at a time."""
+    assert kit.drafter is not None
+    return Aligned(kit.drafter.reader, Ahead(_length(kit), kit.options["prefill"]))
+
+
+def aligned_to_milestones(kit: Kit) -> Drafter:
+    """The same, verified where the step is a multiple of the length."""
+    assert kit.drafter is not None
+    return Aligned(kit.drafter.reader, Milestones(_length(kit), kit.options["prefill"]))
+
+
+def _length(kit: Kit) -> int:
+    if not (isinstance(kit.shape, Chain) and isinstance(kit.shape.length, Fixed)):
+        raise ValueError(
+            f"continuous tokens are drafted so many steps at a time, not as {kit.shape!r}; give "
+            "length= a number"
+        )
+    return kit.shape.length.most

@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Round, Scores
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.denoising.unroll import kinds, unroll
-from mmspec.drafters.denoising.window import Progress, Window
+from mmspec.drafters.denoising.window import Progress, Window, window_of
 from mmspec.laws.kernels import GaussianKernel
+from mmspec.recipe import Kit
 from mmspec.targets.denoising import Denoiser, Trajectory
 
 
@@ -83,3 +84,10 @@ def check_grids(draft: GaussianKernel, target: GaussianKernel) -> None:
                 f"the draft's sampler and the target's differ in {name} on the way; give both the "
                 "same scheduler, with the same settings"
             )
+
+
+def small_denoiser(kit: Kit) -> Drafter:
+    """An independent denoiser on the target's grid, one call per drafted state."""
+    assert kit.drafter is not None
+    check_grids(kit.drafter.denoiser.kernel, kit.target.denoiser.kernel)
+    return Independent(kit.drafter.denoiser, window_of(kit))

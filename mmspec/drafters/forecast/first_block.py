@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mmspec.drafters.forecast.hooks import network_of
+from mmspec.recipe import Kit
 
 if TYPE_CHECKING:
     from mmspec.drafters.forecast.cached_network import CachedNetwork
@@ -49,3 +50,8 @@ class FirstBlockCache:
         )
 
         return CachedNetwork(network_of(pipe), self.threshold)
+
+
+def first_block_cache(kit: Kit) -> FirstBlockCache:
+    """The cache of diffusers."""
+    return FirstBlockCache()

@@ -31,9 +31,10 @@ from mmspec.drafters.forecast.features import (
     of_rows,
     places,
 )
-from mmspec.drafters.forecast.forecast import Basis, Taylor, Timeline
+from mmspec.drafters.forecast.forecast import Basis, Newton, Taylor, Timeline, chosen
 from mmspec.drafters.forecast.gate import Past, Schedule
 from mmspec.drafters.forecast.metric import Metric
+from mmspec.recipe import Kit
 
 
 @runtime_checkable
@@ -304,3 +305,13 @@ def time_of(forward: Callable[..., Any], args: Any, kwargs: Any) -> list[float]:
 def _time(arguments: dict[str, Any]) -> list[float]:
     found: list[float] = torch.as_tensor(arguments["timestep"]).flatten().tolist()
     return found
+
+
+BASES: dict[str, Basis] = {"taylor": Taylor(), "newton": Newton()}
+
+
+def forecast_features(kit: Kit) -> Extrapolation:
+    """Options `basis` ("taylor", "newton"), `order`, and `lite` where the recipe has it."""
+    options = kit.options
+    basis = chosen("basis", options["basis"], BASES)
+    return Extrapolation(basis, options["order"], options.get("lite", False))

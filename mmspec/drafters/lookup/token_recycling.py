@@ -10,8 +10,10 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Round, Scores, categorical
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
+from mmspec.drafters.growth import StaticTree
 from mmspec.drafters.length import useful
+from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 from mmspec.trees import Tree
 
@@ -176,3 +178,12 @@ def _order(tree: Tree, device: torch.device) -> Tensor:  # (N,)
     """Where each node stands in level order, the last token being first."""
     order = {node: place for place, node in enumerate((n for lv in tree.levels for n in lv), 1)}
     return torch.tensor([order[node] for node in range(tree.nodes)], device=device)
+
+
+def token_recycling(kit: Kit) -> Drafter:
+    """A tree of the target's own runner-up tokens."""
+    if not isinstance(kit.shape, StaticTree):
+        raise ValueError(
+            "token recycling fills a static tree; give tree= branching widths or a Tree"
+        )
+    return TokenRecycling(tree=kit.shape.tree)

@@ -7,16 +7,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from mmspec.draft import Drafter
 from mmspec.drafters.growth import News, Nodes
-from mmspec.drafters.neural.small_model import committed, draft_law, waiting_block
+from mmspec.drafters.neural.small_model import committed, draft_law, head_of_target, waiting_block
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
-from mmspec.targets.backbone import ROOM, Backbone
+from mmspec.recipe import Kit
+from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.context import Context
 from mmspec.targets.guidance import guided, scale_of
 from mmspec.targets.hidden_state_hook import HiddenStateHook
 from mmspec.targets.memory import Block, Memory
+from mmspec.targets.reader import Reader
 
 SEES = "target-states"
 KNOWN = 64  # how many of the last true states are at hand for tokens that were never seen
@@ -41,7 +44,7 @@ class FeatureDraft:
     target, and for a target without states to offer.
     """
 
-    backbone: Backbone  # the target's
+    backbone: Reader  # the target's
     head: FeatureHead
 
     def __post_init__(self) -> None:
@@ -147,7 +150,7 @@ def borrowed(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count, D)
     return known[index.clamp_max(len(known) - 1)]
 
 
-def check_head(head: FeatureHead, target: Backbone) -> None:
+def check_head(head: FeatureHead, target: Reader) -> None:
     """Refuse a head that was not made for this target. Raises ValueError."""
     HiddenStateHook(target)
     ours = (int(target.config.hidden_size), target.vocabulary)
@@ -158,3 +161,8 @@ def check_head(head: FeatureHead, target: Backbone) -> None:
             f"{type(target.model).__name__} has states {ours[0]} wide over {ours[1]} tokens; train "
             "a head for this target with mmspec.training.learn_head"
         )
+
+
+def feature_head(kit: Kit) -> Drafter:
+    """A head on the target's own states (EAGLE)."""
+    return head_of_target(kit)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmspec.draft import Draft, Kind, Round, Scores
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.growth import Chain, DraftModel, News, Nodes, Shape, Sprout, read_path
+from mmspec.drafters.neural.sight import Sight, sight
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.sampling import Prefix
-from mmspec.targets.backbone import Backbone
+from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 from mmspec.targets.memory import Block, Memory, Rows, block
+from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -76,19 +78,11 @@ class _State:
     sprout: Sprout | None = None
 
 
-class Sight(Protocol):
-    """What a draft model sees of a request: the inputs of its own prefill."""
-
-    @property
-    def name(self) -> str: ...
-    def inputs(self, context: Context, backbone: Backbone) -> Mapping[str, Any]: ...
-
-
 @dataclass(frozen=True)
 class SmallModel:
     """An independent draft model with its own memory (Leviathan et al. 2023; Chen et al. 2023)."""
 
-    backbone: Backbone
+    backbone: Reader
     sight: Sight
 
     @property
@@ -162,3 +156,75 @@ def committed(context: Context) -> Prefix | None:
     if not context.sampling.needs_prefix:
         return None
     return lambda row, _: context.prefix(row)
+
+
+def small_model(kit: Kit) -> Drafter:
+    """An independent draft model that sees what the recipe says, or a head on the target."""
+    if isinstance(kit.drafter, Reader):
+        return grown(kit, SmallModel(kit.drafter, sight(kit)))
+    return head_of_target(kit)
+
+
+def head_of_target(kit: Kit) -> Drafter:
+    """A draft model that came bound to the target: it sees what the target has seen."""
+    assert kit.drafter is not None
+    if kit.compressor is not None:
+        raise ValueError(
+            f"a draft model that sees {kit.sees!r} knows the picture through the target, so there "
+            f"is nothing for compressor={kit.compressor!r} to thin; drop it"
+        )
+    return Autoregressive(kit.drafter, kit.shape)
+
+
+def grown(kit: Kit, model: DraftModel) -> Drafter:
+    """Grow the recipe's shape out of `model`. Raises ValueError for a tree that it cannot read."""
+    assert kit.drafter is not None
+    if not (kit.drafter.can_branch or isinstance(kit.shape, Chain)):
+        raise ValueError(
+            f"{type(kit.drafter.model).__name__} keeps a recurrent state, so as a draft model it "
+            "cannot grow a tree; give length= instead of tree="
+        )
+    return Autoregressive(model, kit.shape)
+
+
+VOCABULARY_PADDING = (
+    512  # most ids by which padded vocabularies of one tokenizer differ (Qwen: 128)
+)
+
+
+def check_pair(target: Reader, drafter: Reader, sees: str) -> None:
+    """Refuse a draft model that cannot draft for this target.
+
+    Raises ValueError: vocabularies that differ by more than padding, a picture for a draft model
+    without an encoder, another image token.
+    """
+    ours, theirs = target.vocabulary, drafter.vocabulary
+    if abs(ours - theirs) > VOCABULARY_PADDING:
+        raise ValueError(
+            f"the draft model has a vocabulary of {theirs} tokens, the target one of {ours}: their "
+            "token ids do not mean the same; choose a draft model with the target's tokenizer"
+        )
+    if sees == "pixels" and not drafter.family.media:
+        raise ValueError(
+            "sees='pixels' needs a draft model with a vision encoder, but "
+            f"{type(drafter.model).__name__} reads text only; give sees='nothing' or a "
+            "vision-language draft model"
+        )
+    if sees == "pixels":
+        mine = target.placeholder_ids
+        other = drafter.placeholder_ids
+        if mine[:1] != other[:1]:
+            raise ValueError(
+                f"the image token is {mine[:1]} for the target but {other[:1]} for the draft "
+                "model; choose a pair that shares its processor"
+            )
+
+    if sees == "target-features":
+        target.check_features()
+        drafter.check_embeddable()
+        frame = max(target.visual_ids, default=0)
+        if not drafter.family.media and frame >= theirs:
+            raise ValueError(
+                f"the prompt frames pictures with token {frame}, but the draft model knows "
+                f"{theirs} tokens only; give sees='nothing' or resize its embeddings"
+            )

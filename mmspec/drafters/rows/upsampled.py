@@ -16,11 +16,14 @@ from torch import Tensor
 
 from mmspec.codes.grid import Grid
 from mmspec.codes.resampling import Lawful, Resampler
-from mmspec.draft import Draft, Kind, Round, Scores, categorical
-from mmspec.drafters.rows.low_resolution import Sketch, Sketcher
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
+from mmspec.drafters.plain import Silent
+from mmspec.drafters.rows.low_resolution import Sketch, Sketcher, ratio_of, sampler_of
 from mmspec.drafters.rows.partial_image import DraftedCode, Line, Page, filled, judged, lay, spelt
+from mmspec.drafters.rows.wavefront import Rows
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane
+from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 
 
@@ -271,3 +274,21 @@ def _redraw(context: Context, state: Sheet, scores: Scores, kept: Round) -> None
             page.held[offset] = DraftedCode(drawn[row][step], True, law.scores[row, step])
             page.islands = [[o for o in part if o != offset] for part in page.islands]
         page.islands = [part for part in page.islands if part]
+
+
+def smaller_picture(kit: Kit) -> Drafter:
+    """A model that draws a smaller grid; plain decoding for a target that draws nothing."""
+    if not isinstance(kit.shape, Rows):
+        raise ValueError("a block is as long as the grid makes it; drop length= and tree=")
+    if not kit.target.family.draws:
+        return Silent()
+    if kit.sees != "prompt":
+        raise ValueError(
+            f"MuLo-SD drafts with a model that draws behind the target's prompt, not one that sees "
+            f"{kit.sees!r}; give drafter= a model that draws, and drop sees="
+        )
+    assert kit.drafter is not None
+    fine, coarse = kit.target.check_draws(), kit.drafter.check_draws()
+    ratio = ratio_of(fine, coarse, kit.options["ratio"])
+    sampler = sampler_of(kit, fine, coarse, ratio)
+    return Upsampled(Sketcher(kit.drafter), sampler, coarse.layout, ratio)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.modalities.families import backbone
 from mmspec.modalities.image.zoo import models
 from mmspec.modalities.image.zoo.coding import learn_codes, learn_pictures
 from mmspec.modalities.image.zoo.distil import begin_like, drawn_by, follow, head_lessons, watched
@@ -160,7 +161,9 @@ def _head(
     text = target.config.get_text_config(decoder=True)
     head = FeatureHead(FeatureHeadConfig.of(text, models.CODES))
     taught = head_lessons(target, processor, texts, codes, HEAD_BATCH, seed)
-    learn_head(target, head, taught, cut(plan.drawing, steps), plan.rate, progress, weight=0.5)
+    learn_head(
+        backbone(target), head, taught, cut(plan.drawing, steps), plan.rate, progress, weight=0.5
+    )
     return head
 
 

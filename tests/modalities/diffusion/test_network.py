@@ -217,7 +217,7 @@ def test_nothing_is_written_onto_the_pipeline() -> None:
     before = {name: id(value) for name, value in pipe.__dict__.items()}
     config, scheduler = dict(pipe.config), dict(pipe.scheduler.__dict__)
     unet = set(pipe.unet.__dict__)
-    with mmspec.accelerate(pipe, "asd", window=3) as fast:  # type: ignore[attr-defined]
+    with mmspec.accelerate(pipe, "asd", window=3) as fast:
         draw(fast, "sd", seed=0)
         with pytest.raises(ValueError, match="window"):
             draw(fast, "sd", seed=0, num_inference_steps=2)
