@@ -8,7 +8,7 @@ out.sequences, out.stats
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,7 @@ class Accelerated:
         """As a pipeline is called; or as the `custom_generate` hook of `model.generate`."""
         return self._ask("__call__", args, arguments)
 
-    def stream(self, *args: Any, **arguments: Any) -> Iterator[Round]:
+    def stream(self, *args: Any, **arguments: Any) -> Generator[Round, None, Any]:
         """The same, one `Round` of verified tokens at a time, asked in the customary way.
 
         A model that writes and draws draws; `call="generate"` makes it write. The iterator returns
