@@ -12,7 +12,7 @@ import torch
 import mmspec
 from mmspec.streaming import streamed
 from tests import toys
-from tests.modalities.sampling import asked, pipeline
+from tests.toys.pipelines import asked, pipeline
 
 
 def counted(most: int, seen: list[int]) -> Callable[[Callable[[int], None]], str]:
