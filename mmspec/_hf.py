@@ -140,12 +140,13 @@ def prefill_inputs(model: Any, inputs: Mapping[str, Any], cache: Any) -> dict[st
     given = {name: value for name, value in inputs.items() if value is not None}
     ids = given.pop("input_ids", None)
     mask = given.pop("attention_mask", None)
+    if "position_ids" not in given:  # M-RoPE wants a mask: it knows the number of rows by it
+        source = ids if ids is not None else given["inputs_embeds"]
+        seen = torch.ones(source.shape[:2], dtype=torch.int64, device=source.device)
+        hints = {**given, "attention_mask": seen if mask is None else mask, "past_key_values": None}
+        given["position_ids"] = model._prepare_position_ids_for_generation(source, hints)
     if mask is not None and bool(mask.all()):
         mask = None  # lets the kernel use its own causal mask
-    if "position_ids" not in given:
-        source = ids if ids is not None else given["inputs_embeds"]
-        hints = {**given, "attention_mask": mask, "past_key_values": None}
-        given["position_ids"] = model._prepare_position_ids_for_generation(source, hints)
     if ids is None:
         ids = torch.zeros(given["inputs_embeds"].shape[:2], dtype=torch.int64, device=model.device)
     prepared = model.prepare_inputs_for_generation(

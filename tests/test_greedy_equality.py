@@ -94,6 +94,26 @@ def test_a_tree(family: str, batch: str) -> None:
     check_with_an_oracle(family, batch, range(1))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_without_padding(family: str) -> None:
+    """Without a padded row a mask of ones says nothing, and may as well be missing."""
+    model, drafter = pair(family)
+    request = toys.inputs(family, seed=1, batch=2)
+    assert bool(request["attention_mask"].all())
+    expected = reference(model, request)
+    shapes: list[dict[str, Any]] = [{"length": 3}]
+    if family in BRANCHING:
+        shapes.append({"tree": WIDE})
+    for shape in shapes:
+        fast = mmspec.accelerate(model, "coupled", drafter=drafter, **shape)
+        assert torch.equal(speculated(fast, request), expected)
+    bare = {name: value for name, value in request.items() if name != "attention_mask"}
+    assert torch.equal(speculated(fast, bare), expected)
+    assert torch.equal(reference(model, request, custom_generate=fast), expected)
+    plain = mmspec.decode_plain(model, **request, max_new_tokens=ROOM, do_sample=False)
+    assert torch.equal(plain.sequences, expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("family", FAMILIES)
