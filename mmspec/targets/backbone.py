@@ -80,15 +80,18 @@ class Backbone(Reader):
         cache.plan_uniform(0, length)
         out = self.model(**prepared, return_dict=True)
         pads = padding(inputs.get("attention_mask"), batch)
-        rope = next_rope(prepared.get("position_ids"), batch, length)
+        rope, offsets = next_rope(prepared.get("position_ids"), batch, length)
         like = torch.empty(0, dtype=self.model.dtype, device=self.device)
         how = (like, self.window, self.bare)
         if batch == 1 or self.can_branch:
-            return Memory(cache, length, pads, rope, *how), out.logits[:, -1], out
+            memory = Memory(cache, length, pads, rope, *how)
+            memory.offsets = offsets
+            return memory, out.logits[:, -1], out
         rows = []
         for row in range(batch):
-            own = cache.row(self.cache_config, row)
-            rows.append(Memory(own, length, pads[row : row + 1], rope[row : row + 1], *how))
+            one, own = slice(row, row + 1), cache.row(self.cache_config, row)
+            rows.append(Memory(own, length, pads[one], rope[one], *how))
+            rows[-1].offsets = None if offsets is None else offsets[:, one]
         return Rows(rows), out.logits[:, -1], out
 
     def read(
@@ -108,8 +111,7 @@ class Backbone(Reader):
             ) if hidden else None
         positions, mask, queries = memory.place(block)
         if self.family.rope_axes > 1:
-            batch = block.tokens.shape[0]
-            positions = positions.expand(self.family.rope_axes, batch, -1)
+            positions = memory.on_axes(positions, self.family.rope_axes)
         arguments = {
             "input_ids": block.tokens if block.embeds is None else None,
             "inputs_embeds": None if block.embeds is None else block.embedded(self.embed),
@@ -180,16 +182,26 @@ def padding(attention_mask: Tensor | None, batch: int) -> list[int]:
     return [int(pad) for pad in pads.tolist()]
 
 
-def next_rope(position_ids: Tensor | None, batch: int, length: int) -> list[int]:
-    """Rotary position of the first token behind the prompt, per row."""
+def next_rope(
+    position_ids: Tensor | None, batch: int, length: int
+) -> tuple[list[int], Tensor | None]:
+    """Rotary position of the first token behind the prompt per row, and what each axis adds to it.
+
+    As in `generate()` every axis goes on from the last column, whatever stood higher before: the
+    frames of a long video pass the text behind it. The offsets (axes, B, 1) are None where all
+    axes agree, and so wherever a prompt ends on text.
+    """
     if position_ids is None:
-        return [length] * batch
-    if position_ids.dim() == 3:  # (1 + axes or axes, B, L): the first of four rows is text order
-        axes = position_ids[1:] if position_ids.shape[0] > 3 else position_ids
-        last = axes.amax((0, 2))
-    else:
-        last = position_ids.amax(-1)
-    return [int(value) + 1 for value in last.expand(batch).tolist()]
+        return [length] * batch, None
+    last = position_ids[..., -1]
+    if position_ids.dim() == 2:
+        return [int(value) + 1 for value in last.expand(batch).tolist()], None
+    axes = (last[1:] if len(last) > 3 else last).expand(
+        -1, batch
+    )  # the first of four is text order
+    rope = [int(value) + 1 for value in axes[0].tolist()]
+    offsets = axes - axes[:1]
+    return rope, offsets[..., None] if bool(offsets.any()) else None
 
 
 def layer_kinds_of(config: Any) -> tuple[tuple[str, ...], int | None]:

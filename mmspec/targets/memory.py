@@ -132,6 +132,7 @@ class Memory:
         self.bare = bare and not any(padding)  # a lone token goes without a mask
         self.mask = Mask(padding, slots, like)
         self.saved = cache.snapshot() if cache.recurrent else None  # recurrent state at `kept`
+        self.offsets: Tensor | None = None  # (axes, B, 1) what each rotary axis adds to `rope`
         self.beside: Any = cache  # what the model is handed: an encoder-decoder wraps the slots
         self.source: Any = None  # encoder outputs of an encoder-decoder
 
@@ -168,6 +169,11 @@ class Memory:
             queries = queries + _column(self.kept, block.depths)
             self.cache.plan.low = max(min(self.kept) - self.window + 1, 0)
         return positions, mask, queries
+
+    def on_axes(self, positions: Tensor, axes: int) -> Tensor:  # (1 or B, q) -> (axes, B, q)
+        """Positions on every rotary axis (M-RoPE); behind a picture these are not the same."""
+        spread = positions.expand(axes, self.batch, -1)
+        return spread if self.offsets is None else spread + self.offsets
 
     def _slots(self, block: Block) -> Tensor:  # (B, q)
         columns = torch.arange(block.length, device=block.tokens.device)

@@ -17,20 +17,23 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from tests.toys.configs import AUDIO, BOS, BUILDERS, IMAGE, MELS, PAD, WINDOW, WORDS
-from tests.toys.images import PAINTERS
+from tests.toys.configs import AUDIO, BOS, BUILDERS, IMAGE, MELS, PAD, VIDEO, WINDOW, WORDS
+from tests.toys.images import CLIPS, PAINTERS, clip
 
 __all__ = [
     "BOS",
+    "CLIPS",
     "FAMILIES",
     "IMAGE",
     "PAD",
     "TEXT",
+    "VIDEO",
     "VLMS",
     "WINDOW",
     "WORDS",
     "alone",
     "blind",
+    "filmed",
     "inputs",
     "model",
 ]
@@ -87,6 +90,21 @@ def inputs(family: str, seed: int = 0, batch: int = 1, ragged: bool = False) -> 
     input_ids = torch.tensor([[PAD] * (width - len(row)) + row for row in ids])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
     return {"input_ids": input_ids, "attention_mask": mask, **_types(family, input_ids), **tensors}
+
+
+def filmed(family: str, seed: int = 0, batch: int = 1, tail: int = 5) -> dict[str, Tensor]:
+    """A request of `batch` rows with a video each, and `tail` words behind it."""
+    noise = torch.Generator().manual_seed(2000 + seed)
+    blocks, tensors = clip(family, batch, noise)
+    ids = [[BOS, *_text(3, noise), *block, *_text(tail, noise)] for block in blocks]
+    input_ids = torch.tensor(ids)
+    types = {"mm_token_type_ids": 2 * (input_ids == VIDEO).long()} if family in MROPE else {}
+    return {
+        "input_ids": input_ids,
+        "attention_mask": torch.ones_like(input_ids),
+        **types,
+        **tensors,
+    }
 
 
 def blind(request: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:

@@ -128,7 +128,24 @@ def stacked(backbone: Reader, memories: Sequence[Memory | Rows]) -> Memory | Row
     cache = SlotCache.stacked(backbone.cache_config, [memory.cache for memory in rows], lengths)
     rope = [position for memory in rows for position in memory.rope]
     like = rows[0].like
-    return Memory(cache, max(lengths), pads, rope, like, backbone.window, backbone.bare)
+    both = Memory(cache, max(lengths), pads, rope, like, backbone.window, backbone.bare)
+    both.offsets = _offsets(rows, backbone.family.rope_axes)
+    return both
+
+
+def _offsets(memories: Sequence[Memory], axes: int) -> Tensor | None:  # (axes, B, 1)
+    """The offsets of all rows next to each other; None where nobody has any."""
+    given = [memory.offsets for memory in memories]
+    some = next((offsets for offsets in given if offsets is not None), None)
+    if some is None:
+        return None
+    return torch.cat(
+        [
+            some.new_zeros(axes, memory.batch, 1) if offsets is None else offsets
+            for memory, offsets in zip(memories, given, strict=True)
+        ],
+        1,
+    )
 
 
 def _rows(memory: Memory | Rows) -> list[Memory]:
