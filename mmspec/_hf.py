@@ -162,6 +162,21 @@ def prefill_inputs(model: Any, inputs: Mapping[str, Any], cache: Any) -> dict[st
     return prepared
 
 
+def inferred_mask(
+    model: Any, ids: Tensor, config: GenerationConfig | None = None
+) -> Tensor | None:  # (B, L)
+    """The attention mask that `generate()` makes of padding in `ids` (B, L) where none is given.
+
+    None where nothing is padded or padding cannot be told: no pad token, or one that also ends a
+    sequence. `config` is a prepared one; without it the model's own answers.
+    """
+    if config is None:
+        config = merge_config(model, None, {})
+        set_special_tokens(model, config, ids.device, len(ids), has_mask=True)  # it only warns
+    mask: Tensor = model._prepare_attention_mask_for_generation(ids, config, {})
+    return None if bool(mask.all()) else mask
+
+
 def encode_media(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Run the picture encoders; their outputs replace the pixels (`mm_encoder_outputs`)."""
     encoded = model._prepare_multimodal_encoder_kwargs_for_generation(dict(inputs))

@@ -77,6 +77,12 @@ def empty() -> Request:
     return {"input_ids": nothing, "attention_mask": nothing}
 
 
+def padded_by_another_token() -> Request:
+    """Padding that only this call says is padding, and no mask."""
+    ids = toys.inputs("llama", batch=2, ragged=True)["input_ids"]
+    return {"input_ids": ids.masked_fill(ids == toys.PAD, 141)}
+
+
 AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
     "another vocabulary": (
         lambda: fast(drafter=toys.model("llama", vocab_size=1024)),
@@ -200,6 +206,10 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
     "padding on the right": (
         lambda: generate(request=padded_right()),
         ["attention_mask", "left", "padding_side"],
+    ),
+    "padding of this call only, without a mask": (
+        lambda: generate(request=padded_by_another_token(), pad_token_id=141),
+        ["pad_token_id=141", "the model's own (0)", "attention_mask"],
     ),
     "an assistant": (
         lambda: generate(assistant_model=small()),

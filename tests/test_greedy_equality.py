@@ -114,6 +114,23 @@ def test_a_batch_without_padding(family: str) -> None:
     assert torch.equal(plain.sequences, expected)
 
 
+@pytest.mark.parametrize(
+    "family", ["llama", "gemma3-text", "lfm2", "llava", "qwen2_5_vl", "gemma3"]
+)
+def test_padding_without_a_mask(family: str) -> None:
+    """`generate()` infers the mask from the padding token; drafters see the same prompt."""
+    model, drafter = pair(family)
+    request = toys.inputs(family, seed=1, batch=3, ragged=True)
+    del request["attention_mask"]
+    expected = reference(model, request, repetition_penalty=1.1)
+    fast = mmspec.accelerate(model, "coupled", drafter=drafter, length=3)
+    assert torch.equal(speculated(fast, request, repetition_penalty=1.1), expected)
+    model.generation_config.eos_token_id = toys.PAD  # then it tells nothing: both attend to it
+    expected = reference(model, request)
+    assert torch.equal(speculated(fast, request), expected)
+    model.generation_config.eos_token_id = None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("family", FAMILIES)

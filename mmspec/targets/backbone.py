@@ -176,7 +176,8 @@ def padding(attention_mask: Tensor | None, batch: int) -> list[int]:
     leading = (attention_mask.cumsum(-1) == 0).sum(-1)
     if not torch.equal(pads, leading):
         raise ValueError(
-            "attention_mask hides tokens inside or after a prompt; pad on the left "
+            "attention_mask (given, or told by the padding token) hides tokens inside or after a "
+            "prompt; pad on the left "
             "(processor.tokenizer.padding_side = 'left')"
         )
     return [int(pad) for pad in pads.tolist()]

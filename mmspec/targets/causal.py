@@ -16,6 +16,7 @@ from mmspec.laws.sampling import Prefix
 from mmspec.targets.attention_hook import AttentionHook
 from mmspec.targets.backbone import padding
 from mmspec.targets.context import Context, Request
+from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.hidden_state_hook import HiddenStateHook
 from mmspec.targets.memory import block
 from mmspec.targets.reader import Reader
@@ -45,6 +46,7 @@ class CausalTarget:
 
     def prefill(self, request: Request) -> Context:
         """Read the prompt; `context.scores` then gives the first token without a forward."""
+        request = replace(request, inputs=_masked(self.backbone, request.inputs))
         inputs, offer = request.inputs, dict[str, Any](request.shared)
         if "vision" in self.wants:
             inputs = _encoded(self.backbone, inputs)
@@ -112,6 +114,17 @@ class CausalTarget:
         settled = [row[:-1] or row for row in context.waiting()]
         self.backbone.read(memory, block(settled, None, memory.like))
         memory.advance([len(row) - 1 for row in context.waiting()])
+
+
+def _masked(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The request with the mask that `generate()` would infer from padding, where it has none."""
+    ids = inputs.get("input_ids")
+    if ids is None or inputs.get("attention_mask") is not None:
+        return inputs
+    if isinstance(backbone, EncoderDecoder):  # a decoder's prompt is not padded
+        return inputs
+    mask = _hf.inferred_mask(backbone.model, ids)
+    return inputs if mask is None else {**inputs, "attention_mask": mask}
 
 
 def _encoded(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:

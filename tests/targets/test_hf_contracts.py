@@ -179,6 +179,17 @@ def test_prefill_inputs_count_positions_behind_the_padding(model: Any) -> None:
     assert torch.equal(made["attention_mask"], MASK)
 
 
+def test_inferred_mask_is_told_by_padding_that_ends_nothing(model: Any) -> None:
+    mask = _hf.inferred_mask(model, PROMPT)
+    assert mask is not None
+    assert torch.equal(mask, MASK)
+    assert _hf.inferred_mask(model, PROMPT[1:]) is None  # nothing is padded
+    model.generation_config.eos_token_id = [3, 0]
+    assert _hf.inferred_mask(model, PROMPT) is None  # it also ends a sequence
+    model.generation_config.eos_token_id = 3
+    assert _hf.inferred_mask(model, PROMPT, resolved(model, pad_token_id=7)) is not None
+
+
 @torch.no_grad()
 def test_encode_media_turns_pixels_into_the_encoders_own_output() -> None:
     vlm, request = toys.model("llava"), toys.inputs("llava")
