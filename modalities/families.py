@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +29,13 @@ def family(model: Any) -> Family:
     known = {**vlm.FAMILIES, **speech.FAMILIES, **image.FAMILIES}
     if kind in known and (kind not in image.FAMILIES or image.draws(model)):
         return known[kind]
-    takes = sorted(set(getattr(model, "input_modalities", ("text",))))
+    listed = getattr(model, "input_modalities", ("text",))
+    takes = sorted({listed} if isinstance(listed, str) else set(listed))
+    pixels = "pixel_values" in inspect.signature(model.forward).parameters
     composite = model.config.get_text_config(decoder=True) is not model.config
-    if (composite and takes != ["text"]) or "audio" in takes:  # a text tower may list them all
+    if (
+        pixels or (composite and takes != ["text"]) or "audio" in takes
+    ):  # a text tower may list them all
         raise ValueError(
             f"{type(model).__name__} ({kind}) takes {takes}, but its family is not "
             f"described; known: {', '.join(sorted(known))}. Add a Family on the modalities shelf"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # HF_HUB_OFFLINE=0 pytest -m hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import mmspec
 from mmspec import recipes
 from mmspec.bench.tiny import tiny_head
 from tests import toys
@@ -27,6 +29,12 @@ def _seeded() -> None:
 def _one_thread() -> None:
     """Toys are too small to share out; more threads only wait for each other."""
     torch.set_num_threads(1)
+
+
+def unchecked(fast: mmspec.Accelerated) -> mmspec.Accelerated:
+    """The same without `mmspec.check`, for tests that count or break forwards."""
+    fast.target = replace(fast.target, checks=False)
+    return fast
 
 
 def noisy(family: str, scale: float = 0.04, seed: int = 5) -> Any:

@@ -8,6 +8,7 @@ family's own; blocks go through the text decoder with explicit positions and an 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ class Backbone(Reader):
     """
 
     def __init__(self, model: Any, family: Family) -> None:
+        takes_positions(model)
         self.model, self.family = model, family
         self.config = model.config.get_text_config(decoder=True)
         self.cache_config = model.config
@@ -81,17 +83,20 @@ class Backbone(Reader):
         out = self.model(**prepared, return_dict=True)
         pads = padding(inputs.get("attention_mask"), batch)
         rope, offsets = next_rope(prepared.get("position_ids"), batch, length)
+        types = None if self.family.media else inputs.get("token_type_ids")
+        types = None if types is None else types[:, -1:]  # as generate() goes on with the last one
         like = torch.empty(0, dtype=self.model.dtype, device=self.device)
         how = (like, self.window, self.bare)
         if batch == 1 or self.can_branch:
             memory = Memory(cache, length, pads, rope, *how)
-            memory.offsets = offsets
+            memory.offsets, memory.types = offsets, types
             return memory, out.logits[:, -1], out
         rows = []
         for row in range(batch):
             one, own = slice(row, row + 1), cache.row(self.cache_config, row)
             rows.append(Memory(own, length, pads[one], rope[one], *how))
             rows[-1].offsets = None if offsets is None else offsets[:, one]
+            rows[-1].types = None if types is None else types[one]
         return Rows(rows), out.logits[:, -1], out
 
     def read(
@@ -120,6 +125,8 @@ class Backbone(Reader):
             "past_key_values": memory.cache,
             "use_cache": True,
         }
+        if memory.types is not None:
+            arguments["token_type_ids"] = memory.types.expand(-1, block.length)
         rows = block.length - max(block.waiting - 1, 0)
         if self.family.direct:
             states = self.decoder(**arguments).last_hidden_state[:, -rows:]
@@ -205,10 +212,30 @@ def next_rope(
     return rope, offsets[..., None] if bool(offsets.any()) else None
 
 
+def takes_positions(model: Any) -> None:
+    """Refuse a model that no drafted block can be placed in. Raises ValueError.
+
+    A block stands behind what is kept, wherever rejected tokens were, so its positions and the
+    cache are given by name. A wrapper that names no argument at all is left to the first request.
+    """
+    names = inspect.signature(model.forward).parameters
+    missing = [name for name in ("position_ids", "past_key_values") if name not in names]
+    if "input_ids" in names and missing:
+        raise ValueError(
+            f"{type(model).__name__} takes no {' and no '.join(missing)}, so a draft cannot be "
+            "placed; use model.generate() for this model"
+        )
+
+
 def layer_kinds_of(config: Any) -> tuple[tuple[str, ...], int | None]:
     """Kinds of decoder layers that want different masks, and the sliding window if any."""
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        raise ValueError(
+            f"{type(config).__name__} has local layers that see by slots, whatever a mask says, so "
+            "a draft would be misread behind their window; use model.generate() for this model"
+        )
     if types is None:
         return ((SLIDING,), window) if window else ((FULL,), None)
     kinds = tuple(sorted(set(types)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec import _hf
+from mmspec.check import check
 from mmspec.draft import Draft, Round, Scores
 from mmspec.laws.sampling import Prefix
 from mmspec.targets.attention_hook import AttentionHook
@@ -34,11 +35,15 @@ class CausalTarget:
     Recurrent models replay lazily: their state stays at the last point where everything was
     accepted, and the tokens kept since then stay pending and are read again with the next draft.
     No forward is spent on that until `longest_replay` tokens wait.
+
+    `checks` has every text model read a dozen tokens both ways before its first request, see
+    `mmspec.check`: a class that cannot be read in blocks is refused instead of misread.
     """
 
     backbone: Reader
     wants: frozenset[str] = frozenset()
     longest_replay: int = 16
+    checks: bool = True
 
     def __post_init__(self) -> None:
         self._tap()  # refuses what cannot be tapped
@@ -47,6 +52,9 @@ class CausalTarget:
     def prefill(self, request: Request) -> Context:
         """Read the prompt; `context.scores` then gives the first token without a forward."""
         request = replace(request, inputs=_masked(self.backbone, request.inputs))
+        ids = request.inputs.get("input_ids")
+        if ids is not None:
+            self._check("chain" if len(ids) == 1 else "ragged", ids[-1].tolist())
         inputs, offer = request.inputs, dict[str, Any](request.shared)
         if "vision" in self.wants:
             inputs = _encoded(self.backbone, inputs)
@@ -80,6 +88,8 @@ class CausalTarget:
                 f"{type(self.backbone.model).__name__} keeps a recurrent state and scores chains "
                 "only, but the drafter proposed a tree; give length= instead of tree="
             )
+        if not draft.is_chain:
+            self._check("tree", context.history[0])
         memory, calls = context.memory, 1
         if memory.saved is not None and max(context.pending) > self.longest_replay:
             self._settle(context)
@@ -101,6 +111,10 @@ class CausalTarget:
             history.extend(tokens)
         skipped = context.skipped + 1 if kept.skips else 0
         return replace(context, scores=None, finished=kept.finished, skipped=skipped)
+
+    def _check(self, use: str, tokens: Sequence[int]) -> None:
+        if self.checks and isinstance(self.backbone, Backbone) and not self.backbone.family.media:
+            check(self.backbone, use, tokens)
 
     def _tap(self) -> AbstractContextManager[AttentionHook | None]:
         return AttentionHook(self.backbone) if "attention" in self.wants else nullcontext()

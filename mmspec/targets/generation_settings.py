@@ -90,7 +90,8 @@ def resolve(
 def _inferred_mask(model: Any, config: GenerationConfig, ids: Tensor) -> Tensor | None:
     """What padding says where no mask is given; the target asks the model's own config alone."""
     mask, own = _hf.inferred_mask(model, ids, config), _hf.inferred_mask(model, ids)
-    if (mask is None) != (own is None) or not (mask is None or torch.equal(mask, own)):
+    same = mask is own if mask is None or own is None else torch.equal(mask, own)
+    if not same:
         raise ValueError(
             f"input_ids hold pad_token_id={config.pad_token_id}, which is not the model's own "
             f"({model.generation_config.pad_token_id}), and no attention_mask tells padding from "

@@ -133,6 +133,7 @@ class Memory:
         self.mask = Mask(padding, slots, like)
         self.saved = cache.snapshot() if cache.recurrent else None  # recurrent state at `kept`
         self.offsets: Tensor | None = None  # (axes, B, 1) what each rotary axis adds to `rope`
+        self.types: Tensor | None = None  # (B, 1) token type of all new tokens, where there are any
         self.beside: Any = cache  # what the model is handed: an encoder-decoder wraps the slots
         self.source: Any = None  # encoder outputs of an encoder-decoder
 

@@ -11,6 +11,7 @@ from mmspec.bench.forwards import Forward, backbones, recording, replay, stopwat
 from mmspec.bench.players import Speculative
 from mmspec.bench.tiny import tiny_head
 from tests import toys
+from tests.conftest import unchecked
 from tests.modalities import drawing
 from tests.toys import painters
 
@@ -20,7 +21,7 @@ ROOM = 16
 @pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl", "gemma3", "paligemma", "lfm2"])
 def test_every_forward_is_recorded_once(family: str) -> None:
     target = toys.model(family)
-    fast = mmspec.accelerate(target, drafter=toys.model(family, seed=1))
+    fast = unchecked(mmspec.accelerate(target, drafter=toys.model(family, seed=1)))
     with recording(fast) as tape:
         out = fast.generate(**toys.inputs(family), max_new_tokens=ROOM)
     own = {id(module) for module in (target, target.get_decoder())}
@@ -33,7 +34,7 @@ def test_every_forward_is_recorded_once(family: str) -> None:
 
 
 def test_shared_layers_are_recorded_on_the_target_s_cache() -> None:
-    fast = mmspec.accelerate(toys.model("llama", layers=4), "layer-skip")
+    fast = unchecked(mmspec.accelerate(toys.model("llama", layers=4), "layer-skip"))
     assert len(backbones(fast)) >= 2
     with recording(fast) as tape:
         fast.generate(**toys.inputs("llama"), max_new_tokens=ROOM)
@@ -102,7 +103,7 @@ def test_efficiency_is_a_share() -> None:
 
 
 def test_the_stopwatch_sees_all_forwards() -> None:
-    fast = mmspec.accelerate(toys.model("llama"), "plain")
+    fast = unchecked(mmspec.accelerate(toys.model("llama"), "plain"))
     with stopwatch(fast) as spent:
         fast.generate(**toys.inputs("llama"), max_new_tokens=ROOM)
     assert len(spent) == 1 + 2 * (ROOM - 1)  # prefill, then decoder and head
