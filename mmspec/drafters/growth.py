@@ -196,7 +196,7 @@ class StaticTree:
         return None
 
     def grow(self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind) -> Sprout:
-        tree = _trimmed(self.tree, useful(context))
+        tree = trimmed(self.tree, useful(context))
         if not tree.nodes:
             return nothing(context)
         plan = _plan(tree)
@@ -305,7 +305,7 @@ def _parent_rows(tree: Tree, device: torch.device) -> Tensor:  # (N,)
 
 
 @lru_cache(maxsize=256)
-def _trimmed(tree: Tree, depth: int) -> Tree:
+def trimmed(tree: Tree, depth: int) -> Tree:
     """The tree without nodes deeper than `depth` tokens."""
     if tree.depth <= depth:
         return tree

@@ -47,6 +47,8 @@ class Backbone(Reader):
         self.decoder = model.get_decoder()
         self.head = model.get_output_embeddings()
         self.layer_kinds, self.window = layer_kinds_of(self.config)
+        self.last_position = last_position_of(self.config)
+        self.border = Border.of(self.config)
         # without a mask of ours transformers looks for one of its own, which costs as much as
         # masking a few layers: a deep model gains, a drafter of a layer or two would lose
         self.bare = self.layer_kinds == (FULL,) and self.config.num_hidden_layers > 4
@@ -73,8 +75,9 @@ class Backbone(Reader):
         `inputs` are the processor's tensors, left-padded; `room` is how many slots may be
         needed behind them.
         """
-        prepared = _hf.prefill_inputs(self.model, inputs, SlotCache(self.cache_config))
-        cache: SlotCache = prepared["past_key_values"]
+        cache = SlotCache(self.cache_config)
+        prepared = _hf.prefill_inputs(self.model, inputs, cache)
+        prepared["past_key_values"] = cache  # Phi-3 drops an empty one behind its short positions
         carrier = prepared.get("input_ids")
         carrier = prepared["inputs_embeds"] if carrier is None else carrier
         batch, length = carrier.shape[:2]
@@ -83,19 +86,23 @@ class Backbone(Reader):
         out = self.model(**prepared, return_dict=True)
         pads = padding(inputs.get("attention_mask"), batch)
         rope, offsets = next_rope(prepared.get("position_ids"), batch, length)
+        last = self.last_position
+        if self.border is not None and max(rope) <= self.border.length:
+            last = self.border.length - 1
         types = None if self.family.media else inputs.get("token_type_ids")
         types = None if types is None else types[:, -1:]  # as generate() goes on with the last one
         like = torch.empty(0, dtype=self.model.dtype, device=self.device)
         how = (like, self.window, self.bare)
         if batch == 1 or self.can_branch:
             memory = Memory(cache, length, pads, rope, *how)
-            memory.offsets, memory.types = offsets, types
+            memory.offsets, memory.types, memory.last = offsets, types, last
             return memory, out.logits[:, -1], out
         rows = []
         for row in range(batch):
             one, own = slice(row, row + 1), cache.row(self.cache_config, row)
             rows.append(Memory(own, length, pads[one], rope[one], *how))
             rows[-1].offsets = None if offsets is None else offsets[:, one]
+            rows[-1].last = last
             rows[-1].types = None if types is None else types[one]
         return Rows(rows), out.logits[:, -1], out
 
@@ -225,6 +232,53 @@ def takes_positions(model: Any) -> None:
             f"{type(model).__name__} takes no {' and no '.join(missing)}, so a draft cannot be "
             "placed; use model.generate() for this model"
         )
+
+
+def last_position_of(config: Any) -> int | None:
+    """The last row of a table of positions; None where positions are computed (RoPE)."""
+    if getattr(config, "rope_parameters", None) is not None:
+        return None
+    size = getattr(config, "max_position_embeddings", None)
+    return None if size is None else int(size) - 1
+
+
+@dataclass(frozen=True)
+class Border:
+    """The length at which rotary frequencies change, for all tokens of a forward at once.
+
+    Behind it `longrope` takes other frequencies, once, and `dynamic` others for every length. A
+    draft across it would turn the tokens before it as well.
+    """
+
+    kind: str
+    length: int
+
+    @classmethod
+    def of(cls, config: Any) -> Border | None:
+        """The border of a text configuration; its layer kinds may have parameters of their own."""
+        given = getattr(config, "rope_parameters", None) or {}
+        for kind in [given] if "rope_type" in given else [kind for kind in given.values() if kind]:
+            if kind["rope_type"] == "longrope":
+                return cls("longrope", int(kind["original_max_position_embeddings"]))
+            if kind["rope_type"] == "dynamic":
+                return cls("dynamic", int(config.max_position_embeddings))
+        return None
+
+    def check(self, prompt: int, room: int) -> None:
+        """Refuse a request of `prompt` and `room` new tokens that crosses it. Raises ValueError."""
+        if prompt + room - 1 <= self.length:  # the last token is not read any more
+            return
+        if prompt <= self.length:
+            raise ValueError(
+                f"{self.kind!r} positions change behind {self.length} tokens; a prompt of {prompt} "
+                f"and max_new_tokens={room} cross that, and a draft would change the tokens before "
+                f"it; give at most {self.length - prompt + 1}, or use model.generate()"
+            )
+        if self.kind == "dynamic":
+            raise ValueError(
+                f"'dynamic' positions change with every token behind {self.length}, and the prompt "
+                f"has {prompt}; shorten it, or use model.generate()"
+            )
 
 
 def layer_kinds_of(config: Any) -> tuple[tuple[str, ...], int | None]:

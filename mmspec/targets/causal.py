@@ -55,6 +55,8 @@ class CausalTarget:
         ids = request.inputs.get("input_ids")
         if ids is not None:
             self._check("chain" if len(ids) == 1 else "ragged", ids[-1].tolist())
+        if isinstance(self.backbone, Backbone) and self.backbone.border is not None:
+            self.backbone.border.check(_longest(request.inputs), request.room)
         inputs, offer = request.inputs, dict[str, Any](request.shared)
         if "vision" in self.wants:
             inputs = _encoded(self.backbone, inputs)
@@ -139,6 +141,14 @@ def _masked(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         return inputs
     mask = _hf.inferred_mask(backbone.model, ids)
     return inputs if mask is None else {**inputs, "attention_mask": mask}
+
+
+def _longest(inputs: Mapping[str, Any]) -> int:
+    """Tokens of the longest prompt, padding excluded."""
+    mask, ids = inputs.get("attention_mask"), inputs.get("input_ids")
+    if mask is not None:
+        return int(mask.sum(-1).amax())
+    return int((inputs["inputs_embeds"] if ids is None else ids).shape[1])
 
 
 def _encoded(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:

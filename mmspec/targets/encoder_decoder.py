@@ -62,6 +62,7 @@ class EncoderDecoder(Reader):
         slots.plan_uniform(0, length)
         like = torch.empty(0, dtype=self.model.dtype, device=self.device)
         memory = Memory(slots, length, [0] * batch, [length] * batch, like)
+        memory.last = self.config.max_target_positions - 1  # a table of positions
         memory.beside = EncoderDecoderCache(slots, DynamicCache(config=self.cache_config))
         memory.source = inputs.get("encoder_outputs")
         if memory.source is None:

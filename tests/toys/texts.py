@@ -431,12 +431,15 @@ TEXTS: Table = {
 }
 
 
-def text(name: str, seed: int = 0) -> Any:
-    """One of `TEXTS`, weights wide enough that greedy text varies; no token ends a sequence."""
+def text(name: str, seed: int = 0, **changes: Any) -> Any:
+    """One of `TEXTS`, weights wide enough that greedy text varies; no token ends a sequence.
+
+    `changes` go to its configuration.
+    """
     config, cls, own = TEXTS[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        settings = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, **own}
+        settings = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, **own, **changes}
         toy: Any = getattr(hf, cls)(getattr(hf, config)(**settings))
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():

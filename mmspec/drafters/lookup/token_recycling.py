@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
-from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.growth import StaticTree, trimmed
 from mmspec.drafters.length import useful
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context
@@ -62,13 +62,14 @@ class TokenRecycling:
     def propose(self, context: Context, state: Recycled) -> Draft:
         last = [row[-1] for row in context.history]
         state.last = torch.tensor(last, device=context.device)[:, None]
-        if not useful(context) or not self.tree.nodes:
+        tree = trimmed(self.tree, useful(context))
+        if not tree.nodes:
             return Draft.empty(context.batch, context.device)
         live = [token for token, done in zip(last, context.finished, strict=True) if not done]
         if not state.knows(live):
             return Draft.empty(context.batch, context.device)
-        tokens, mask = fill(self.tree, state.table, state.last)
-        return Draft.of(self.tree, tokens, Kind.DET, mask=mask)
+        tokens, mask = fill(tree, state.table, state.last)
+        return Draft.of(tree, tokens, Kind.DET, mask=mask)
 
     def observe(
         self, context: Context, state: Recycled, draft: Draft, scores: Scores, kept: Round

@@ -129,7 +129,7 @@ def stacked(backbone: Reader, memories: Sequence[Memory | Rows]) -> Memory | Row
     rope = [position for memory in rows for position in memory.rope]
     like = rows[0].like
     both = Memory(cache, max(lengths), pads, rope, like, backbone.window, backbone.bare)
-    both.offsets = _offsets(rows, backbone.family.rope_axes)
+    both.offsets, both.last = _offsets(rows, backbone.family.rope_axes), rows[0].last
     return both
 
 
