@@ -32,8 +32,8 @@ def _one_thread() -> None:
 
 
 def unchecked(fast: mmspec.Accelerated) -> mmspec.Accelerated:
-    """The same without `mmspec.check`, for tests that count or break forwards."""
-    fast.target = replace(fast.target, checks=False)
+    """The same without `mmspec.targets.check`, for tests that count or break forwards."""
+    fast.session.bound.target = replace(fast.target, checks=False)
     return fast
 
 

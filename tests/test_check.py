@@ -10,8 +10,8 @@ import transformers as hf
 from torch import Tensor
 
 import mmspec
-from mmspec import check
 from mmspec.drafters.oracle import Oracle
+from mmspec.targets import check
 from mmspec.trees import Tree
 from tests import toys
 from tests.conftest import unchecked

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mmspec import _hf
-from mmspec.check import check
 from mmspec.draft import Draft, Round, Scores
 from mmspec.laws.sampling import Prefix
 from mmspec.targets.attention_hook import AttentionHook
-from mmspec.targets.backbone import padding
+from mmspec.targets.backbone import Backbone, padding
+from mmspec.targets.check import check
 from mmspec.targets.context import Context, Request
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.hidden_state_hook import HiddenStateHook
@@ -37,7 +37,7 @@ class CausalTarget:
     No forward is spent on that until `longest_replay` tokens wait.
 
     `checks` has every text model read a dozen tokens both ways before its first request, see
-    `mmspec.check`: a class that cannot be read in blocks is refused instead of misread.
+    `mmspec.targets.check`: a class that cannot be read in blocks is refused instead of misread.
     """
 
     backbone: Reader
