@@ -55,7 +55,7 @@ class Output:
     stats: Stats
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bound:
     """A reader of token ids with the parts of a recipe made for it."""
 
@@ -66,8 +66,8 @@ class Bound:
     target: CausalTarget = field(init=False)
 
     def __post_init__(self) -> None:
-        target = CausalTarget(self.backbone, frozenset(getattr(self.drafter, "wants", ())))
-        object.__setattr__(self, "target", target)
+        wants = frozenset(getattr(self.drafter, "wants", ()))
+        self.target = CausalTarget(self.backbone, wants)
 
     @property
     def model(self) -> Any:

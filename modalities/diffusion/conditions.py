@@ -70,6 +70,7 @@ class Recorder:
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.first = Call(args, kwargs, _find_states(args, kwargs))
         self.told: dict[Path, list[Tensor]] = {}
+        self.shown = self.first.shown  # the states of the latest step
         self.steps = 1
 
     def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -85,6 +86,7 @@ class Recorder:
                 self.told[path] = [_number(path, old)] * self.steps
             if path in self.told:
                 self.told[path].append(_number(path, new))
+        self.shown = _at((args, kwargs), self.first.states)
         self.steps += 1
 
     def call(self) -> Call:

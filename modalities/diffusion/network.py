@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,13 +92,23 @@ class Outline:
     example: Any
 
     def random(self, call: Call, seed: int) -> Tensor:  # (rows, *E'), float32
-        """Numbers in the shape of the output of `call`."""
+        """Numbers in the shape of the output of `call`.
+
+        Rows have a part in common, and every place along every axis a scale of its own: so a norm,
+        a deviation or a projection, over whatever axes, comes out differently in every draw, where
+        that of plain normal numbers would hardly move.
+        """
         inner = call.shown.shape[1:]
         pairs = zip(inner, self.ratios, strict=True)
-        shape = [size * out // into for size, (out, into) in pairs]
-        device = call.shown.device
+        shape = (call.rows, *(size * out // into for size, (out, into) in pairs))
+        device, column = call.shown.device, (call.rows, *(1,) * len(inner))
         generator = torch.Generator(device).manual_seed(seed)
-        return torch.randn(call.rows, *shape, generator=generator, device=device)
+        normal = functools.partial(torch.randn, generator=generator, device=device)
+        made = normal(shape) + normal(column) * normal(shape[1:])
+        for axis, size in enumerate(shape):
+            scale = (0.3 * normal(size)).exp()
+            made *= scale.reshape(-1, *(1,) * (len(shape) - axis - 1))
+        return made + normal(column)
 
     def wrapped(self, content: Tensor) -> Any:
         """Content as the network would return it."""

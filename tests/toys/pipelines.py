@@ -32,6 +32,11 @@ def pipeline(name: str, seed: int = 0) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         pipe = BUILDERS[name]()
+    return randomised(pipe, seed)
+
+
+def randomised(pipe: Any, seed: int = 0) -> Any:
+    """The pipeline with weights that keep signals alive, ready and silent."""
     generator = torch.Generator().manual_seed(seed)
     for part in pipe.components.values():
         if isinstance(part, nn.Module):

@@ -7,7 +7,6 @@ than the scheduler's.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import diffusers
@@ -16,39 +15,11 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.laws.noise import KeyedNoise
 from mmspec.modalities.diffusion.network import PipelineDenoiser, pictures
 from mmspec.recipe import Recipe
 from mmspec.verifiers.tolerance_window import MeanTolerance, ToleranceWindow
-from tests.modalities.sampling import COPIES, FROZEN, PLAIN, STEPS, draw, shared
+from tests.modalities.sampling import COPIES, FROZEN, PLAIN, STEPS, alone, draw, shared
 from tests.toys.pipelines import PROMPTS, asked, pipeline
-
-
-def alone(name: str, monkeypatch: pytest.MonkeyPatch, pipe: Any, **more: Any) -> Tensor:
-    """The pipeline's own picture, its scheduler fed with the noise of the chain.
-
-    That is keyed by a number drawn from the generator after the first state.
-    """
-    generator = torch.Generator().manual_seed(5)
-    noise: list[KeyedNoise] = []
-    images = 2 * more.get("num_images_per_prompt", 1)
-
-    def replayed(shape: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
-        if not noise:
-            seed = int(torch.randint(2**62, (), generator=generator))
-            noise.append(KeyedNoise.seeded(seed, images, torch.device("cpu")))
-            state.append(1)
-        keys = noise[0].shared(torch.full((images, 1), state[0]))
-        state[0] += 1
-        drawn: Tensor = keys.normal(*shape[1:])[:, 0].to(dtype)
-        return drawn.repeat(shape[0] // images, *(1,) * (drawn.dim() - 1))
-
-    state: list[int] = []
-    module = sys.modules[type(pipe.scheduler).__module__]
-    monkeypatch.setattr(module, "randn_tensor", replayed)
-    found = draw(pipe, name, generator=generator, **more)
-    monkeypatch.undo()
-    return found
 
 
 @pytest.mark.parametrize(
@@ -75,7 +46,8 @@ def test_plain_sampling_is_the_pipelines_own(
     name: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = shared(name)
-    expected = alone(name, monkeypatch, pipe, **more)
+    images = 2 * more.get("num_images_per_prompt", 1)
+    expected = alone(pipe, images, monkeypatch, lambda one: draw(pipe, name, generator=one, **more))
     fast = mmspec.accelerate(pipe, PLAIN)
     found = draw(fast, name, generator=torch.Generator().manual_seed(5), **more)
     assert expected.std() > 0.05
