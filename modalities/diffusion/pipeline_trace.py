@@ -181,7 +181,8 @@ class _Rehearsal:
         self._check_step(step, timestep, rest, given)
         if step == 0:
             self._open(model_output, sample)
-        elif self.state is not sample and not torch.equal(self.state, sample):
+        assert self.state is not None
+        if self.state is not sample and not torch.equal(self.state, sample):
             raise ValueError(
                 "this pipeline changes its latents between steps (as inpainting does), which "
                 "cannot be done in parallel; use it without a mask"
@@ -239,7 +240,8 @@ class _Rehearsal:
         half = len(raw) // 2  # the network's numbers are random: equal halves are copies
         if len(raw) > 1 and len(raw) % 2 == 0 and torch.equal(raw[:half], raw[half:]):
             self.copies = 2
-        self.start, self.images = sample, len(sample) // self.copies
+        self.start = self.state = sample
+        self.images = len(sample) // self.copies
         noises = self.noises
         self.sampler = sampler(self.scheduler, noises.eta, noises.churn, noises.quiet)
 

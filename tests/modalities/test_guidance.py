@@ -13,6 +13,7 @@ import torch
 
 import mmspec
 from mmspec.modalities.diffusion.guidance_fit import Fitter
+from mmspec.modalities.diffusion.network import Outline
 from tests.modalities.sampling import PLAIN, STEPS, alone, draw, shared
 from tests.toys.embedded_pipelines import embedded
 
@@ -82,7 +83,40 @@ def test_a_ratio_that_fits_one_draw_does_not_fit_two() -> None:
         guided = negative + (step + 1) * (positive - negative)
         fitter.add(step, [negative, positive], guided * positive.norm() / guided.norm())
     assert not fitter.is_sure
+    negative, positive = torch.randn(2, 1, 4, 8, 8)
+    guided = positive * (positive.norm() / negative.norm())
     with pytest.raises(ValueError, match="another one for other outputs of the same step"):
-        negative, positive = torch.randn(2, 1, 4, 8, 8)
-        guided = negative + positive - negative / 2
-        fitter.add(0, [negative, positive], guided * positive.norm() / guided.norm())
+        fitter.add(0, [negative, positive], guided)
+
+
+def test_numbers_of_a_rehearsal_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A latent drawn with a small seed is no output of the stand-in, and no draw comes twice."""
+    drawn: list[torch.Tensor] = []
+    plain = Outline.random
+
+    def watched(self: Outline, call: Any, seed: int) -> torch.Tensor:
+        drawn.append(plain(self, call, seed))
+        return drawn[-1]
+
+    monkeypatch.setattr(Outline, "random", watched)
+    fast: Any = mmspec.accelerate(shared("flux"), PLAIN)
+    more = {"true_cfg_scale": 3.0, "negative_prompt": "not a dot"}  # two network calls a step
+    draw(fast, "flux", 1, generator=torch.Generator().manual_seed(0), **more)
+    assert len(drawn) == 2 * STEPS
+    rows = torch.stack([one.flatten() for one in drawn])
+    latents = [
+        torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(seed))
+        for seed in range(64)
+    ]
+    every = torch.cat((rows, torch.stack(latents)))
+    assert (torch.corrcoef(every)[: len(rows)] > 0.9).sum() == len(rows)  # with itself alone
+
+
+def test_a_latent_of_a_small_seed_is_not_taken_for_an_output() -> None:
+    """Its scheduler is given (state - output) / t, which is nothing where the two are equal."""
+    pipe, given = embedded("prx-pixel")
+    fast: Any = mmspec.accelerate(pipe, PLAIN)
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        with pytest.raises(ValueError, match="rule that is none of the known"):
+            fast(num_inference_steps=STEPS, generator=generator, **given)

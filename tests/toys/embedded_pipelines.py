@@ -76,7 +76,7 @@ def hunyuan_image() -> Built:
     pipe = diffusers.HunyuanImagePipeline(
         flow(), None, None, None, None, None, transformer, guider=guider
     )
-    given = {"height": 64, "width": 64}
+    given: dict[str, Any] = {"height": 64, "width": 64}
     for place, name in enumerate(("prompt_embeds", "negative_prompt_embeds")):
         for end in ("", "_2"):
             given[name + end] = words(place)
