@@ -92,6 +92,7 @@ def _ddpm(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
         std = PredictedStd((small.std**2).clamp_min(1e-20), large.std**2)
     reading = Reading.of(config.prediction_type, levels[0][:-1], levels[1][:-1])
     reading = replace(reading, limit=_limit(config), std=std)
+    kernel = replace(kernel, is_predicted=std is not None)
     return Sampler(kernel, scheduler.timesteps, reading)
 
 

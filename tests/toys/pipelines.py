@@ -47,7 +47,7 @@ def randomised(pipe: Any, seed: int = 0) -> Any:
 
 def asked(name: str, pictures: int = 1) -> dict[str, Any]:
     """Arguments for so many pictures."""
-    if name in ("ddpm", "ddim"):
+    if name in ("ddpm", "ddim", "learned"):
         return {"batch_size": pictures}
     if name == "dit":
         return {"class_labels": [3, 7, 1][:pictures]}
@@ -62,16 +62,23 @@ def asked(name: str, pictures: int = 1) -> dict[str, Any]:
     return prompts
 
 
-def ddpm() -> Any:
+def ddpm(out_channels: int = 3) -> Any:
     unet = diffusers.UNet2DModel(
         in_channels=3,
-        out_channels=3,
+        out_channels=out_channels,
         down_block_types=("DownBlock2D", "AttnDownBlock2D"),
         up_block_types=("AttnUpBlock2D", "UpBlock2D"),
         attention_head_dim=8,
         **UNET,
     )
     return diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler())
+
+
+def learned() -> Any:
+    """Its network predicts a variance too."""
+    pipe = ddpm(6)
+    pipe.scheduler = diffusers.DDPMScheduler(variance_type="learned_range")
+    return pipe
 
 
 def ddim() -> Any:
@@ -336,6 +343,7 @@ def _randomise(module: nn.Module, generator: torch.Generator) -> None:
 
 BUILDERS: dict[str, Callable[[], Any]] = {
     "ddpm": ddpm,
+    "learned": learned,
     "ddim": ddim,
     "dit": dit,
     "sd": stable_diffusion,

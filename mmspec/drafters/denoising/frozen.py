@@ -155,3 +155,19 @@ def frozen_prediction(kit: Kit) -> Drafter:
 def frozen_clean_sample(kit: Kit) -> Drafter:
     """The clean sample that the target predicted last: exchangeable increments."""
     return Frozen(window_of(kit), Clean(), root_named(kit.options["root"]))
+
+
+def frozen_with_one_deviation(kit: Kit) -> Drafter:
+    """What the target predicted last, for verifiers that couple along the line of two means.
+
+    The clean sample, unless the recipe has an option `freeze`. Raises ValueError where the network
+    predicts the standard deviations of its steps.
+    """
+    if kit.target.denoiser.kernel.is_predicted:
+        raise ValueError(
+            "this recipe couples steps whose standard deviation is the sampler's, but here the "
+            'network predicts it (variance_type "learned" or "learned_range"); use the recipe '
+            "accelerated-diffusion-carried or asd, or pipe.scheduler = "
+            'DDPMScheduler.from_config(pipe.scheduler.config, variance_type="fixed_small")'
+        )
+    return frozen_prediction(kit) if "freeze" in kit.options else frozen_clean_sample(kit)

@@ -328,6 +328,24 @@ def test_every_recipe_of_latents_runs(recipe: str) -> None:
     assert fast.last_stats is not None
 
 
+@pytest.mark.parametrize(
+    "recipe", [name for name in mmspec.recipes.names("latents") if mmspec.recipes.get(name).exact]
+)
+def test_a_learned_variance_is_sampled_or_refused(recipe: str) -> None:
+    pipe = shared("learned")
+    takes = mmspec.recipes.get(recipe).takes_drafter
+    fast: Any = mmspec.accelerate(pipe, recipe, drafter=pipe if takes else None)
+    if recipe in ("asd-tree", "block-diffusion"):
+        with pytest.raises(
+            ValueError, match=r'the network predicts it.*variance_type="fixed_small"'
+        ):
+            draw(fast, "ddpm", seed=0, num_inference_steps=30)
+        return
+    found = draw(fast, "ddpm", seed=0, num_inference_steps=30)
+    assert bool(torch.isfinite(found).all())
+    assert fast.last_stats.num_draft_tokens > 0
+
+
 def test_pictures_are_counted() -> None:
     assert pictures({"prompt": "one", "num_images_per_prompt": 3}) == 3
     assert pictures({"prompt": ["a", "b"], "num_videos_per_prompt": 2}) == 4
