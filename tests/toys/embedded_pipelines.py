@@ -122,7 +122,7 @@ def lumina() -> Built:
         sample_size=4,
         in_channels=4,
         hidden_size=24,
-        num_layers=1,
+        num_layers=2,
         num_refiner_layers=1,
         num_attention_heads=3,
         num_kv_heads=1,
@@ -157,6 +157,53 @@ def cogvideo() -> Built:
     return pipe, {**given, "num_frames": 9}
 
 
+def wan() -> Built:
+    """Two experts, the second for the last steps (Wan 2.2)."""
+
+    def expert() -> Any:
+        return diffusers.WanTransformer3DModel(
+            num_attention_heads=2,
+            attention_head_dim=12,
+            in_channels=4,
+            out_channels=4,
+            text_dim=_WIDTH,
+            freq_dim=16,
+            ffn_dim=32,
+            num_layers=2,
+            rope_max_seq_len=32,
+        )
+
+    pipe = diffusers.WanPipeline(None, None, None, flow(), expert(), expert(), 0.6)
+    given = {"prompt_embeds": words(1), "negative_prompt_embeds": words(2)}
+    return pipe, {**given, "num_frames": 5}
+
+
+def hidream() -> Built:
+    transformer = diffusers.HiDreamImageTransformer2DModel(
+        patch_size=2,
+        in_channels=4,
+        out_channels=4,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        caption_channels=[_WIDTH, _WIDTH],
+        text_emb_dim=64,
+        num_routed_experts=4,
+        num_activated_experts=2,
+        axes_dims_rope=(4, 2, 2),
+        max_resolution=(32, 32),
+        llama_layers=[0, 1],
+    )
+    pipe = diffusers.HiDreamImagePipeline(flow(), *(None,) * 9, transformer)
+    given: dict[str, Any] = {}
+    for place, end in enumerate(("", "negative_")):
+        given[f"{end}prompt_embeds_t5"] = words(place)
+        given[f"{end}prompt_embeds_llama3"] = torch.stack([words(3 + place)] * 2)
+        given[f"{end}pooled_prompt_embeds"] = words(5 + place, 64)[:, 0]
+    return pipe, given
+
+
 BUILDERS: dict[str, Callable[[], Built]] = {
     "qwen-image": qwen_image,
     "hunyuan-image": hunyuan_image,
@@ -164,4 +211,6 @@ BUILDERS: dict[str, Callable[[], Built]] = {
     "z-image": z_image,
     "lumina-2": lumina,
     "cogvideo": cogvideo,
+    "wan-2.2": wan,
+    "hidream": hidream,
 }

@@ -57,6 +57,8 @@ def asked(name: str, pictures: int = 1) -> dict[str, Any]:
         return {**prompts, **sizes}
     if name == "pixart":
         return {**prompts, **sizes, "use_resolution_binning": False, "clean_caption": False}
+    if name == "animatediff":
+        return {**prompts, "num_frames": 3, "height": 8, "width": 8}
     if name == "ltx":
         return {**prompts, **sizes, "height": 32, "width": 32, "num_frames": 9}
     return prompts
@@ -113,6 +115,27 @@ def stable_diffusion() -> Any:
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
+    )
+
+
+def perturbed() -> Any:
+    """Stable Diffusion under perturbed-attention guidance."""
+    return diffusers.StableDiffusionPAGPipeline(
+        **stable_diffusion().components, requires_safety_checker=False, pag_applied_layers=["mid"]
+    )
+
+
+def animated() -> Any:
+    parts = stable_diffusion().components
+    motion = diffusers.MotionAdapter(
+        block_out_channels=UNET["block_out_channels"],
+        motion_layers_per_block=1,
+        motion_norm_num_groups=4,
+        motion_num_attention_heads=2,
+    )
+    names = ("vae", "text_encoder", "tokenizer", "unet", "scheduler")
+    return diffusers.AnimateDiffPipeline(
+        **{name: parts[name] for name in names}, motion_adapter=motion
     )
 
 
@@ -347,6 +370,8 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     "ddim": ddim,
     "dit": dit,
     "sd": stable_diffusion,
+    "pag": perturbed,
+    "animatediff": animated,
     "sdxl": stable_diffusion_xl,
     "sd3": stable_diffusion_3,
     "flux": flux,

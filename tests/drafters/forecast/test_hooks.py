@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mmspec.drafters.forecast.features import stacked
 from mmspec.drafters.forecast.forecast import Newton
 from mmspec.drafters.forecast.gate import DecayingThreshold
-from mmspec.drafters.forecast.hooks import Attachment, Extrapolation, Forecasting
+from mmspec.drafters.forecast.hooks import Attached, Extrapolation, Forecasting
 from mmspec.verifiers.forecast_gate import ForecastGate, fixed_cadence
 from mmspec.verifiers.reflection import Reflection
 from tests.drafters.forecast.networks import PIPELINES, STEPS, dit, draw, flux
@@ -38,7 +38,7 @@ class Blame:
 
 
 @contextmanager
-def attached(how: Forecasting, pipe: Any, samples: int | None = 2) -> Iterator[Attachment]:
+def attached(how: Forecasting, pipe: Any, samples: int | None = 2) -> Iterator[Attached]:
     attachment = how.attach(pipe, samples)
     try:
         yield attachment
@@ -46,7 +46,7 @@ def attached(how: Forecasting, pipe: Any, samples: int | None = 2) -> Iterator[A
         attachment()
 
 
-def _drawn(pipe: Any, how: Forecasting, **extra: Any) -> tuple[Tensor, Attachment]:
+def _drawn(pipe: Any, how: Forecasting, **extra: Any) -> tuple[Tensor, Attached]:
     with attached(how, pipe) as attachment:
         return draw(pipe, **extra), attachment
 
