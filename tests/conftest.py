@@ -33,7 +33,7 @@ def _one_thread() -> None:
 
 def unchecked(fast: mmspec.Accelerated) -> mmspec.Accelerated:
     """The same without `mmspec.targets.check`, for tests that count or break forwards."""
-    fast.session.bound.target = replace(fast.target, checks=False)
+    fast.session.bound.target = replace(fast.session.bound.target, checks=False)
     return fast
 
 
