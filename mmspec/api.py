@@ -39,7 +39,7 @@ from mmspec.modalities.families import backbone, surface
 from mmspec.modalities.image import drawing as images
 from mmspec.modalities.image import families as image
 from mmspec.modalities.vlm import families as vlm
-from mmspec.partner import is_drafter, sight_of, small_of
+from mmspec.partner import draft_model, is_drafter
 from mmspec.recipe import Kit, Recipe, made, pair
 from mmspec.stats import Ledger, Stats
 from mmspec.targets.causal import CausalTarget
@@ -141,11 +141,15 @@ class Accelerated:
         self.model, self.processor = model, processor
         self.given = dict(given or {})  # the parts the user replaced, for save_pretrained
         self.backbone = backbone(model)
-        self.image_family = image.image_family(model) if self.backbone.family.draws else None
-        self.small = None if is_drafter(drafter) else small_of(recipe, drafter, self.backbone)
-        sees = sight_of(self.backbone, self.small, recipe.sees)
+        self.image_family = self.backbone.image_family
+        self.small = None
+        if not is_drafter(drafter):
+            self.small = draft_model(recipe, drafter, self.backbone)
+        reader, sees = None, recipe.sees
+        if self.small is not None:
+            reader, sees = self.small.reader, self.small.sees
         options = (recipe.execution, sees, recipe.compressor, recipe.options)
-        kit = Kit(self.backbone, self.small, *options)
+        kit = Kit(self.backbone, reader, *options)
         verifier, gate = made(recipe.verifier, kit), made(recipe.gate, kit)
         self.recipe = recipe = replace(recipe, verifier=verifier, gate=gate)
         if not is_drafter(drafter):

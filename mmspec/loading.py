@@ -12,13 +12,10 @@ from typing import Any
 
 import torch
 
-from mmspec import recipes
-from mmspec.codes.resampling import Trained
-from mmspec.drafters.neural import massv
-from mmspec.drafters.neural.feature_head import FeatureDraft
-from mmspec.drafters.rows.upsampled import Upsampled
-from mmspec.models import code_resampler
-from mmspec.models.heads.feature_head import FeatureHeadConfig, load_head
+from mmspec import recipes, zoo
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.models.heads.feature_head import load_head
+from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe
 
 FILE = "mmspec.json"
@@ -32,47 +29,10 @@ def load_model(source: str | Path, dtype: torch.dtype | str = "auto", **argument
     """
     name = str(source)
     if name.startswith("zoo:"):
-        from mmspec import zoo
-
         return zoo.load(name.removeprefix("zoo:"))
-    folder = Path(name)
-    if folder.is_dir():
-        _refuse_pickle(folder)
-        if _model_type(folder) == FeatureHeadConfig.model_type:
-            return load_head(folder)
-    import transformers
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as VISION,
-    )
-
-    config = transformers.AutoConfig.from_pretrained(name, **arguments)
-    auto = (
-        transformers.AutoModelForImageTextToText
-        if config.model_type in VISION
-        else transformers.AutoModelForCausalLM
-    )
-    model = auto.from_pretrained(name, dtype=dtype, use_safetensors=True, **arguments)
-    return model.eval()
-
-
-def _model_type(folder: Path) -> str | None:
-    file = folder / "config.json"
-    return json.loads(file.read_text()).get("model_type") if file.exists() else None
-
-
-def _refuse_pickle(folder: Path) -> None:
-    if list(folder.glob("*.safetensors")):
-        return
-    pickled = sorted(
-        path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt")
-    )
-    if pickled:
-        raise ValueError(
-            f"{folder} holds pickled weights ({', '.join(pickled)}), and unpickling runs code; "
-            "convert them with model.save_pretrained(folder), which writes safetensors"
-        )
-    if not (folder / "config.json").exists():
-        raise ValueError(f"{folder} is not a model folder: it has no config.json")
+    if (Path(name) / "config.json").exists() and FEATURE_HEAD.owns(Path(name)):
+        return load_head(name)
+    return load_causal(name, dtype, **arguments)
 
 
 def save(fast: Any, folder: Path) -> None:
@@ -82,12 +42,8 @@ def save(fast: Any, folder: Path) -> None:
     if recipe.takes_drafter and fast.small is None:
         raise ValueError(f"{type(fast.drafter).__name__} was made by hand and cannot be saved")
     if fast.small is not None:
-        small = fast.small.head if isinstance(fast.small, FeatureDraft) else fast.small.model
-        small.save_pretrained(folder / "drafter")
-    if "projector" in recipe.options and fast.drafter.model.sight.projector is not None:
-        massv.save_projector(folder / "drafter", fast.drafter.model.sight.projector)
-    if isinstance(fast.drafter, Upsampled) and isinstance(fast.drafter.sampler, Trained):
-        fast.drafter.sampler.model.save_pretrained(folder / "drafter" / code_resampler.FOLDER)
+        small = fast.small
+        small.kind.save(small.model, folder / "drafter", fast.backbone, fast.drafter)
     write(folder, recipe, fast.model.config._name_or_path, parts)
 
 

@@ -1,19 +1,28 @@
-"""Who drafts for a target: the draft model that a recipe takes, and what it sees."""
+"""Who drafts for a target: the draft model that a recipe takes, bound, and what it sees."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
 
-from mmspec.drafters.neural.feature_head import SEES, FeatureDraft
-from mmspec.drafters.neural.small_model import check_pair
-from mmspec.loading import load_model
-from mmspec.modalities.families import backbone
-from mmspec.models.heads.feature_head import FeatureHead
-from mmspec.recipe import Recipe
+from mmspec import zoo
+from mmspec.recipe import DraftModelKind, Recipe
 from mmspec.targets.reader import Reader
+
+ZOO = "zoo:"
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """A draft model bound to its target."""
+
+    kind: DraftModelKind
+    model: Any  # as it was given or loaded
+    reader: Any  # as its sort reads it
+    sees: str
 
 
 def is_drafter(drafter: Any) -> bool:
@@ -21,46 +30,36 @@ def is_drafter(drafter: Any) -> bool:
     return all(hasattr(drafter, name) for name in ("propose", "observe"))
 
 
-def small_of(recipe: Recipe, drafter: Any, target: Reader) -> Reader | FeatureDraft | None:
-    """The draft model or the feature head that the recipe takes, loaded where it is named."""
+def draft_model(recipe: Recipe, drafter: Any, target: Reader) -> DraftModel | None:
+    """The draft model that the recipe takes, loaded where it is named, and bound to the target.
+
+    Raises ValueError where there must be one, must be none, or one of another sort.
+    """
+    words = " or ".join(kind.words for kind in recipe.draft_model)
     if drafter is None and recipe.takes_drafter:
-        kind = "feature head" if recipe.partner == "head" else "draft model"
         raise ValueError(
-            f"recipe {recipe.name!r} needs a {kind}; give drafter= a model, a folder or 'zoo:NAME'"
+            f"recipe {recipe.name!r} needs a {words}; give drafter= a model, a folder or 'zoo:NAME'"
         )
     if drafter is None:
         return None
     if not recipe.takes_drafter:
         raise ValueError(f"recipe {recipe.name!r} takes no draft model; drop drafter=")
-    model = load_model(drafter) if isinstance(drafter, str | Path) else drafter
-    if isinstance(model, FeatureHead):
-        moved: FeatureHead = nn.Module.to(model, target.device, target.model.dtype)
-        return FeatureDraft(target, moved)
-    if recipe.partner == "head":
+    model = loaded(recipe, drafter, target) if isinstance(drafter, str | Path) else drafter
+    kind = next((one for one in recipe.draft_model if one.accepts(model)), None)
+    if kind is None:
         raise ValueError(
-            f"recipe {recipe.name!r} needs a feature head, but {type(model).__name__} is a whole "
-            "model; give drafter= a mmspec.models.heads.feature_head.FeatureHead or its folder, or "
-            "use another recipe, such as 'dynamic-tree'"
+            f"recipe {recipe.name!r} needs a {words}, but a {type(model).__name__} is none; give "
+            "drafter= another model, or use another recipe"
         )
-    return backbone(model)
+    sees = kind.default_sees(model, target, recipe.sees)
+    return DraftModel(kind, model, kind.read(model, target, sees), sees)
 
 
-def sight_of(target: Reader, small: Reader | FeatureDraft | None, sees: str) -> str:
-    """What the draft model sees: its own pixels where it can, if the recipe leaves it open."""
-    if small is None:
-        return sees
-    if isinstance(small, FeatureDraft) != (sees == SEES):
-        if isinstance(small, FeatureDraft) and sees == "auto":
-            return SEES
-        raise ValueError(
-            f"sees={sees!r} does not fit: a feature head reads the target's states ({SEES!r}), and "
-            "nothing else does; drop sees=, or use another recipe"
-        )
-    if isinstance(small, FeatureDraft):
-        return sees
-    if sees == "auto" and target.family.draws:
-        sees = "prompt"
-    elif sees == "auto":
-        sees = "pixels" if small.family.media and target.family.media else "nothing"
-    check_pair(target, small, sees)
-    return sees
+def loaded(recipe: Recipe, source: str | Path, target: Reader) -> Any:
+    """A model from a folder, a hub name or "zoo:NAME", by the sort of its folder."""
+    dtype = None
+    if str(source).startswith(ZOO):
+        source, dtype = zoo.path(str(source).removeprefix(ZOO)), torch.float32
+    kinds, folder = recipe.draft_model, Path(source)
+    owners = [kind for kind in kinds if folder.is_dir() and kind.owns(folder)]
+    return (owners or kinds)[0].load(source, target, dtype)

@@ -13,7 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # HF_HUB_OFFLINE=0 pytest -m hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from mmspec import recipes
-from mmspec.bench.tiny import tiny_head
+from mmspec.bench.tiny import random_drafter
 from tests import toys
 
 
@@ -44,6 +44,9 @@ def noisy(family: str, scale: float = 0.04, seed: int = 5) -> Any:
 def partner(recipe: str, family: str) -> Any:
     """What a recipe drafts with for a family's toy: a model right in part, a head, or nothing."""
     plan = recipes.get(recipe)
-    if plan.partner == "head":
-        return tiny_head(toys.model(family))
-    return noisy(family) if plan.takes_drafter else None
+    if not plan.takes_drafter:
+        return None
+    model = noisy(family)
+    if any(kind.accepts(model) for kind in plan.draft_model):
+        return model
+    return random_drafter(plan, toys.model(family))

@@ -21,8 +21,7 @@ from mmspec.draft import Verifier
 from mmspec.drafters.denoising.window import Window
 from mmspec.modalities.diffusion.chains import Chains
 from mmspec.modalities.diffusion.loading import load_draft, save
-from mmspec.modalities.diffusion.network import pictures
-from mmspec.modalities.families import is_pipeline
+from mmspec.modalities.diffusion.network import Network, pictures
 from mmspec.recipe import Kit, Recipe, made
 from mmspec.verifiers.naming import named
 
@@ -221,15 +220,7 @@ def _small(pipe: Any, recipe: Recipe, drafter: Any) -> Any:
         raise ValueError(f"recipe {recipe.name!r} takes no draft pipeline; drop drafter=")
     if isinstance(drafter, str | Path):
         drafter = load_draft(pipe, drafter)
-    if not is_pipeline(drafter):
+    kind = recipe.draft_model[0]
+    if not kind.accepts(drafter):
         raise ValueError(f"drafter= is a {type(drafter).__name__}; give a diffusers pipeline")
-    known = inspect.signature(pipe.__call__).parameters
-    wanted = inspect.signature(drafter.__call__).parameters.values()
-    needed = [one for one in wanted if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
-    missing = [one.name for one in needed if one.name not in known]
-    if missing:
-        raise ValueError(
-            f"the draft pipeline needs {', '.join(missing)}, which a {type(pipe).__name__} does "
-            "not take; give two pipelines with the same arguments"
-        )
-    return drafter
+    return kind.read(drafter, Network(pipe), recipe.sees)

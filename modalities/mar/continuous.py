@@ -23,7 +23,7 @@ from mmspec.decode import Parts, Scorer, decode
 from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise
-from mmspec.modalities.mar.reader import MarReader, check_pair, labels, load, numbers
+from mmspec.modalities.mar.reader import MarReader, labels, load, numbers
 from mmspec.recipe import Kit, Recipe, made, pair
 from mmspec.stats import Ledger, Stats
 from mmspec.targets.patches import (
@@ -88,7 +88,8 @@ def accelerate_continuous(
             raise ValueError(f"recipe {plan.name!r} takes no draft model; drop drafter=")
         if isinstance(drafter, str | Path):
             drafter = load(drafter)
-        check_pair(model, drafter)
+        target = MarReader.of(model, labels(model, None), Plan())
+        drafter = plan.draft_model[0].read(drafter, target, plan.sees)
     plan = replace(
         plan,
         verifier=verifier or plan.verifier,

@@ -10,15 +10,17 @@ import pytest
 import torch
 
 import mmspec
+from mmspec.drafters.denoising.small_denoiser import between
 from mmspec.drafters.denoising.window import Window
-from mmspec.modalities.diffusion.loading import between, load_draft, load_pipeline
+from mmspec.modalities.diffusion.loading import load_draft, load_pipeline
+from mmspec.modalities.diffusion.network import Network
 from tests.modalities.sampling import FROZEN, draw
 from tests.toys.pipelines import pipeline
 
 
 def test_a_network_alone_is_saved_where_the_parts_are_shared(tmp_path: Path) -> None:
     pipe, other = pipeline("dit"), pipeline("dit", seed=9)
-    small = between(pipe, other.transformer)
+    small = between(Network(pipe), other.transformer)
     fast: Any = mmspec.accelerate(
         pipe, "accelerated-diffusion", drafter=small, window=3, max_rows=4
     )
