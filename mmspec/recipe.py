@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
+
+import torch
 
 from mmspec.draft import Draft, Drafter, Gate, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
 
-Partner = Literal["drafter", "head", "sketch"]  # a draft model, a feature head, a smaller picture's
 Part = TypeVar("Part", Verifier, Gate | None)
 
 
@@ -25,12 +28,62 @@ class Execution(Protocol):
 LINEAR, TREE = "linear, one pass", "tree, one pass"  # walks
 
 
+class DraftModelKind(ABC):
+    """A sort of draft model: how one is told, loaded, bound to a target, and saved.
+
+    Stands in the file of its drafter; nobody else knows which sorts there are. A *target* is what
+    reads the user's model (`mmspec.targets.reader.Reader`, or what a modality has in its place).
+    """
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """What people call it: "draft model", "feature head"."""
+
+    @abstractmethod
+    def accepts(self, model: Any) -> bool:
+        """Whether a loaded model is of this sort."""
+
+    @abstractmethod
+    def owns(self, folder: Path) -> bool:
+        """Whether a folder holds one, as far as can be told without reading weights."""
+
+    @abstractmethod
+    def load(self, source: str | Path, target: Any, dtype: torch.dtype | None = None) -> Any:
+        """A model from a folder or a hub name; safetensors only, as it was saved or in `dtype`.
+
+        Raises ValueError for what is none.
+        """
+
+    @abstractmethod
+    def read(self, model: Any, target: Any, sees: str) -> Any:
+        """The model bound to a target: what stands in a `Kit` as `drafter`.
+
+        Raises ValueError where it cannot draft for this target, or not see what it should.
+        """
+
+    def default_sees(self, model: Any, target: Any, asked: str) -> str:
+        """What it sees, where a recipe or a user asked for that; "auto" leaves it open.
+
+        Raises ValueError for what this sort can never see.
+        """
+        return asked
+
+    @abstractmethod
+    def random(self, target: Any, seed: int) -> Any:
+        """A model that could draft for this target, with random weights, for certificates."""
+
+    def save(self, model: Any, folder: Path, target: Any, drafter: Any) -> None:
+        """Write what `load` reads; `drafter` was built of it and may hold more that is learned."""
+        model.save_pretrained(folder)
+
+
 @dataclass(frozen=True)
 class Kit:
     """What a recipe's draft architecture is built from."""
 
     target: Any  # a `Backbone`, or the `ChainTarget` of a denoising chain
-    drafter: Any | None  # the draft model of the same sort, where the recipe takes one
+    drafter: Any | None  # the draft model, as its sort reads it, where the recipe takes one
     shape: Any
     sees: str
     compressor: Any | None = None
@@ -79,7 +132,7 @@ class Recipe:
     optimisation: str = "none"  # draft optimisation: how the drafter was or is tuned
     compressor: Any | None = None  # of what the drafter sees of the picture
     sees: str = "nothing"  # default sight of the draft model
-    partner: Partner | None = None  # what drafter= must be; None = there is none
+    draft_model: tuple[DraftModelKind, ...] = ()  # sorts that drafter= may be of; empty = none
     options: Mapping[str, Any] = field(default_factory=dict)  # further knobs and their defaults
     gate: Gate | None = None
     paper: str = ""
@@ -96,7 +149,7 @@ class Recipe:
     @property
     def takes_drafter(self) -> bool:
         """Whether drafter= must be given."""
-        return self.partner is not None
+        return bool(self.draft_model)
 
     def axes(self) -> dict[str, str]:
         """The five parts in words."""

@@ -9,6 +9,7 @@ from typing import Any
 from mmspec.modalities.image import families as image
 from mmspec.modalities.vlm import families as vlm
 from mmspec.modalities.vlm import recognisers as speech
+from mmspec.models.loading import is_pipeline
 from mmspec.targets.backbone import Backbone
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.family import Family
@@ -71,8 +72,3 @@ def surface(model: Any) -> Callable[..., Any] | None:
 
         return accelerate
     return None
-
-
-def is_pipeline(model: Any) -> bool:
-    """Whether this is a diffusers pipeline (asked by name: diffusers may not be loaded yet)."""
-    return any(base.__name__ == "DiffusionPipeline" for base in type(model).__mro__)

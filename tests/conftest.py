@@ -15,7 +15,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import mmspec
 from mmspec import recipes
-from mmspec.bench.tiny import tiny_head
+from mmspec.bench.tiny import random_drafter
 from tests import toys
 
 
@@ -52,6 +52,9 @@ def noisy(family: str, scale: float = 0.04, seed: int = 5) -> Any:
 def partner(recipe: str, family: str) -> Any:
     """What a recipe drafts with for a family's toy: a model right in part, a head, or nothing."""
     plan = recipes.get(recipe)
-    if plan.partner == "head":
-        return tiny_head(toys.model(family))
-    return noisy(family) if plan.takes_drafter else None
+    if not plan.takes_drafter:
+        return None
+    model = noisy(family)
+    if any(kind.accepts(model) for kind in plan.draft_model):
+        return model
+    return random_drafter(plan, toys.model(family))

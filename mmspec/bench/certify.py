@@ -17,9 +17,11 @@ from mmspec.bench.equality import greedy_equality, seeded_equality
 from mmspec.bench.frequency import writing
 from mmspec.bench.players import Inputs
 from mmspec.bench.progress import Progress, silent
-from mmspec.bench.tiny import request, tiny, tiny_head
+from mmspec.bench.tiny import random_drafter, request, tiny
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
+
+PICTURES = ("pixels", "target-features", "prompt")  # sights of what no text model reads
 
 
 def certify(
@@ -109,7 +111,6 @@ def _tiny(plan: Recipe, seed: int) -> Accelerated:
     target = tiny(seed=2 * seed)
     if not plan.takes_drafter:
         return accelerate(target, plan)
-    if plan.partner == "head":
-        return accelerate(target, plan, drafter=tiny_head(target, seed=2 * seed + 1))
-    sees = plan.sees if plan.sees in ("auto", "nothing", "placeholders") else "nothing"
-    return accelerate(target, replace(plan, sees=sees), drafter=tiny(layers=1, seed=2 * seed + 1))
+    small = random_drafter(plan, target, seed=2 * seed + 1)
+    sees = "nothing" if plan.sees in PICTURES else plan.sees
+    return accelerate(target, replace(plan, sees=sees), drafter=small)

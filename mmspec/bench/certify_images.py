@@ -16,7 +16,7 @@ from mmspec.bench.equality import Side, compare
 from mmspec.bench.frequency import drawing
 from mmspec.bench.images import PLAIN, Fast, Own
 from mmspec.bench.progress import Progress
-from mmspec.bench.tiny import tiny_head
+from mmspec.bench.tiny import random_drafter
 from mmspec.bench.tiny_images import CODES, SETTINGS, painted, tiny_painter
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
@@ -57,10 +57,7 @@ def tiny_pair(plan: Recipe, seed: int, **parts: Any) -> Accelerated:
     target = tiny_painter(seed=2 * seed)
     if not plan.takes_drafter:
         return accelerate(target, plan, **parts)
-    drafter: Any = tiny_painter(layers=1, seed=2 * seed + 1)
-    if plan.partner == "head":
-        drafter = tiny_head(target, seed=2 * seed + 1)
-    return accelerate(target, plan, drafter=drafter, **parts)
+    return accelerate(target, plan, drafter=random_drafter(plan, target, 2 * seed + 1), **parts)
 
 
 def _greedy(

@@ -18,12 +18,8 @@ from torch import Tensor, nn
 
 from mmspec.api import Accelerated
 from mmspec.bench.environment import seconds
-from mmspec.drafters.neural.feature_head import FeatureDraft
-from mmspec.targets.backbone import Backbone
 from mmspec.targets.cache import SlotCache
-from mmspec.targets.code_backbone import CodeBackbone
-
-Reader = Backbone | CodeBackbone | FeatureDraft
+from mmspec.targets.reader import RunsNetworks
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ def recording(fast: Accelerated) -> Iterator[Tape]:
     tape = Tape()
 
     def note(
-        backbone: Reader, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        backbone: RunsNetworks, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         given = {name: _copy(value) for name, value in kwargs.items() if name != "past_key_values"}
         cache = kwargs.get("past_key_values")
@@ -120,13 +116,13 @@ def replay(tape: Tape, device: torch.device) -> Replay:
     return Replay(middle - start, seconds(device) - middle)
 
 
-def backbones(part: Any, seen: set[int] | None = None) -> list[Reader]:
+def backbones(part: Any, seen: set[int] | None = None) -> list[RunsNetworks]:
     """Every backbone within an accelerated model's parts."""
     seen = set() if seen is None else seen
     if id(part) in seen or isinstance(part, nn.Module | Tensor | str | int | float | None):
         return []
     seen.add(id(part))
-    if isinstance(part, Reader):
+    if isinstance(part, RunsNetworks):
         return [part]
     return [found for inner in _inner(part) for found in backbones(inner, seen)]
 
@@ -149,7 +145,7 @@ def _outermost(
     """Call `begin(backbone, module, args, kwargs)` and `end()` around outermost forwards."""
     inside, handles, hooked = [0], [], set[int]()
 
-    def hooks(backbone: Reader) -> tuple[Any, Any]:
+    def hooks(backbone: RunsNetworks) -> tuple[Any, Any]:
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             inside[0] += 1
             if inside[0] == 1:
@@ -163,7 +159,7 @@ def _outermost(
         return before, after
 
     for backbone in backbones(fast):
-        for module in _modules(backbone):
+        for module in backbone.networks:
             if id(module._forward_pre_hooks) in hooked:  # thinner copies share their hooks
                 continue
             hooked.add(id(module._forward_pre_hooks))
@@ -175,17 +171,6 @@ def _outermost(
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _modules(backbone: Reader) -> list[Any]:
-    """What a backbone calls; of a model with several tables, every part it is made of."""
-    if isinstance(backbone, FeatureDraft):
-        return [backbone.head]
-    if isinstance(backbone, Backbone):
-        return [backbone.model, backbone.decoder, backbone.head]
-    parts = [part for child in backbone.model.children() for part in (child, *child.children())]
-    modules = [part for part in parts if not isinstance(part, nn.ModuleList)]
-    return [backbone.model, backbone.decoder, *modules]
 
 
 def _bound(call: Forward, caches: Sequence[SlotCache]) -> Callable[[], Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mmspec.laws.sampling import guide
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
+from mmspec.models.random_weights import random_model
 
 CODES, SIDE = 5, 2  # as many codes as published trees have branches
 CELLS = SIDE**2
@@ -33,17 +34,11 @@ def tiny_painter(layers: int = 2, seed: int = 0) -> LlamaGenForImageGeneration:
         side=SIDE,
         vq_config={**picture, "channel_multiplier": [1, 1], "num_res_blocks": 1},
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: Any = LlamaGenForImageGeneration(config)
-        model.float().eval()
-        with torch.no_grad():
-            for weight in model.parameters():
-                if weight.dim() == 2:
-                    weight.normal_(0.0, 1.2 / weight.shape[1] ** 0.5)
+    model: LlamaGenForImageGeneration = random_model(
+        lambda: LlamaGenForImageGeneration(config), seed
+    )
     model.set_attn_implementation("sdpa")
-    image_family: LlamaGenForImageGeneration = model
-    return image_family
+    return model
 
 
 def painted(batch: int) -> dict[str, Tensor]:

@@ -219,7 +219,7 @@ def _also_for_peers(pair: given.Pair) -> tuple[Any, tuple[str, str | None]]:
     name = given.default_drafter(pair.names[0])
     if name is None:
         return None, pair.names
-    from mmspec.loading import load_model
+    from mmspec.modalities.vlm.plug import load as load_model
 
     return load_model(given.present(name)), (pair.names[0], name)
 

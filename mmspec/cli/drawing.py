@@ -10,8 +10,9 @@ from mmspec.cli import inputs as given
 from mmspec.cli.modality import IMAGE
 
 if TYPE_CHECKING:
-    from mmspec.recipe import Partner
+    from mmspec.recipe import DraftModelKind, Recipe
 
+Kinds = tuple["DraftModelKind", ...]
 MODEL = "zoo:image"
 RECIPE = "mc-sjd-gumbel"
 MOST = 64  # pictures of a sheet
@@ -24,7 +25,7 @@ class Studio:
     name: str  # as typed
     model: Any
     processor: Any | None
-    drafters: Mapping[Partner, tuple[str, Any]]  # name and model of each sort
+    drafters: Mapping[Kinds, tuple[str, Any]]  # name and model of those sorts
 
     @property
     def is_zoo(self) -> bool:
@@ -35,7 +36,7 @@ class Studio:
         from mmspec import recipes
 
         plan = recipes.get(recipe)
-        return (None, None) if plan.partner is None else self.drafters[plan.partner]
+        return self.drafters[plan.draft_model] if plan.takes_drafter else (None, None)
 
     def fast(self, recipe: str, **parts: Any) -> Any:
         """The model under a recipe."""
@@ -77,12 +78,13 @@ def load(model: str, drafter: str | None, chosen: Sequence[str]) -> Studio:
                 f"recipe {plan.name!r} decodes {plan.decodes}; for picture tokens there are "
                 f"{', '.join(recipes.names('tokens'))}"
             )
-    needed = {plan.partner: plan.name for plan in plans if plan.partner is not None}
+    needed = {plan.draft_model: plan for plan in plans if plan.takes_drafter}
     if drafter is not None and not needed:
         raise ValueError(f"{', '.join(chosen)}: no draft model is taken; drop --drafter")
     if drafter is not None and len(needed) > 1:
+        takers = [plan.name for plan in needed.values()]
         raise ValueError(
-            f"{' and '.join(needed.values())} take draft models of different kinds; measure them "
+            f"{' and '.join(takers)} take draft models of different kinds; measure them "
             "one at a time, or without --drafter"
         )
     target = _loaded(model)
@@ -90,19 +92,23 @@ def load(model: str, drafter: str | None, chosen: Sequence[str]) -> Studio:
 
     words = image.image_family(target).words  # refuses a model that draws nothing
     processor = None if words is None else given.load_processor(model, sees=True)
-    names = {sort: drafter or _default(model, sort, recipe) for sort, recipe in needed.items()}
-    small = {sort: (name, _loaded(name)) for sort, name in names.items()}
+    names = {sorts: drafter or _default(model, plan) for sorts, plan in needed.items()}
+    small = {sorts: (name, _loaded(name)) for sorts, name in names.items()}
     return Studio(model, target, processor, small)
 
 
-def _default(model: str, sort: Partner, recipe: str) -> str:
-    """The zoo's own draft model of a target."""
+def _default(model: str, plan: Recipe) -> str:
+    """The zoo's own draft model of a target: the first that is of a sort which the recipe takes."""
     from mmspec import zoo
 
-    name = given.default_drafter(model) if sort == "drafter" else f"{model}-{sort}"
-    if name is None or not name.startswith("zoo:") or name[4:] not in zoo.names():
-        raise ValueError(f"recipe {recipe!r} needs a draft model; give --drafter DIR or zoo:NAME")
-    return name
+    usual = given.default_drafter(model)
+    if usual is not None:
+        target = zoo.info(model.removeprefix("zoo:")).name
+        others = [name for name in zoo.names() if zoo.info(name).target == target]
+        for name in [usual.removeprefix("zoo:"), *others]:
+            if any(kind.owns(zoo.path(name)) for kind in plan.draft_model):
+                return f"zoo:{name}"
+    raise ValueError(f"recipe {plan.name!r} needs a draft model; give --drafter DIR or zoo:NAME")
 
 
 def settings(
@@ -143,7 +149,7 @@ def _sides(option: str, typed: str, example: str) -> tuple[int, int]:
 
 def _loaded(name: str) -> Any:
     """A model; of a class that draws where transformers' own does not."""
-    from mmspec.loading import load_model
+    from mmspec.modalities.vlm.plug import load as load_model
 
     given.present(name)
     if name.startswith("zoo:"):

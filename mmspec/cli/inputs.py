@@ -42,7 +42,7 @@ class Pair:
 
 def load_pair(model: str, drafter: str | None, recipe: str | None) -> Pair:
     """Load a target and, where the recipe takes one, its draft model (the zoo's own by default)."""
-    from mmspec.loading import load_model
+    from mmspec.modalities.vlm.plug import load as load_model
 
     recipe, drafter = choose(model, drafter, recipe)
     target = load_model(present(model))

@@ -89,12 +89,8 @@ def accelerated(painter: Painter, given_parts: Mapping[str, Any]) -> Any:
 
 def load_draft(pipe: Any, name: str) -> Any:
     """A draft pipeline, silent."""
-    from mmspec.modalities.diffusion import loading
-
     _present(name)
-    small = loading.load_draft(pipe, name)
-    small.set_progress_bar_config(disable=True)
-    return small
+    return name
 
 
 def _present(name: str) -> None:

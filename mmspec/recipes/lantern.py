@@ -14,7 +14,8 @@ delta=1.
 from mmspec.codes.codebook import Neighbours, neighbours_for
 from mmspec.draft import Verifier
 from mmspec.drafters.dynamic_tree import DynamicTree
-from mmspec.drafters.neural.small_model import small_model
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Kit, Recipe, Tailored
 from mmspec.verifiers.latent_neighbourhood import Additive, LatentNeighbourhood
 from mmspec.verifiers.recursive import Recursive
@@ -41,7 +42,7 @@ RECIPE = Recipe(
     execution=DynamicTree(depth=5, beam=10, nodes=59),
     verifier=Tailored(pooling, "Recursive, latent neighbourhood within delta"),
     sees="auto",
-    partner="drafter",
+    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     options={"codebook": None, "neighbours": 1000, "delta": 0.1},
     paper="Jang et al. 2025",
     reconstructed="the optimal residual",

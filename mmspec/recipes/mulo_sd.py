@@ -20,7 +20,7 @@ code; the resampler learns codes and laws, not pixels.
 """
 
 from mmspec.draft import Verifier
-from mmspec.drafters.rows.upsampled import smaller_picture
+from mmspec.drafters.rows.upsampled import LOW_RESOLUTION, smaller_picture
 from mmspec.drafters.rows.wavefront import Rows
 from mmspec.recipe import Kit, Recipe, Tailored
 from mmspec.recipes.lantern import table_of
@@ -40,7 +40,7 @@ RECIPE = Recipe(
     execution=Rows("blocks of rows, from a smaller picture"),
     verifier=Tailored(local_islands, "cell by cell, NeighbourhoodThreshold; islands redrawn"),
     sees="auto",
-    partner="sketch",
+    draft_model=(LOW_RESOLUTION,),
     options={
         "codebook": None,
         "neighbours": 100,

@@ -63,6 +63,10 @@ class Backbone(Reader):
     def vocabulary(self) -> int:
         return int(self.config.vocab_size)
 
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        return (self.model, self.decoder, self.head)
+
     def embed(self, tokens: Tensor) -> Tensor:  # (B, q) -> (B, q, D)
         """What the decoder reads for tokens."""
         embeds: Tensor = self.model.get_input_embeddings()(tokens)

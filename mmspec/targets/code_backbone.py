@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.targets.backbone import FULL, ROOM, layer_kinds_of, padding, without_layers
 from mmspec.targets.cache import SlotCache
@@ -66,6 +66,13 @@ class CodeBackbone(Reader):
     @property
     def vocabulary(self) -> int:
         return self.tables.size
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        """A model with several tables: every part that it is made of."""
+        parts = [part for child in self.model.children() for part in (child, *child.children())]
+        called = [part for part in parts if not isinstance(part, nn.ModuleList)]
+        return (self.model, self.decoder, *called)
 
     def embed(self, tokens: Tensor) -> Tensor:  # (B, q) -> (B, q, D)
         """What the decoder reads for codes."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from mmspec.laws.sampling import guide
@@ -49,6 +49,10 @@ class Guided(Reader):
     @property
     def vocabulary(self) -> int:
         return int(self.reader.vocabulary)
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        return self.reader.networks
 
     def embed(self, tokens: Tensor) -> Tensor:  # (B, q) -> (B, q, D)
         """What the decoder reads for tokens, of any number of branches."""

@@ -5,16 +5,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.targets import visual
 from mmspec.targets.family import Family
 
 if TYPE_CHECKING:
     from mmspec.codes.image_family import ImageFamily
+
+
+@runtime_checkable
+class RunsNetworks(Protocol):
+    """What makes forwards of its own, so that they can be recorded, timed and made again."""
+
+    @property
+    def cache_config(self) -> Any: ...  # what its memory is laid out by
+    @property
+    def networks(self) -> Sequence[nn.Module]: ...  # what it calls; none = not to be recorded
 
 
 class Reader(ABC):
@@ -51,6 +61,11 @@ class Reader(ABC):
     @abstractmethod
     def read(self, memory: Any, block: Any, hidden: bool = False) -> tuple[Tensor, Tensor | None]:
         """Read a block: logits of its places, and hidden states where asked for."""
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        """What it calls, for recordings; none where these cannot be made again."""
+        return ()
 
     def embed(self, tokens: Tensor) -> Tensor:  # (B, q) -> (B, q, D)
         """What the decoder reads for tokens. Raises ValueError where that is not at hand."""

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.loading import load_model
+from mmspec import zoo
 from mmspec.modalities import tokens
 from mmspec.modalities.families import backbone as reader
 from mmspec.modality import Loop
+from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe
 from mmspec.targets.encoder_decoder import EncoderDecoder, source_inputs
 
@@ -53,4 +54,7 @@ def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
 
 def load(source: str | Path, **options: Any) -> Any:
     """A model from a folder, a hub name, or "zoo:NAME"."""
-    return load_model(source, **options)
+    name = str(source)
+    if name.startswith("zoo:"):
+        return zoo.load(name.removeprefix("zoo:"))
+    return load_causal(name, **options)

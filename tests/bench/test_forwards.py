@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import mmspec
+from mmspec import recipes
 from mmspec.bench.efficiency import efficiencies
 from mmspec.bench.forwards import Forward, backbones, recording, replay, stopwatch
 from mmspec.bench.players import Speculative
-from mmspec.bench.tiny import tiny_head
+from mmspec.bench.tiny import random_drafter
 from tests import toys
 from tests.conftest import unchecked
 from tests.modalities import drawing
@@ -44,7 +45,7 @@ def test_shared_layers_are_recorded_on_the_target_s_cache() -> None:
 
 def test_a_feature_head_is_recorded_on_a_cache_of_its_own() -> None:
     model = toys.model("llava")
-    head = tiny_head(model)
+    head = random_drafter(recipes.get("eagle"), model)
     fast = mmspec.accelerate(model, "eagle", drafter=head)
     with recording(fast) as tape:
         out = fast.generate(**toys.inputs("llava"), max_new_tokens=ROOM)

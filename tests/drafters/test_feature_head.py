@@ -310,9 +310,9 @@ def test_what_does_not_fit_is_refused() -> None:
     toy, head = model("llava"), untrained(model("llava"))
     with pytest.raises(ValueError, match="needs a feature head; give drafter="):
         mmspec.accelerate(toy, "eagle")
-    with pytest.raises(ValueError, match=r"needs a feature head, but Llava.* is a whole model"):
+    with pytest.raises(ValueError, match=r"needs a feature head, but a Llava.* is none"):
         mmspec.accelerate(toy, "eagle-2", drafter=noisy("llava"))
-    with pytest.raises(ValueError, match="sees='target-features' does not fit"):
+    with pytest.raises(ValueError, match="needs a draft model, but a FeatureHead is none"):
         mmspec.accelerate(toy, "massv", drafter=head)
     with pytest.raises(ValueError, match="sees='target-states' does not fit"):
         mmspec.accelerate(toy, "coupled", drafter=noisy("llava"), sees="target-states")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mmspec.draft import Drafter
 from mmspec.drafters.neural.sight import TargetFeatures, checked, target_features
-from mmspec.drafters.neural.small_model import SmallModel, grown
+from mmspec.drafters.neural.small_model import SmallModel, SmallModelKind, grown
 from mmspec.recipe import Kit
 
 WEIGHTS, CONFIG = "projector.safetensors", "projector.json"
@@ -116,3 +116,12 @@ def massv_model(kit: Kit) -> Drafter:
     thinning = None if kit.compressor is None else checked(kit.compressor)
     view = TargetFeatures(layout, thinning, projector)
     return grown(kit, SmallModel(kit.drafter, view))
+
+
+def _save_beside(drafter: Any, folder: Path) -> None:
+    """Write the projector of a drafter that has one."""
+    if drafter.model.sight.projector is not None:
+        save_projector(folder, drafter.model.sight.projector)
+
+
+PROJECTED = SmallModelKind(beside=_save_beside)
