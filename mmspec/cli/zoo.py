@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mmspec import zoo
 from mmspec.cli.inputs import quiet
-from mmspec.cli.output import Json, console, emit, pairs, progress, table
+from mmspec.cli.output import Json, complain, console, emit, pairs, progress, table
 
 app = typer.Typer(help="The bundled models.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A name of `mmspec zoo list`.")]
+COLUMNS = ("name", "modality", "kind", "sees", "target", "drafter", "present", "description")
 
 
 @app.command("list")
 def list_(json: Json = False) -> None:
     """List the models, what they see and whether they are there."""
-    from mmspec import zoo
-
-    entries = [{**asdict(zoo.info(name)), "present": zoo.is_present(name)} for name in zoo.names()]
+    entries = [_row(name) for name in zoo.names()]
     if json:
-        emit(entries)
-        return
-    keys = ("name", "kind", "sees", "target", "drafter", "present", "description")
-    table([[entry[key] for key in keys] for entry in entries], *keys)
+        emit([dict(zip(COLUMNS, entry, strict=True)) for entry in entries])
+    else:
+        table(entries, *COLUMNS)
+
+
+def _row(name: str) -> list[str | bool | None]:
+    one = zoo.info(name)
+    whose, present = zoo.modality(name).name, zoo.is_present(name)
+    return [name, whose, one.kind, one.sees, one.target, one.drafter, present, one.description]
 
 
 @app.command()
 def path(name: Name, json: Json = False) -> None:
     """Print the folder of a model."""
-    from mmspec import zoo
-
     folder = str(zoo.path(name))
     if json:
         emit({"name": name, "path": folder})
@@ -46,16 +48,23 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder to write; the zoo's by default.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Cut every stage to so many.")] = None,
     seed: int = 0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite a model that is there.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train a model from a seed and measure it."""
-    from mmspec.modalities.vlm.zoo.train import train as run
-
     quiet()
-    with progress(json) as bar:
-        report = run(
-            name, out, steps, seed, lambda stage, step, total, loss: bar(stage, step, total)
-        )
+    try:
+        with progress(json) as bar:
+
+            def shown(stage: str, step: int, total: int, loss: float) -> None:
+                bar(stage, step, total)
+
+            report = zoo.train(name, out, steps, seed, shown, force)
+    except KeyboardInterrupt as stop:
+        complain(str(stop) or "interrupted")
+        raise typer.Exit(130) from stop
     if json:
         emit(report)
         return

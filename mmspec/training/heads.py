@@ -8,13 +8,12 @@ head.save_pretrained(folder)
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from mmspec.draft import Draft, Kind
@@ -23,8 +22,8 @@ from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.targets.hidden_state_hook import HiddenStateHook
 from mmspec.targets.memory import block
 from mmspec.targets.reader import Reader
-
-Progress = Callable[[str, int, int, float], None]  # (stage, step, steps, loss)
+from mmspec.training.fitting import fit
+from mmspec.training.reporting import Report, silent
 
 
 @dataclass(frozen=True)
@@ -40,17 +39,13 @@ class Lesson:
     tokens: Tensor
 
 
-def silent(stage: str, step: int, steps: int, loss: float) -> None:
-    """Report nothing."""
-
-
 def learn_head(
     reader: Reader,
     head: FeatureHead,
     lessons: Iterator[Lesson],
     steps: int,
     rate: float = 1e-4,
-    progress: Progress = silent,
+    progress: Report = silent,
     noise: float = 0.1,
     weight: float = 0.1,
 ) -> None:
@@ -62,18 +57,17 @@ def learn_head(
     ValueError for a head of another target.
     """
     check_head(head, reader)
-    parameters = list(head.parameters())
-    optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _share(step, steps))
     head.train()
-    for step in range(steps):
-        loss = _loss(read(reader, next(lessons)), reader, head, noise, weight)
-        optimiser.zero_grad()
-        torch.autograd.backward(loss, inputs=parameters)  # nothing gathers on the target
-        nn.utils.clip_grad_norm_(parameters, 0.5)
-        optimiser.step()
-        schedule.step()
-        progress("head", step + 1, steps, float(loss.detach()))
+    fit(
+        list(head.parameters()),
+        lessons,
+        lambda lesson: _loss(read(reader, lesson), reader, head, noise, weight),
+        *(steps, rate, "head", progress),
+        floor=0.02,
+        warm=max(1, 3 * steps // 100),
+        betas=(0.9, 0.95),
+        clip=0.5,
+    )
     head.train(False)
 
 
@@ -119,9 +113,3 @@ def _loss(pairs: Pairs, reader: Reader, head: FeatureHead, noise: float, weight:
     said = reader.head(out).float().log_softmax(-1)
     spoken: Tensor = (law * said).sum(-1).mean()
     return functional.smooth_l1_loss(out, wanted) - weight * spoken
-
-
-def _share(step: int, steps: int) -> float:
-    warm = max(1, 3 * steps // 100)
-    fall = 0.5 * (1 + math.cos(math.pi * step / steps))
-    return min(1.0, (step + 1) / warm) * (0.02 + 0.98 * fall)

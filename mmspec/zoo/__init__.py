@@ -7,8 +7,10 @@ downloaded to try, test or benchmark.
     processor = zoo.processor("llava")
 """
 
-from mmspec.zoo.catalogue import Entry, bundled_scene, info, is_present, names, path
+from mmspec.modality import Entry
+from mmspec.zoo.catalogue import bundled_scene, info, is_present, modality, names, path
 from mmspec.zoo.loading import load, processor, vae
+from mmspec.zoo.training import train
 
 __all__ = [
     "Entry",
@@ -16,8 +18,10 @@ __all__ = [
     "info",
     "is_present",
     "load",
+    "modality",
     "names",
     "path",
     "processor",
+    "train",
     "vae",
 ]
