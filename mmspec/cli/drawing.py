@@ -149,8 +149,7 @@ def _loaded(name: str) -> Any:
     if name.startswith("zoo:"):
         from mmspec import zoo
 
-        entry = zoo.info(name.removeprefix("zoo:"))
-        if entry.modality != IMAGE:
+        if zoo.modality(name.removeprefix("zoo:")).name != IMAGE:
             raise ValueError(f"{name} draws nothing; give {MODEL}, or a folder of a model")
         return load_model(name)
     from transformers import PretrainedConfig

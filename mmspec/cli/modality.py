@@ -27,7 +27,8 @@ def modality_of(modality: str | None, model: str, recipe: str | None = None) -> 
     if model.startswith("zoo:") and model != given.MODEL:
         from mmspec import zoo
 
-        kind = zoo.info(model.removeprefix("zoo:")).modality
+        kind = zoo.modality(model.removeprefix("zoo:")).name
+        kind = IMAGE if kind == easel.MODEL_TYPE else kind
         return kind if kind in MODALITIES else None
     if Path(model).exists():
         return _of_folder(Path(model))

@@ -104,7 +104,7 @@ def _present(name: str) -> None:
     from mmspec import zoo
 
     entry = zoo.info(name.removeprefix("zoo:"))
-    if entry.modality != DIFFUSION:
+    if zoo.modality(entry.name).name != DIFFUSION:
         raise ValueError(f"{name} is no pipeline; give {MODEL}, or a folder of one")
     if not zoo.is_present(entry.name):
         raise ValueError(

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mmspec import zoo
 from mmspec.cli.inputs import quiet
 from mmspec.cli.output import Json, console, emit, pairs, progress, table
 
 app = typer.Typer(help="The bundled models.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A name of `mmspec zoo list`.")]
+COLUMNS = ("name", "modality", "kind", "sees", "target", "drafter", "present", "description")
 
 
 @app.command("list")
 def list_(json: Json = False) -> None:
     """List the models, what they see and whether they are there."""
-    from mmspec import zoo
-
-    entries = [{**asdict(zoo.info(name)), "present": zoo.is_present(name)} for name in zoo.names()]
+    entries = [_row(name) for name in zoo.names()]
     if json:
-        emit(entries)
-        return
-    keys = ("name", "kind", "sees", "target", "drafter", "present", "description")
-    table([[entry[key] for key in keys] for entry in entries], *keys)
+        emit([dict(zip(COLUMNS, entry, strict=True)) for entry in entries])
+    else:
+        table(entries, *COLUMNS)
+
+
+def _row(name: str) -> list[str | bool | None]:
+    one = zoo.info(name)
+    whose, present = zoo.modality(name).name, zoo.is_present(name)
+    return [name, whose, one.kind, one.sees, one.target, one.drafter, present, one.description]
 
 
 @app.command()
 def path(name: Name, json: Json = False) -> None:
     """Print the folder of a model."""
-    from mmspec import zoo
-
     folder = str(zoo.path(name))
     if json:
         emit({"name": name, "path": folder})

@@ -7,7 +7,8 @@ downloaded to try, test or benchmark.
     processor = zoo.processor("llava")
 """
 
-from mmspec.zoo.catalogue import Entry, bundled_scene, info, is_present, names, path
+from mmspec.modality import Entry
+from mmspec.zoo.catalogue import bundled_scene, info, is_present, modality, names, path
 from mmspec.zoo.loading import load, processor, vae
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "info",
     "is_present",
     "load",
+    "modality",
     "names",
     "path",
     "processor",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmspec.zoo.catalogue import Entry
+from mmspec.modality import Entry
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,11 +1,31 @@
 """Models that draw with continuous tokens."""
 
-from mmspec.modalities.mar.settings import Settings
-from mmspec.modality import Modality, Source
+from __future__ import annotations
+
+from mmspec.modalities.mar.settings import MarSettings
+from mmspec.modality import Entry, Modality, Source
+
+_TRAINER = "mmspec.modalities.mar.zoo.train"
+ZOO = (
+    Entry(
+        "mar",
+        "MAR: 8 layers and a diffusion head of 8 blocks; draws continuous tokens of a class.",
+        _TRAINER,
+        drafter="mar-drafter",
+    ),
+    Entry(
+        "mar-drafter",
+        "MAR of 2 layers and a head of 2 blocks; the tokens and classes of its target.",
+        _TRAINER,
+        target="mar",
+    ),
+)
 
 
 def owns(source: Source) -> bool:
-    """Whether a model belongs here."""
+    """Models of the configuration `mmspec.models.mar.MarConfig`."""
+    if source.checkpoint is not None:
+        return source.checkpoint in {entry.name for entry in ZOO}
     return source.model_type == "mar"
 
 
@@ -13,11 +33,10 @@ MODALITY = Modality(
     name="mar",
     decodes="patches",
     recipe="cspd-coupled",
-    drafted=None,
-    settings=Settings,
+    settings=MarSettings,
     plug="mmspec.modalities.mar.plug",
     measures="mmspec.modalities.mar.measures",
     owns=owns,
+    zoo=ZOO,
     parts=("length",),
-    is_general=False,
 )

@@ -1,8 +1,18 @@
-"""What one call takes on the command line."""
+"""What one call of a model that draws continuous tokens takes on the command line."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mmspec.modality import setting
+
 
 @dataclass(frozen=True)
-class Settings:
-    """None yet."""
+class MarSettings:
+    """How to draw, and what to show and to judge; the model's own way where nothing is said."""
+
+    steps: int | None = setting(None, "Steps in which all tokens are drawn.", min=2)
+    guidance: float | None = setting(None, "Scale of guidance; 1 = none.")
+    temperature: float | None = setting(None, "Scale of the noise of the head.", min=0)
+    grid: str | None = setting(None, "A sheet of pictures, as in 4x4.")
+    pictures: int = setting(128, "How many the judge looks at; 0 = those that are timed.", min=0)

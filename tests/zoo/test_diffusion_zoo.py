@@ -15,14 +15,14 @@ from mmspec import zoo
 from mmspec.modalities.diffusion.zoo import models
 from mmspec.modalities.diffusion.zoo import train as diffusion_train
 from mmspec.modalities.diffusion.zoo.evaluate import draw, facts_drawn, overlap
+from mmspec.modalities.diffusion.zoo.loading import load_denoiser, load_pipeline
 from mmspec.modalities.diffusion.zoo.training import encoded, pictures
 from mmspec.modalities.vlm.zoo.train import train
 from mmspec.zoo.facts import mentions
-from mmspec.zoo.loading import load_denoiser, load_pipeline
 from mmspec.zoo.prompts import loose_prompt, prompt, prompts, training_scenes
 from mmspec.zoo.reading import read_all, score_picture
 
-NAMES = [name for name in zoo.names() if zoo.info(name).modality == "diffusion"]
+NAMES = [name for name in zoo.names() if zoo.modality(name).name == "diffusion"]
 LEAST_FACTS = 0.85  # of eight prompts at fifty steps
 present = pytest.mark.skipif(
     not all(zoo.is_present(name) for name in NAMES), reason="the pair is not trained yet"

@@ -41,11 +41,7 @@ from mmspec.zoo.prompts import loose_prompt, prompts, training_scenes
 from mmspec.zoo.reading import read_all, score_picture
 from mmspec.zoo.scene import Scene
 
-NAMES = [
-    name
-    for name in zoo.names()
-    if zoo.info(name).modality == "image" and not name.startswith("mar")
-]
+NAMES = [name for name in zoo.names() if zoo.modality(name).name == "image"]
 LEAST_KEPT, LEAST_DRAWN = 0.95, 0.9
 TEXTS = ["a large red circle in the center", "a small blue star"]
 

@@ -19,10 +19,11 @@ from mmspec.modalities.mar.zoo import models as mar_models
 from mmspec.modalities.mar.zoo import train as mar_train
 from mmspec.modalities.mar.zoo import training as mar_training
 from mmspec.modalities.mar.zoo.evaluate import PLAN, acceptance, classes, facts_of
+from mmspec.modalities.mar.zoo.loading import load_mar
 from mmspec.modalities.vlm.zoo.train import train
 from mmspec.models.mar_head import Grid
 from mmspec.targets.patches import Plan
-from mmspec.zoo.loading import load_mar, load_vae
+from mmspec.zoo.loading import load_vae
 from mmspec.zoo.reading import read
 
 NAMES = ("mar", "mar-drafter")
@@ -137,7 +138,7 @@ def test_a_drafter_begins_with_the_last_layers_of_its_target() -> None:
 
 def test_every_checkpoint_has_a_plan() -> None:
     assert set(mar_train.PLANS) == set(NAMES)
-    assert all(zoo.info(name).modality == "image" for name in NAMES)
+    assert all(zoo.modality(name).name == "mar" for name in NAMES)
 
 
 @pytest.mark.skipif(not zoo.is_present("diffusion"), reason="the autoencoder is not trained yet")
@@ -244,5 +245,7 @@ def test_classes_that_are_not_known(
 def test_what_the_pair_has_not_got() -> None:
     with pytest.raises(ValueError, match="mar draws classes and reads no words"):
         zoo.processor("mar")
-    with pytest.raises(ValueError, match="llava has no autoencoder of its own; mar has one"):
+    with pytest.raises(
+        ValueError, match="llava has no autoencoder of its own; choose one of: diffusion, mar"
+    ):
         zoo.vae("llava")

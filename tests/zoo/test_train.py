@@ -11,7 +11,7 @@ from mmspec.zoo.loading import load_folder
 def test_every_checkpoint_has_a_plan() -> None:
     from mmspec import zoo
 
-    assert set(PLANS) == {name for name in zoo.names() if zoo.info(name).modality == "vlm"}
+    assert set(PLANS) == {name for name in zoo.names() if zoo.modality(name).name == "vlm"}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 
 from mmspec.modalities.diffusion.zoo import models
 from mmspec.modalities.diffusion.zoo.evaluate import facts_drawn, overlap
+from mmspec.modalities.diffusion.zoo.loading import load_denoiser, load_pipeline
 from mmspec.modalities.diffusion.zoo.training import (
     encoded,
     learn_pictures,
@@ -18,10 +19,9 @@ from mmspec.modalities.diffusion.zoo.training import (
     learn_words,
     lessons,
 )
+from mmspec.modality import Entry
 from mmspec.zoo import catalogue
-from mmspec.zoo.catalogue import Entry
 from mmspec.zoo.learning import Progress, silent
-from mmspec.zoo.loading import load_denoiser, load_pipeline
 from mmspec.zoo.plans import cut, written
 from mmspec.zoo.prompts import prompts, training_scenes
 from mmspec.zoo.saving import card

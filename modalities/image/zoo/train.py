@@ -14,6 +14,7 @@ from mmspec.modalities.image.zoo import models
 from mmspec.modalities.image.zoo.coding import learn_codes, learn_pictures
 from mmspec.modalities.image.zoo.distil import begin_like, drawn_by, follow, head_lessons, watched
 from mmspec.modalities.image.zoo.evaluate import acceptance, facts_drawn, facts_kept
+from mmspec.modalities.image.zoo.loading import load
 from mmspec.modalities.image.zoo.training import (
     Reader,
     encoded_pool,
@@ -21,12 +22,12 @@ from mmspec.modalities.image.zoo.training import (
     learn_to_read,
     lessons,
 )
+from mmspec.modality import Entry
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.training.heads import learn_head
 from mmspec.zoo import catalogue
-from mmspec.zoo.catalogue import Entry
 from mmspec.zoo.learning import Progress, silent
-from mmspec.zoo.loading import load_feature_head, load_folder
+from mmspec.zoo.loading import load_folder
 from mmspec.zoo.plans import cut, written
 from mmspec.zoo.prompts import prompts
 from mmspec.zoo.saving import card
@@ -173,8 +174,7 @@ def _measure(entry: Entry, folder: Path, processor: Any, n: int) -> dict[str, fl
         kept, shown = facts_kept(model, [prompt.scene for prompt in asked])
         return {"facts": round(right / total, 4), "facts_of_scenes": round(kept / shown, 4)}
     texts = [prompt.text for prompt in asked]
-    is_head = entry.sees == "target-states"
-    drafter: Any = load_feature_head(folder) if is_head else load_folder(folder, sees=True)
+    drafter = load(entry, folder)
     return {
         "acceptance_length": acceptance(
             drafter, load_folder(written(entry.target), sees=True), processor, texts

@@ -14,11 +14,12 @@ from mmspec.modalities.mar.zoo import distil as mar_distil
 from mmspec.modalities.mar.zoo import models
 from mmspec.modalities.mar.zoo import training as mar_training
 from mmspec.modalities.mar.zoo.evaluate import DRAFTED, PLAN, acceptance, classes, facts_drawn
+from mmspec.modalities.mar.zoo.loading import load_mar
+from mmspec.modality import Entry
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.zoo import catalogue
-from mmspec.zoo.catalogue import Entry
 from mmspec.zoo.learning import Progress, silent
-from mmspec.zoo.loading import load_mar, load_vae
+from mmspec.zoo.loading import load_vae
 from mmspec.zoo.plans import cut, written
 from mmspec.zoo.saving import card
 

@@ -27,9 +27,9 @@ from mmspec.modalities.vlm.zoo.distil import lessons, said_by
 from mmspec.modalities.vlm.zoo.evaluate import acceptance, facts_right
 from mmspec.modalities.vlm.zoo.families import FAMILIES, Family
 from mmspec.modalities.vlm.zoo.transfer import speak_like
+from mmspec.modality import Entry
 from mmspec.zoo import catalogue
 from mmspec.zoo.batches import Batch, Encoder, fresh
-from mmspec.zoo.catalogue import Entry
 from mmspec.zoo.language import Kind, examples
 from mmspec.zoo.learning import (
     Progress,
@@ -97,13 +97,13 @@ def train(
     the model card, is measured on what was written.
     """
     entry = catalogue.info(name)
-    if entry.modality == "diffusion":
+    if catalogue.modality(name).name == "diffusion":
         return diffusion_train.train(name, out, steps, seed, progress)
     if entry.name in mar_train.PLANS:
         return mar_train.train(name, out, steps, seed, progress)
     if entry.name == image_sketch.NAME:
         return image_sketch.train(out, steps, seed, progress)
-    if entry.modality == "image":
+    if catalogue.modality(name).name == "image":
         return image_train.train(name, out, steps, seed, progress)
     plan = PLANS[entry.name]
     folder = out or catalogue.path(entry.name)
