@@ -9,7 +9,7 @@ from mmspec.modalities.diffusion.network import Network
 from mmspec.modalities.families import is_pipeline
 
 
-def load_pipeline(source: str | Path) -> Any:
+def load_pipeline(source: str | Path, trust_remote_code: bool = False) -> Any:
     """A pipeline from a folder, a hub name, or "zoo:NAME"; safetensors only.
 
     Raises ValueError where a folder is meant and there is none.
@@ -25,17 +25,20 @@ def load_pipeline(source: str | Path) -> Any:
         raise ValueError(
             f"there is no pipeline folder {name}; give a folder, a hub name or zoo:NAME"
         )
-    return DiffusionPipeline.from_pretrained(name, use_safetensors=True)
+    return DiffusionPipeline.from_pretrained(
+        name, use_safetensors=True, trust_remote_code=trust_remote_code
+    )
 
 
-def load_draft(pipe: Any, source: str | Path) -> Any:
+def load_draft(pipe: Any, source: str | Path, trust_remote_code: bool = False) -> Any:
     """A draft pipeline for `pipe`; a denoising network alone works between the target's parts."""
     from diffusers import AutoModel
 
     if (Path(source) / "config.json").exists():
-        found = AutoModel.from_pretrained(str(source), use_safetensors=True).eval()
+        how = {"use_safetensors": True, "trust_remote_code": trust_remote_code}
+        found = AutoModel.from_pretrained(str(source), **how).eval()
     else:
-        found = load_pipeline(source)
+        found = load_pipeline(source, trust_remote_code)
     return found if is_pipeline(found) else between(pipe, found)
 
 
