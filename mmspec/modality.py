@@ -37,6 +37,7 @@ class Entry:
     target: str | None = None  # of a drafter: whom it follows
     drafter: str | None = None  # of a target: its default drafter
     sees: str = "nothing"  # what it sees of its target's prompt
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of calls, where nothing is said
 
     @property
     def kind(self) -> str:
@@ -73,12 +74,17 @@ class Modality:
     parts: tuple[str, ...] = ()
     drafted: str | None = None
     plain: tuple[str, Mapping[str, Any]] = ("plain", {})  # recipe and parts that speculate nothing
+    files: tuple[str, ...] = ()  # endings that `Asker.render` writes, the usual one first
     is_general: bool = False
 
 
-def setting(default: Any, about: str, **limits: Any) -> Any:
-    """A field of `Modality.settings`: its default, its help, and `min`, `max` or `choices`."""
-    return field(default=default, metadata={"help": about, **limits})
+def setting(default: Any, about: str, **more: Any) -> Any:
+    """A field of `Modality.settings`: its default, its help, and `min`, `max` or `choices`.
+
+    `only` names the command that takes it ("generate" or "bench"; all if not said), and `writes`
+    says that it is a file, of one of the modality's endings, that is going to be written.
+    """
+    return field(default=default, metadata={"help": about, **more})
 
 
 def settings_of(cls: type, given: Mapping[str, Any]) -> Any:
@@ -207,17 +213,39 @@ class Asker(Protocol):
 
     def request(self, prompts: Sequence[str]) -> dict[str, Any]: ...  # of the customary call
     def text(self, output: Any) -> str | None: ...  # what is printed; None = only files
+    def data(self, output: Any) -> dict[str, Any]: ...  # plain data for programs, by name
     def render(self, output: Any, path: Path) -> tuple[Path, ...]: ...  # what is looked at
 
 
+Outcome = Literal["ok", "note", "refused"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that `mmspec doctor` looked at: what each model has, and whether that works."""
+
+    check: str
+    target: Any
+    drafter: Any = None
+    verdict: Outcome = "ok"
+    remark: str = ""
+
+
 class Plug(Protocol):
-    """The heavy half of a modality: functions of one module."""
+    """The heavy half of a modality: functions of one module.
+
+    `load`, `load_drafter` and `asker` read folders and names on a hub; none runs code that lies
+    there, unless `trust_remote_code` is given. `examine` looks at a model, or at a pair, without
+    reading weights into memory.
+    """
 
     def load(self, source: str | Path, **options: Any) -> Any: ...
+    def load_drafter(self, model: Any, source: str | Path, **options: Any) -> Any: ...
     def session(
         self, model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]
     ) -> Session: ...
-    def asker(self, source: str, model: Any, settings: Any) -> Asker: ...
+    def asker(self, source: str, model: Any, settings: Any, **options: Any) -> Asker: ...
+    def examine(self, target: str, drafter: str | None) -> list[Finding]: ...
 
 
 class Measures(Protocol):

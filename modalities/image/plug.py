@@ -6,13 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.loading import load_model
-from mmspec.modalities import tokens
+from transformers import PreTrainedConfig
+
+from mmspec.loading import check_folder, complete, load_model
+from mmspec.modalities import examining, examining_tokens, tokens
 from mmspec.modalities.image import drawing
+from mmspec.modalities.image.asking import ImageAsker
+from mmspec.modalities.image.families import CLASSES, image_family
 from mmspec.modalities.image.families import backbone as reader
-from mmspec.modalities.image.families import image_family
-from mmspec.modality import Loop
+from mmspec.modalities.image.settings import ImageSettings
+from mmspec.modality import Finding, Loop
 from mmspec.recipe import Recipe
+from mmspec.registry import ZOO
 
 
 class Session:
@@ -80,5 +85,45 @@ def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
 
 
 def load(source: str | Path, **options: Any) -> Any:
-    """A model from a folder, a hub name, or "zoo:NAME"."""
-    return load_model(source, **options)
+    """A model from a folder, a hub name, or "zoo:NAME"; of a class that draws.
+
+    Raises ValueError as `load_model` does.
+    """
+    own = None if str(source).startswith(ZOO) else CLASSES.get(_model_type(source))
+    if own is None:
+        return load_model(source, **options)
+    if Path(source).is_dir():
+        check_folder(Path(source))
+    return complete(own, str(source))
+
+
+def _model_type(source: str | Path) -> str:
+    read: Any = PreTrainedConfig.get_config_dict
+    return str(read(source)[0].get("model_type"))
+
+
+def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
+    """A draft model, a head or a model of smaller pictures, for a model."""
+    return load(source, **options)
+
+
+def asker(source: str, model: Any, settings: ImageSettings, **options: Any) -> ImageAsker:
+    """Asks a model for what is typed."""
+    return ImageAsker(source, model, settings, **options)
+
+
+def examine(target: str, drafter: str | None) -> list[Finding]:
+    """What can be said of a model, or of a pair, without reading weights."""
+    return examining_tokens.examine(target, drafter, _bind, _skeleton)
+
+
+def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
+    return session(model, recipe, drafter, {})
+
+
+def _skeleton(name: str) -> Any:
+    own = CLASSES.get(_model_type(name))
+    if own is None:
+        return examining_tokens.skeleton(name)
+    config = own.config_class.from_pretrained(name)
+    return examining.skeleton(lambda: own(config))

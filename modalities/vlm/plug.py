@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.loading import load_model
-from mmspec.modalities import tokens
+from mmspec.modalities import examining_tokens, tokens
 from mmspec.modalities.families import backbone as reader
-from mmspec.modality import Loop
+from mmspec.modalities.vlm.asking import LanguageAsker
+from mmspec.modalities.vlm.settings import LanguageSettings
+from mmspec.modality import Finding, Loop
 from mmspec.recipe import Recipe
 from mmspec.targets.encoder_decoder import EncoderDecoder, source_inputs
 
@@ -53,3 +55,24 @@ def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
 def load(source: str | Path, **options: Any) -> Any:
     """A model from a folder, a hub name, or "zoo:NAME"."""
     return load_model(source, **options)
+
+
+def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
+    """A draft model or head for a model. Raises ValueError for one of another tokenizer."""
+    small = load_model(source, **options)
+    tokens.check_words(model, small)
+    return small
+
+
+def asker(source: str, model: Any, settings: LanguageSettings, **options: Any) -> LanguageAsker:
+    """Asks a model what is typed."""
+    return LanguageAsker(source, model, settings, **options)
+
+
+def examine(target: str, drafter: str | None) -> list[Finding]:
+    """What can be said of a model, or of a pair, without reading weights."""
+    return examining_tokens.examine(target, drafter, _bind)
+
+
+def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
+    return session(model, recipe, drafter, {})
