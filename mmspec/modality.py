@@ -268,4 +268,9 @@ class Measures(Protocol):
         seed: int,
         drafter: Any = None,  # a draft model, for peers that take one
     ) -> Workload: ...
-    def certify(self, recipe: Recipe, options: Any) -> Iterable[Any]: ...  # of a `Trial`: `Check`s
+    def certify(self, recipe: Recipe, trial: Any) -> tuple[Recipe, Iterable[Any]]:
+        """The recipe as it was bound, and `Check`s out of a `Trial` (`mmspec.bench.certificate`).
+
+        Raises ValueError for a recipe that cannot be tested here.
+        """
+        ...

@@ -111,9 +111,7 @@ def compare(
         model=model,
         modality=next(iter(recipes.values())).modality.name,
         rows=[
-            row(name, found, (drafters or {}).get(name))
-            for name in runs.ours
-            if name in held.laps
+            row(name, found, (drafters or {}).get(name)) for name in runs.ours if name in held.laps
         ],
         baselines=[
             *(row(name, found) for name in {**runs.baselines, **runs.peers} if name in held.laps),

@@ -143,9 +143,7 @@ def _inner(part: Any) -> Sequence[Any]:
 
 
 @contextmanager
-def _outermost(
-    part: Any, begin: Callable[..., None], end: Callable[[], None]
-) -> Iterator[None]:
+def _outermost(part: Any, begin: Callable[..., None], end: Callable[[], None]) -> Iterator[None]:
     """Call `begin(module, args, kwargs)` and `end()` around outermost forwards."""
     inside, handles, hooked = [0], [], set[int]()
 

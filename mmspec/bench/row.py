@@ -99,7 +99,7 @@ def _extras(found: Found, name: str) -> dict[str, Any]:
     return dict(found.workload.extras(answers[name], answers))
 
 
-def _calls(mine: Sequence[Answer], plain: Sequence[Answer]) -> dict[str, float | None]:
+def _calls(mine: Sequence[Answer], plain: Sequence[Answer]) -> dict[str, Any]:
     """How many times fewer; the error of a ratio of sums, by its linear part."""
     calls, base = [one.calls for one in mine], [one.calls for one in plain]
     if not sum(calls):
@@ -121,7 +121,7 @@ def _speedups(found: Found, name: str) -> dict[str, Any]:
     return {**medians, "spread": {key: ratio.spread for key, ratio in known.items()}}
 
 
-def _forwards(found: Found, name: str) -> dict[str, float]:
+def _forwards(found: Found, name: str) -> dict[str, Any]:
     mine, plain = (found.efficiencies.get(one) for one in (name, found.reference))
     if mine is None:
         return {}
