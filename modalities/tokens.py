@@ -18,6 +18,8 @@ from mmspec.draft_models import DraftModel, draft_model, is_drafter
 from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.laws.sampling import Sampling
+from mmspec.modalities.examining import refuse_other_words
+from mmspec.modalities.vlm.families import VOCABULARY_PADDING
 from mmspec.modalities.vlm.families import check as check_request
 from mmspec.modality import Call, Loop
 from mmspec.recipe import Kit, Recipe, made, pair
@@ -113,6 +115,17 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     paired = pair(own or recipe.architecture(kit), recipe.verifier, backbone)
     recipe = replace(recipe, truthful=recipe.truthful and getattr(paired, "lossless", True))
     return Bound(backbone, recipe, paired, small)
+
+
+def check_words(model: Any, small: Any) -> None:
+    """Refuse a draft model to which ids mean other words. Raises ValueError.
+
+    Vocabularies that differ by more than padding are refused when the two are bound.
+    """
+    ours, theirs = (one.config.get_text_config() for one in (model, small))
+    folders = [str(one.config._name_or_path) for one in (model, small)]
+    if all(folders) and abs(ours.vocab_size - theirs.vocab_size) <= VOCABULARY_PADDING:
+        refuse_other_words(*folders)
 
 
 def spoken(

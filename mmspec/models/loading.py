@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as VISION,
 )
 
-PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+from mmspec.models.folder import tensors
 
 
 def load_causal(
@@ -26,7 +26,7 @@ def load_causal(
     name = str(source)
     arguments = {"trust_remote_code": False, **arguments}
     if Path(name).is_dir():
-        refuse_pickle(Path(name))
+        check_folder(Path(name))
     if maker is None:
         config = transformers.AutoConfig.from_pretrained(name, **arguments)
         maker = (
@@ -54,18 +54,11 @@ def model_type(source: str | Path) -> str | None:
     return named
 
 
-def refuse_pickle(folder: Path) -> None:
-    """Raises ValueError for pickled weights, and for a folder that holds no model."""
-    if list(folder.glob("*.safetensors")):
-        return
-    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
-    if pickled:
-        raise ValueError(
-            f"{folder} holds pickled weights ({', '.join(pickled)}), and unpickling runs code; "
-            "convert them with model.save_pretrained(folder), which writes safetensors"
-        )
+def check_folder(folder: Path) -> None:
+    """Refuse what is no model, pickled or damaged weights. Raises ValueError, naming the file."""
     if not (folder / "config.json").exists():
         raise ValueError(f"{folder} is not a model folder: it has no config.json")
+    tensors(folder)
 
 
 def is_pipeline(model: Any) -> bool:
@@ -73,7 +66,9 @@ def is_pipeline(model: Any) -> bool:
     return any(base.__name__ == "DiffusionPipeline" for base in type(model).__mro__)
 
 
-def load_pipeline(source: str | Path, dtype: torch.dtype | None = None) -> Any:
+def load_pipeline(
+    source: str | Path, dtype: torch.dtype | None = None, trust_remote_code: bool = False
+) -> Any:
     """A pipeline from a folder or a hub name; safetensors only.
 
     Raises ValueError where a folder is meant and there is none.
@@ -85,7 +80,9 @@ def load_pipeline(source: str | Path, dtype: torch.dtype | None = None) -> Any:
         raise ValueError(
             f"there is no pipeline folder {name}; give a folder, a hub name or zoo:NAME"
         )
-    return DiffusionPipeline.from_pretrained(name, torch_dtype=dtype, use_safetensors=True)
+    return DiffusionPipeline.from_pretrained(
+        name, torch_dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
+    )
 
 
 def load_network(source: str | Path, dtype: torch.dtype | None = None) -> Any:

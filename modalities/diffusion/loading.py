@@ -9,7 +9,7 @@ from mmspec import zoo
 from mmspec.models.loading import load_pipeline as load_any_pipeline
 
 
-def load_pipeline(source: str | Path) -> Any:
+def load_pipeline(source: str | Path, trust_remote_code: bool = False) -> Any:
     """A pipeline from a folder, a hub name, or "zoo:NAME"; safetensors only.
 
     Raises ValueError where a folder is meant and there is none.
@@ -17,4 +17,4 @@ def load_pipeline(source: str | Path) -> Any:
     name = str(source)
     if name.startswith("zoo:"):
         return zoo.load(name.removeprefix("zoo:"))
-    return load_any_pipeline(name)
+    return load_any_pipeline(name, trust_remote_code=trust_remote_code)

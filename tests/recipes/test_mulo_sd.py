@@ -14,14 +14,13 @@ from torch.testing import assert_close
 import mmspec
 from mmspec import recipes
 from mmspec.bench import certify
-from mmspec.bench.certify_images import tiny_pair
-from mmspec.bench.tiny_images import SETTINGS, painted
 from mmspec.codes.resampling import Repeated, ThroughPixels, Trained, marked
 from mmspec.draft import Draft, Scores, categorical
 from mmspec.drafters.rows.low_resolution import Sketcher
 from mmspec.drafters.rows.upsampled import Upsampled
 from mmspec.laws.noise import KeyedNoise
 from mmspec.modalities.image.families import image_family
+from mmspec.modalities.image.toys import SETTINGS, painted, tiny_pair
 from mmspec.models.code_resampler import FOLDER, CodeResampler, CodeResamplerConfig
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request

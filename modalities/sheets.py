@@ -1,4 +1,4 @@
-"""Pictures side by side with a few words below each: what demos write."""
+"""Pictures side by side: a sheet of one prompt, or one with a few words below each picture."""
 
 from __future__ import annotations
 
@@ -10,6 +10,29 @@ from PIL import Image, ImageDraw
 
 SIDE, MARGIN, LINE = 144, 8, 13  # pixels
 LETTERS = 24  # of a line above a panel
+MOST = 64  # pictures of a sheet that are drawn as one batch
+
+
+def sides(option: str, typed: str, example: str) -> tuple[int, int]:
+    """Rows and columns, typed as 4x4. Raises ValueError for what is no size."""
+    found = typed.lower().split("x")
+    if len(found) != 2 or not all(side.isdigit() and int(side) for side in found):
+        raise ValueError(f"{option} {typed} is no size; give rows and columns, such as {example}")
+    return int(found[0]), int(found[1])
+
+
+def rows_and_columns(grid: str | None) -> tuple[int, int]:
+    """Of a sheet of pictures; one if nothing is said. Raises ValueError for too many."""
+    if grid is None:
+        return 1, 1
+    rows, columns = sides("--grid", grid, "4x4")
+    if rows * columns > MOST:
+        raise ValueError(
+            f"--grid {grid} is a sheet of {rows * columns} pictures, drawn as one batch; {MOST} "
+            f"are the most. For the size of one picture, if the model has --codes, give --codes "
+            f"{grid}"
+        )
+    return rows, columns
 
 
 @dataclass(frozen=True)

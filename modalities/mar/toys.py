@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.bench.gaussian_tests import kolmogorov_p_value
 from mmspec.decode import Parts, decode
 from mmspec.draft import Round
+from mmspec.drafters.plain import Silent
 from mmspec.laws.kernels import GaussianKernel
 from mmspec.laws.noise import KeyedNoise
 from mmspec.targets.denoising import Prediction
-from mmspec.targets.patches import PatchRequest, Plan, order, place
+from mmspec.targets.patches import PatchRequest, PatchTarget, Plan, order, place
 from mmspec.targets.paths import PathLaw
+from mmspec.targets.stop import Stop
+from mmspec.verifiers.path_ratio import PathRatio
 
 CPU = torch.device("cpu")
 PLAN = Plan(steps=3)  # 4 cells: one, one, two
@@ -97,7 +99,7 @@ class LinearReader:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledPictures:
     """Pictures and how they came about."""
 
     latents: Tensor  # (B, L) float64
@@ -107,7 +109,7 @@ class Drawn:
 
 def draw(
     target: LinearReader, parts: Parts, rows: Sequence[int], seed: int = 0, plan: Plan = PLAN
-) -> Drawn:
+) -> SampledPictures:
     """Pictures of the rows with these ids, through the whole loop."""
     batch = len(rows)
     noise = KeyedNoise.seeded(seed, batch, CPU, rows)
@@ -116,11 +118,11 @@ def draw(
     latents = torch.zeros(batch, target.cells, 1)
     for row in range(batch):
         place(latents[row], turns[row], spans, [one for kept in rounds for one in kept.tokens[row]])
-    return Drawn(latents[..., 0].double(), turns, rounds)
+    return SampledPictures(latents[..., 0].double(), turns, rounds)
 
 
 def innovations(
-    target: LinearReader, drawn: Drawn, plan: Plan = PLAN
+    target: LinearReader, drawn: SampledPictures, plan: Plan = PLAN
 ) -> Tensor:  # (B, L), in the order of the turns
     """What each cell adds to what was known, in standard deviations: iid N(0, 1) if exact."""
     latents, turns = drawn.latents, drawn.turns
@@ -133,22 +135,15 @@ def innovations(
     return torch.stack(found, 1)
 
 
-def p_values(found: Tensor) -> list[float]:
-    """Kolmogorov-Smirnov tests against N(0, 1): of each cell, and of pairs (independence)."""
-    columns = list(found.unbind(1))
-    count = len(columns)
-    pairs = [(i, j) for i in range(count) for j in range(i)]
-    columns += [(found[:, i] + sign * found[:, j]) / 2**0.5 for i, j in pairs for sign in (1, -1)]
-    return [uniform_p_value(torch.special.ndtr(column)) for column in columns]
+_STD = (0.5, 0.4, 0.3)
+TARGET = LinearReader(LinearHead.of(_STD, slope=0.3))
+DRAFTS = {
+    "other means": LinearReader(TARGET.head, bias=0.5, weight=0.2),
+    "other spreads": LinearReader(LinearHead.of(_STD, slope=0.3, spread=(1.3, 0.8, 1.2))),
+    "both": LinearReader(LinearHead.of(_STD, slope=0.0, spread=(0.8, 1.1, 0.9)), bias=0.3),
+}
 
 
-def uniform_p_value(levels: Tensor) -> float:  # (n,)
-    """Kolmogorov-Smirnov test of numbers against the uniform law on (0, 1)."""
-    return kolmogorov_p_value(uniform_gap(levels) * len(levels) ** 0.5)
-
-
-def uniform_gap(levels: Tensor) -> float:  # (n,)
-    """The largest distance of their distribution function from the diagonal."""
-    levels, count = levels.sort().values, len(levels)
-    grid = torch.arange(1, count + 1) / count
-    return float(torch.maximum(grid - levels, levels - grid + 1 / count).max())
+def plain_parts() -> Parts:
+    """Plain sampling of the toy, by the loop without a drafter."""
+    return Parts(PatchTarget(TARGET), Silent(), PathRatio(), Stop(PLAN.steps))

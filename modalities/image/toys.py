@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmspec.api import Accelerated, accelerate
+from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
+from mmspec.bench.tiny import random_drafter
+from mmspec.draft import Kind
 from mmspec.laws.sampling import guide
+from mmspec.modality import Answer
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
 from mmspec.models.random_weights import random_model
+from mmspec.recipe import Recipe
+from mmspec.trees import Tree
+from mmspec.verifiers.law import ancestral
+from mmspec.verifiers.law import joint as emitted
 
 CODES, SIDE = 5, 2  # as many codes as published trees have branches
 CELLS = SIDE**2
@@ -39,6 +49,18 @@ def tiny_painter(layers: int = 2, seed: int = 0) -> LlamaGenForImageGeneration:
     )
     model.set_attn_implementation("sdpa")
     return model
+
+
+def tiny_pair(plan: Recipe, seed: int, **parts: Any) -> Accelerated:
+    """The recipe on a tiny model that draws, with another one or a head to draft for it.
+
+    Raises ValueError where it cannot be bound to them.
+    """
+    target = tiny_painter(seed=2 * seed)
+    if not plan.takes_drafter:
+        return accelerate(target, plan, **parts)
+    small = random_drafter(plan, target, seed=2 * seed + 1)
+    return accelerate(target, plan, drafter=small, **parts)
 
 
 def painted(batch: int) -> dict[str, Tensor]:
@@ -71,6 +93,50 @@ def joint(model: Any, length: int) -> Tensor:  # (K,) * length
     for depth in range(length):
         mass = mass[..., None] * _laws(model, depth).reshape(*mass.shape, CODES)
     return mass
+
+
+@dataclass(frozen=True)
+class FromScratch:
+    """Greedy codes of a tiny model by its laws from scratch: no loop, no cache, no verifier."""
+
+    model: Any
+
+    def answer(self, request: Mapping[str, Any], seed: int) -> Answer:
+        codes = torch.zeros(len(request["class_ids"]), 0, dtype=torch.int64)
+        for _ in range(CELLS):
+            best = guided_law(self.model, codes).argmax(-1, keepdim=True)
+            codes = torch.cat((codes, best), 1)
+        return Answer(codes.tolist(), codes.numel(), CELLS - 1)
+
+    def first(self, request: Mapping[str, Any], seed: int) -> None:
+        return None
+
+
+def drawing(fast: Accelerated) -> Subject:
+    """What a tiny model draws, guided, and its own law."""
+
+    def sample(batch: int, first: int, seed: int) -> Tensor:
+        rows = list(range(first, first + batch))
+        out = fast.generate_images(**painted(batch), **SETTINGS, seed=seed, row_ids=rows)
+        refuse_fallback(out.stats)
+        sequences: Tensor = out.sequences
+        return sequences[:, :LENGTH]
+
+    return Subject(joint(fast.model, LENGTH), sample)
+
+
+def distance(plan: Recipe) -> float | None:
+    """How far one round takes the law of a tiny picture of four codes, by trying everything.
+
+    Total variation between the picture's law and the target's, the draft being a chain of all but
+    the last code from another tiny model. None where the loss is not in what the verifier decides.
+    """
+    verifier = plan.verifier
+    if verifier.lossless or plan.gate is not None or Kind.RACE in verifier.kinds[:1]:
+        return None
+    p, q = table(tiny_painter(seed=0)), table(tiny_painter(layers=1, seed=1))
+    found = emitted(p, q, verifier, Tree.chain(CELLS - 1), verifier.kinds[0])
+    return float((found - ancestral(p, CELLS)).abs().sum() / 2)
 
 
 def _laws(model: Any, depth: int) -> Tensor:  # (K ** depth, K), prefixes in order
