@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import diffusers
-import transformers
 
 from mmspec.drafters.denoising.small_denoiser import between
 from mmspec.modalities import examining
@@ -78,9 +78,10 @@ def _network(folder: Path, library: str, kind: str) -> Any:
         raise ValueError(f"{folder} is of {library}.{kind}, which is not run here")
     home = import_module(library)
     maker: Any = getattr(home, kind) if kind in dir(home) else None
-    if isinstance(maker, type) and issubclass(maker, diffusers.ModelMixin):
+    bases = {base.__name__ for base in inspect.getmro(maker)} if inspect.isclass(maker) else set()
+    if "ModelMixin" in bases:
         return examining.skeleton(lambda: maker.from_config(maker.load_config(str(folder))))
-    if isinstance(maker, type) and issubclass(maker, transformers.PreTrainedModel):
+    if "PreTrainedModel" in bases:
         config = maker.config_class.from_pretrained(folder)
         return examining.skeleton(lambda: maker(config))
     return None
