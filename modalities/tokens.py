@@ -15,11 +15,11 @@ from mmspec.compressors.naming import named as compressor_named
 from mmspec.decode import Parts
 from mmspec.draft import Drafter
 from mmspec.draft_models import DraftModel, draft_model, is_drafter
+from mmspec.drafters.neural.small_model import VOCABULARY_PADDING
 from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.laws.sampling import Sampling
 from mmspec.modalities.examining import refuse_other_words
-from mmspec.modalities.vlm.families import VOCABULARY_PADDING
 from mmspec.modalities.vlm.families import check as check_request
 from mmspec.modality import Call, Loop
 from mmspec.recipe import Kit, Recipe, made, pair
