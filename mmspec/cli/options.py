@@ -145,7 +145,7 @@ def _shared(name: str, found: Mapping[str, tuple[Field[Any], Any]]) -> inspect.P
     names = (dashed(name), f"--no-{dashed(name)[2:]}") if hint is bool else (dashed(name),)
     panel = f"Of modality {', '.join(found)}"
     about = typer.Option(*names, help=" ".join(lines), rich_help_panel=panel)
-    made = Annotated[hint | None, about]
+    made: Any = Annotated[hint | None, about]  # type: ignore[valid-type]
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, default=None, annotation=made)
 
