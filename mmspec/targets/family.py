@@ -30,7 +30,6 @@ class Family:
     direct: bool = False  # logits are head(decoder(...)): skip the multimodal wrapper on blocks
     placeholders: tuple[str, ...] = ()  # config names of the ids that stand for visual features
     visual_ids: tuple[str, ...] = ()  # config names of further ids that only frame a picture
-    one_run: bool = True  # a picture is one run of placeholders (tiles and rows may break it up)
     square: bool = False  # a picture's features are the rows of a square
     tower: TowerFeatures | None = None  # None = only what comes behind the model's own projector
     deepstack: bool = False  # the decoder adds further features where its vision config says so

@@ -36,6 +36,7 @@ __all__ = [
     "filmed",
     "inputs",
     "model",
+    "unequal",
 ]
 
 GAIN = 1.6
@@ -105,6 +106,20 @@ def filmed(family: str, seed: int = 0, batch: int = 1, tail: int = 5) -> dict[st
         **types,
         **tensors,
     }
+
+
+def unequal(family: str, seed: int = 0) -> dict[str, Tensor]:
+    """Two pictures in the first row, one in the second, none in the third; text between them."""
+    noise = torch.Generator().manual_seed(3000 + seed)
+    (one, two, three), tensors = PAINTERS[family]([0, 1, 2], noise)
+    if "batch_num_images" in tensors:
+        tensors["batch_num_images"] = torch.tensor([2, 1, 0])
+    rows = [[*one, *_text(2, noise), *two], three, []]
+    ids = [[BOS, *_text(3, noise), *row, *_text(4, noise)] for row in rows]
+    width = max(map(len, ids))
+    input_ids = torch.tensor([[PAD] * (width - len(row)) + row for row in ids])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
+    return {"input_ids": input_ids, "attention_mask": mask, **_types(family, input_ids), **tensors}
 
 
 def blind(request: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
