@@ -7,6 +7,7 @@ transformers' `generate`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -130,6 +131,15 @@ def eos_ids(config: GenerationConfig) -> frozenset[int]:
     if ids is None:
         return frozenset()
     return frozenset(torch.as_tensor(ids).reshape(-1).tolist())
+
+
+def forward_names(model: Any) -> frozenset[str]:
+    """What a model's forward takes by name.
+
+    `torch.compile(model)` hides it behind (*args, **kwargs) and keeps the model as `_orig_mod`.
+    """
+    inner = dict(model.named_children()).get("_orig_mod", model)
+    return frozenset(inspect.signature(inner.forward).parameters)
 
 
 def prefill_inputs(model: Any, inputs: Mapping[str, Any], cache: Any) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
+from mmspec import _hf
 from mmspec.modalities.image import families as image
 from mmspec.modalities.vlm import families as vlm
 from mmspec.modalities.vlm import recognisers as speech
@@ -32,7 +32,7 @@ def family(model: Any) -> Family:
         return known[kind]
     listed = getattr(model, "input_modalities", ("text",))
     takes = sorted({listed} if isinstance(listed, str) else set(listed))
-    pixels = "pixel_values" in inspect.signature(model.forward).parameters
+    pixels = "pixel_values" in _hf.forward_names(model)
     composite = model.config.get_text_config(decoder=True) is not model.config
     if (
         pixels or (composite and takes != ["text"]) or "audio" in takes

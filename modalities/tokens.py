@@ -162,8 +162,7 @@ class Text:
     def __init__(self, bound: Bound, prepared: Callable[[Mapping[str, Any]], dict[str, Any]]):
         self.bound = bound
         self.prepared = prepared  # inputs as the reader takes them
-        forward = inspect.signature(bound.model.forward).parameters
-        self.inputs = MODEL_INPUTS | set(forward)
+        self.inputs = MODEL_INPUTS | set(_hf.forward_names(bound.model))
 
     def generate(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Output:
         """As `model.generate`, plus `seed` and `row_ids`.

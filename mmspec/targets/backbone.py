@@ -8,7 +8,6 @@ family's own; blocks go through the text decoder with explicit positions and an 
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -230,7 +229,7 @@ def takes_positions(model: Any) -> None:
     A block stands behind what is kept, wherever rejected tokens were, so its positions and the
     cache are given by name. A wrapper that names no argument at all is left to the first request.
     """
-    names = inspect.signature(model.forward).parameters
+    names = _hf.forward_names(model)
     missing = [name for name in ("position_ids", "past_key_values") if name not in names]
     if "input_ids" in names and missing:
         raise ValueError(

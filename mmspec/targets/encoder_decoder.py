@@ -7,7 +7,6 @@ are never rolled back. In a request, `input_ids` are the decoder's tokens.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
+from mmspec import _hf
 from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
@@ -33,8 +33,7 @@ class EncoderDecoder(Reader):
 
     def __init__(self, model: Any, family: Family) -> None:
         self.model, self.family, self.config = model, family, model.config
-        self.names = set(inspect.signature(model.forward).parameters)
-        if "decoder_position_ids" not in self.names:
+        if "decoder_position_ids" not in _hf.forward_names(model):
             raise ValueError(
                 f"{type(model).__name__} takes no decoder_position_ids, so a draft cannot be "
                 "placed; use plain decoding for this model"
@@ -66,7 +65,7 @@ class EncoderDecoder(Reader):
         memory.beside = EncoderDecoderCache(slots, DynamicCache(config=self.cache_config))
         memory.source = inputs.get("encoder_outputs")
         if memory.source is None:
-            wanted = inspect.signature(self.model.get_encoder().forward).parameters
+            wanted = _hf.forward_names(self.model.get_encoder())
             given = {name: value for name, value in inputs.items() if name in wanted}
             given.pop("input_ids", None)
             memory.source = self.model.get_encoder()(**given, return_dict=True)

@@ -59,7 +59,7 @@ def check_features(model: Any, family: Family) -> None:
             f"sees='target-features' needs a target with a vision encoder, but {name} reads text "
             "only; give sees='nothing'"
         )
-    if "mm_encoder_outputs" not in inspect.signature(model.forward).parameters:
+    if "mm_encoder_outputs" not in _hf.forward_names(model):
         raise ValueError(
             f"{name} does not take encoded pictures (mm_encoder_outputs), so its features cannot "
             "be shared; give sees='pixels' or 'nothing'"
