@@ -1,6 +1,7 @@
 """Token recycling: a tree filled from the target's own runner-up tokens, remembered per token.
 
-Luo et al. 2024. Exact; no draft model and less than 2 MB of state.
+Luo et al. 2024. Exact; no draft model, and eight candidates per word of the vocabulary, which later
+requests find again (`fresh=True`: they do not).
 """
 
 from mmspec.drafters.growth import StaticTree
@@ -12,5 +13,6 @@ RECIPE = Recipe(
     architecture=token_recycling,
     execution=StaticTree(TREE),
     verifier=Coupled(),
+    options={"fresh": False},
     paper="Luo et al. 2024",
 )

@@ -5,7 +5,6 @@ What is particular to a family is data (`mmspec.targets.family`); nothing here n
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mmspec import _hf
 from mmspec.targets.family import Family
 
 

@@ -41,23 +41,32 @@ class TokenRecycling:
     After each forward the `WIDTH` best tokens behind every node, rejected ones included, replace
     what was remembered of the node's token; where a token occurs twice the last one counts. The
     draft starts at the last committed token and is empty until that token has been scored. Children
-    of a node are taken in the order of their rank. All rows of a batch share what is remembered; a
-    request starts with nothing.
+    of a node are taken in the order of their rank.
+
+    All rows of a batch share what is remembered, and so do later requests, as in the authors' code:
+    answers that repeat each other gain most. What is remembered decides what is drafted and never
+    what is said: greedy and coupled tokens are the same with any table. Rejection keeps the law
+    too, but draws by the draft; there a seed repeats its tokens only with `fresh`, which starts
+    every request with nothing.
     """
 
     kinds: tuple[Kind, ...] = (Kind.DET,)
     trees: bool = True
 
-    def __init__(self, tree: Tree = TREE) -> None:
+    def __init__(self, tree: Tree = TREE, fresh: bool = False) -> None:
         if tree.width > WIDTH:
             raise ValueError(
                 f"the tree has a node with {tree.width} children, but {WIDTH} candidates are "
                 "remembered per token; give a narrower tree"
             )
-        self.tree = tree
+        self.tree, self.fresh = tree, fresh
+        self.tables: dict[tuple[int, torch.device], Tensor] = {}  # by vocabulary and device
 
     def begin(self, context: Context) -> Recycled:
-        return Recycled(blank(context.vocabulary, context.device))
+        key = (context.vocabulary, context.device)
+        if self.fresh or key not in self.tables:
+            self.tables[key] = blank(*key)
+        return Recycled(self.tables[key])
 
     def propose(self, context: Context, state: Recycled) -> Draft:
         last = [row[-1] for row in context.history]
@@ -85,7 +94,7 @@ class TokenRecycling:
 
 @dataclass
 class Recycled:
-    """What is remembered of a request."""
+    """What is remembered, and where a request stands."""
 
     table: Tensor  # (V + 1, WIDTH) int64 candidates behind each token, -1 = none
     last: Tensor | None = None  # (B, 1) the tokens that the draft hangs from
@@ -187,4 +196,4 @@ def token_recycling(kit: Kit) -> Drafter:
         raise ValueError(
             "token recycling fills a static tree; give tree= branching widths or a Tree"
         )
-    return TokenRecycling(tree=kit.shape.tree)
+    return TokenRecycling(kit.shape.tree, kit.options["fresh"])
