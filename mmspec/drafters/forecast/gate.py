@@ -34,6 +34,8 @@ class Schedule(Protocol):
 
     @property
     def has_checks(self) -> bool: ...
+    @property
+    def warm_up(self) -> int: ...  # differences of features begin with the last of these steps
     def wants_full(self, past: Past, progress: float) -> bool: ...
     def checks(self, past: Past) -> bool: ...  # whether the forecast to come is checked
     def threshold(self, progress: float) -> float: ...  # the largest error that passes

@@ -286,7 +286,9 @@ class Attachment:
                     f"the network is shown {rows} rows, no multiple of samples={groups}; attach "
                     "with the number of images that the call makes"
                 )
-        timeline = Timeline.begin(self._how.basis, self._how.order, rows, tensors(states)[0].device)
+        start = self._step + self._gate.schedule.warm_up - 1  # as in the published code
+        device = tensors(states)[0].device
+        timeline = Timeline.begin(self._how.basis, self._how.order, rows, device, start)
         features: list[Feature] = [kind() for _, kind in self._places.modules]
         if self._whole:
             features = [Forecast()]
