@@ -26,14 +26,12 @@ def test_the_last_state_is_not_drafted_even_where_steps_are_quiet(
     network = mixture(2, 4, 0).denoiser(GaussianKernel.ddim(*vp_grid(STEPS), eta=eta))
     wide = drafter(Window(None, Constant(), quiet=True))
     done = run(wide, network, ToleranceWindow(1e6), batch=2)
-    assert max(draft.nodes for draft in done.drafts) == STEPS - 1
+    unseen = 1 if drafter is Picard else 0  # its first round has seen nothing, and drafts nothing
+    assert max(draft.nodes for draft in done.drafts) == STEPS - 1 - unseen
     assert done.states.shape[1] == STEPS + 1
     slow = run(wide, network, ToleranceWindow(0.0), batch=2)
     for kept in slow.rounds:
-        assert all(
-            len(tokens) > accepted
-            for tokens, accepted in zip(kept.tokens, kept.accepted, strict=True)
-        )
+        assert all(len(new) > kept.accepted[row] for row, new in enumerate(kept.tokens) if new)
 
 
 def test_room_leaves_a_state_to_the_target() -> None:

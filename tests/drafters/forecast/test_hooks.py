@@ -366,6 +366,18 @@ def test_what_cannot_be_forecast_is_refused() -> None:
         Forecasting(ForecastGate()).attach(cached)
 
 
+def test_an_error_that_is_not_a_number_is_rejected() -> None:
+    def broken(forecast: Tensor, computed: Tensor) -> Tensor:
+        return torch.full((len(forecast),), torch.nan)
+
+    schedule = DecayingThreshold(base=1e9, floor=1e9, least=0, most=4, warm_up=1)
+    pipe = dit()
+    found, attachment = _drawn(pipe, Forecasting(ForecastGate(schedule, broken)))
+    assert attachment.statistics.forecast == 0
+    assert attachment.statistics.rejected > 0
+    assert torch.equal(found, draw(pipe))
+
+
 @dataclass
 class Published:
     """The factors of one feature, as the authors' code keeps them (TaylorSeer, SpeCa)."""
