@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
@@ -77,14 +77,3 @@ class RankWindow:
             kept &= self.codebook.squared_distance(x[..., None], near) < self.distance
         kept |= inside & (near == x[..., None])
         return (theirs * kept).sum(-1), (q.gather(-1, near) * kept).sum(-1)
-
-
-@dataclass(frozen=True, eq=False)
-class Partition:
-    """Fixed groups, one label per token."""
-
-    labels: Tensor = field(repr=False)  # (V,) int64
-
-    def masses(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        same = self.labels == self.labels[x][..., None]
-        return (p * same).sum(-1), (q * same).sum(-1)

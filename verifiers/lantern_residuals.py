@@ -1,7 +1,7 @@
 """What is drawn after LANTERN rejects a token: the optimum, and what its released code does.
 
 LANTERN (Jang et al. 2025) and LANTERN++ (Park et al. 2025) ship several corrections, none of them
-the one with the least distance. `Optimal` is the default; the others serve reproduction.
+the one with the least distance. `Optimal` is the default; `ClearedTarget` serves reproduction.
 """
 
 from __future__ import annotations
@@ -56,18 +56,6 @@ class ClearedTarget:
 
     def __call__(self, p: Tensor, q: Tensor, x: Tensor, pool: Callable[[], Pool]) -> Tensor:
         return _difference(_cleared(p, pool()), q, p)
-
-
-@dataclass(frozen=True)
-class ClearedDraft:
-    """norm((p - q')+), q' without the neighbours of x.
-
-    As released for static trees of LlamaGen and Anole. Keeps p's own mass at the neighbours. The
-    same neighbours go, and the same fall-back holds, as for `ClearedTarget`.
-    """
-
-    def __call__(self, p: Tensor, q: Tensor, x: Tensor, pool: Callable[[], Pool]) -> Tensor:
-        return _difference(p, _cleared(q, pool()), p)
 
 
 def _cleared(law: Tensor, pool: Pool) -> Tensor:  # (..., V) -> (..., V)

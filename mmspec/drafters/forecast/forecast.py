@@ -9,7 +9,6 @@ Every row of the batch has a history of its own, since each may be computed in f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -129,17 +128,6 @@ class Factors:
         for j, value in enumerate(self.values[1:], 1):
             total += _beside(weights[:, j], value) * value
         return total
-
-
-def extrapolate(
-    basis: Basis, steps: Sequence[int], features: Sequence[Tensor], at: int, order: int
-) -> Tensor:
-    """The forecast at step `at` from features (*F) computed at `steps`."""
-    timeline = Timeline.begin(basis, order, 1, features[0].device)
-    factors, row = Factors(), torch.zeros(1, dtype=torch.int64, device=features[0].device)
-    for step, feature in zip(steps, features, strict=True):
-        factors.record(feature[None], timeline.advance(step, row), None)
-    return factors.forecast(timeline.weights(at))[0]
 
 
 def _beside(values: Tensor, like: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 import mmspec
 from mmspec.modalities.diffusion.network import PipelineDenoiser, pictures
 from mmspec.recipe import Recipe
-from mmspec.verifiers.tolerance_window import MeanTolerance, ToleranceWindow
+from mmspec.verifiers.tolerance_window import ToleranceWindow
 from tests.modalities.sampling import COPIES, FROZEN, PLAIN, STEPS, alone, draw, shared
 from tests.toys.pipelines import PROMPTS, asked, pipeline
 
@@ -283,14 +283,13 @@ def test_tolerances_take_deterministic_chains(name: str, scheduler: Any) -> None
     pipe.scheduler = scheduler
     expected = draw(pipe, name, generator=torch.Generator().manual_seed(5))
     assert expected.std() > 0.05
-    for verifier in (ToleranceWindow(0.0), MeanTolerance(0.0), ToleranceWindow(1e3)):
+    for verifier in (ToleranceWindow(0.0), ToleranceWindow(1e3)):
         fast: Any = mmspec.accelerate(pipe, "paradigms", verifier=verifier, window=4)
         found = draw(fast, name, generator=torch.Generator().manual_seed(5))
         same = torch.allclose(found, expected, atol=2e-5, rtol=1e-4)
         assert same is verifier.lossless
         calls.append(fast.last_stats.target_calls)
-    assert calls[2] < STEPS
-    assert calls[:2] == [STEPS, STEPS]
+    assert calls[1] < calls[0] == STEPS
     with pytest.raises(ValueError, match=r"an exact recipe needs.*paradigms, speca or taylorseer"):
         draw(mmspec.accelerate(pipe, "asd"), name, seed=0)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 import mmspec
@@ -55,6 +56,13 @@ def test_codes_stand_for_names_colours_and_sizes() -> None:
     assert torch.equal(parts_of(codes), boards(scenes))
     every = torch.arange(1 + KINDS)
     assert len(parts_of(every).unique(dim=0)) == 1 + KINDS
+
+
+@torch.no_grad()
+def kinds_seen(coder: Any, images: Tensor) -> Tensor:  # (B, 3, p, p) -> (B, 9) int64
+    """The code that the coder sees in each place."""
+    book = functional.normalize(coder.quantize.embedding.weight, dim=-1)
+    return torch.einsum("bdhw, kd -> bhwk", latents(coder, images), book).argmax(-1).flatten(1)
 
 
 def test_the_picture_part_sees_things_whole(sketch: Any) -> None:
