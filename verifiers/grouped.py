@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.codebook import Codebook
-from mmspec.laws.categorical import residual
-from mmspec.verifiers.walk import at_token
+from mmspec.laws.categorical import Categorical
+from mmspec.verifiers.walk import at_token, ratio
 
 
 class Grouping(Protocol):
@@ -33,12 +33,11 @@ class Grouped:
     grouping: Grouping
     lossless: ClassVar[bool] = False
 
-    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # (..., V) x2, (...) -> (...)
-        wanted, proposed = self.grouping.masses(p, q, x)
-        return (wanted / proposed.clamp_min(torch.finfo(q.dtype).tiny)).clamp_max(1)
+    def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:  # (...) -> (...)
+        return ratio(*self.grouping.masses(p.probs, q.probs, x))
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # -> (..., V), sums to 1
-        return residual(p, q)
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
+        return p.residual(q)
 
 
 @dataclass(frozen=True)

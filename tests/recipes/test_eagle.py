@@ -13,6 +13,7 @@ from mmspec.bench.frequency import chi_square
 from mmspec.bench.tiny import joint, random_drafter, request, tiny
 from mmspec.draft import Kind
 from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.laws.categorical import Categorical
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.recursive import Recursive
 
@@ -20,7 +21,7 @@ from mmspec.verifiers.recursive import Recursive
 class FromTarget(Exact):
     """Wrong: it corrects from the target's law where the residual belongs."""
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
         return p
 
 

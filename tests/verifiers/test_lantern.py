@@ -218,5 +218,5 @@ def test_the_released_residuals_are_further_off_than_the_optimum(
 
 def test_a_residual_of_nothing_falls_back_to_the_target() -> None:
     rule = LatentNeighbourhood(LINE, 3, Additive(1), ClearedTarget())
-    p = vector(0.1, 0.2, 0.3, 0.4)
-    assert_close(rule.residual(p, p, torch.tensor(1)), p)
+    p = Categorical.having(vector(0.1, 0.2, 0.3, 0.4))
+    assert_close(rule.residual(p, p, torch.tensor(1)).probs, p.probs)
