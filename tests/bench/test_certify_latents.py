@@ -20,13 +20,13 @@ from mmspec.bench.gaussian_tests import (
     lines,
     moments,
 )
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 
 
 @dataclass(frozen=True)
-class Careless:
+class Careless(Verifier):
     """Claims to be lossless, and keeps whatever is within a wide tolerance."""
 
     tolerance: float = 1.0

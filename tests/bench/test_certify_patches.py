@@ -10,14 +10,14 @@ import torch
 
 from mmspec import recipes
 from mmspec.bench.certify import certify
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
 from mmspec.modalities.mar.toys import uniform_gap, uniform_p_value
 from mmspec.verifiers.path_ratio import PathRatio
 
 
 @dataclass(frozen=True)
-class Credulous:
+class Credulous(Verifier):
     """Wrong: keeps whatever was drafted, and claims to be lossless."""
 
     lossless: ClassVar[bool] = True
