@@ -150,7 +150,7 @@ def test_agreement_counts_places() -> None:
     mine, other = Answer([[1, 2, 3]], 3, 2), Answer([[1, 5, 3, 4]], 4, 3)
     judge = agreement("generate").judge
     assert judge([mine], {"generate": [mine]}) == [1]
-    assert judge([mine], {"generate": [other]}) == [pytest.approx(2 / 4)]
+    assert list(judge([mine], {"generate": [other]})) == pytest.approx([2 / 4])
     assert judge([mine], {}) == []
 
 
@@ -173,7 +173,7 @@ def test_ratios_of_calls_have_an_error_over_requests() -> None:
         "same": Fixed(5, 5, 5, 5),
         "other": Fixed(4, 6, 4, 6),
     }
-    requests = [{}] * 4
+    requests: list[dict[str, Any]] = [{}] * 4
     quality = facts_right(lambda answers: [(one.values[0][0] % 2, 1) for one in answers])
     work = Workload(requests, entered["plain"], lambda fast: fast, qualities=(quality,))
     laps = race(entered, requests, 1).laps
