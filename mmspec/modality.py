@@ -189,12 +189,12 @@ class Contestant(Protocol):
 class Quality:
     """One named measure of answers.
 
-    `judge` gets a contestant's answers and everybody's; it returns a value per item (averaged, with
-    a standard error), or nothing where it has nothing to say.
+    `judge` gets a contestant's answers and everybody's; it returns a value and a weight per item
+    (averaged, with a standard error), or nothing where it has nothing to say.
     """
 
     name: str
-    judge: Callable[[Sequence[Answer], Answers], Sequence[float]]
+    judge: Callable[[Sequence[Answer], Answers], Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
