@@ -27,11 +27,11 @@ from rich.table import Table
 
 import mmspec
 from mmspec import recipes
-from mmspec.bench.pictures import apart
 from mmspec.cli import painting
 from mmspec.cli.inputs import default_drafter, quiet
 from mmspec.draft import Round
 from mmspec.drafters.denoising.window import Window
+from mmspec.modalities.diffusion.picture_distance import apart
 
 console = Console(highlight=False)
 RECIPES = (

@@ -21,11 +21,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mmspec.bench.likelihood import log_likelihood
 from mmspec.cli import drawing
 from mmspec.cli.inputs import quiet
 from mmspec.cli.sheet import Panel, sheet
 from mmspec.cli.steps_map import steps_map
+from mmspec.modalities.image.likelihood import log_likelihood
 from mmspec.zoo.prompts import prompts as held_out
 from mmspec.zoo.reading import score_picture
 from mmspec.zoo.scene import Scene

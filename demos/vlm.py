@@ -20,7 +20,7 @@ from rich.text import Text
 
 import mmspec
 from mmspec import zoo
-from mmspec.bench import pool
+from mmspec.bench import aggregate
 from mmspec.cli.inputs import quiet
 from mmspec.stats import Stats
 from mmspec.zoo import language
@@ -119,8 +119,8 @@ def _run(
 def _table(rows: list[tuple[str, list[Stats]]]) -> None:
     table = Table("the draft model ...", "tokens per target call", "acceptance length", box=None)
     for name, stats in rows:
-        calls = f"{pool.tokens_per_target_call(stats):.2f}"
-        table.add_row(name, calls, f"{pool.mean_acceptance_length(stats):.2f}")
+        calls = f"{aggregate.tokens_per_target_call(stats):.2f}"
+        table.add_row(name, calls, f"{aggregate.mean_acceptance_length(stats):.2f}")
     console.print(table)
 
 

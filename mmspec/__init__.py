@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmspec import compressors, drafters, modalities, recipes, verifiers, zoo
-    from mmspec.api import Accelerated, Output, accelerate, decode_plain, load
-    from mmspec.modalities.diffusion.pipeline import AcceleratedPipeline
+    from mmspec.api import Accelerated, accelerate, decode_plain, load
+    from mmspec.modalities.tokens import Output
     from mmspec.recipe import Recipe
     from mmspec.stats import Stats
 
@@ -25,7 +25,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Accelerated",
-    "AcceleratedPipeline",
     "Output",
     "Recipe",
     "Stats",
@@ -42,8 +41,7 @@ __all__ = [
 
 _HOMES = {
     "Accelerated": "mmspec.api",
-    "AcceleratedPipeline": "mmspec.modalities.diffusion.pipeline",
-    "Output": "mmspec.api",
+    "Output": "mmspec.modalities.tokens",
     "Recipe": "mmspec.recipe",
     "Stats": "mmspec.stats",
     "accelerate": "mmspec.api",

@@ -1,4 +1,4 @@
-"""The public surface: `accelerate` a model, then `generate` as before.
+"""The public surface: `accelerate` a model, then ask it as before.
 
 fast = mmspec.accelerate(model, recipe="coupled", drafter=small)
 out = fast.generate(**inputs, max_new_tokens=64)
@@ -7,60 +7,30 @@ out.sequences, out.stats
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from mmspec import recipes
-from mmspec.arguments import (
-    LOOP_ARGUMENTS,
-    MODEL_INPUTS,
-    OWN,
-    PREPARED,
-    first,
-    fresh_seed,
-    padded_sequences,
-    sampled,
-    unknown_message,
-)
-from mmspec.compressors.naming import named as compressor_named
-from mmspec.decode import Parts, decode
-from mmspec.draft import Drafter, Round, Verifier
-from mmspec.laws.noise import KeyedNoise
-from mmspec.laws.sampling import Sampling
-from mmspec.modalities.families import backbone, surface
-from mmspec.modalities.image import drawing as images
-from mmspec.modalities.image import families as image
-from mmspec.modalities.vlm import families as vlm
-from mmspec.partner import is_drafter, sight_of, small_of
-from mmspec.recipe import Kit, Recipe, made, pair, shape_of
+from mmspec import recipes, registry
+from mmspec.decode import decode
+from mmspec.draft import Round, Verifier
+from mmspec.modality import Call, Modality, Session
+from mmspec.naming import unknown_message
+from mmspec.recipe import Recipe
+from mmspec.saving import save
 from mmspec.stats import Ledger, Stats
-from mmspec.targets.causal import CausalTarget
-from mmspec.targets.context import Request
-from mmspec.targets.encoder_decoder import EncoderDecoder, source_inputs
-from mmspec.targets.generation_settings import refuse_modes, resolve
-from mmspec.targets.stop import Stop
+from mmspec.streaming import streamed
 from mmspec.verifiers.naming import named
 
-PARTS = ("recipe", "drafter", "verifier", "compressor", "tree", "length", "sees", "options")
-
+PARTS = ("recipe", "drafter", "verifier", "modality")
+WATCHED = 24  # steps after which an acceptance of next to nothing is worth a word
+Watch = Callable[[Round], Any]
 
 log = logging.getLogger("mmspec")
-WATCHED = 24  # steps after which an acceptance of next to nothing is worth a word
-
-
-@dataclass(frozen=True)
-class Output:
-    """What `generate` returns: sequences as transformers gives them, and the run's own report."""
-
-    sequences: Tensor  # (B, L + T): prompt, new tokens, finished rows padded
-    stats: Stats
 
 
 def accelerate(
@@ -69,132 +39,159 @@ def accelerate(
     *,
     drafter: Any = None,
     verifier: Verifier | str | None = None,
-    compressor: Any = None,
-    tree: Any = None,
-    length: Any = None,
-    sees: str | None = None,
-    processor: Any = None,
-    **options: Any,
+    modality: str | None = None,
+    **parts: Any,
 ) -> Accelerated:
-    """Make a Hugging Face model generate faster by speculation.
+    """Make a model generate faster by speculation.
 
-    A diffusers pipeline gives an `AcceleratedPipeline`, a MAR model an `AcceleratedContinuous`; see
-    `mmspec.modalities.diffusion.pipeline`, `mmspec.modalities.mar.continuous` for their arguments.
-
-    `recipe` is a name (see `mmspec.recipes.names()`), a `Recipe`, or None: "coupled" with a
-    drafter, else "prompt-lookup". `drafter` is a model, a folder, "zoo:NAME", or a `Drafter`. The
-    other arguments replace parts of the recipe; `options` are its own knobs. `processor` is what
-    turns the prompts of `generate_images` into tensors. Nothing is written onto the model.
+    `model` is a model of transformers, a pipeline of diffusers, or a folder, a hub name or
+    "zoo:NAME" of one. `recipe` is a name (see `mmspec.recipes.names()`), a `Recipe`, or None: the
+    usual one of the model's modality. `drafter` is what the recipe drafts with (a model, a folder,
+    "zoo:NAME") or a `Drafter`. `parts` replace parts of the recipe, each where the modality has it:
+    `tree`, `length`, `sees`, `compressor`, `processor` for tokens, `window`, `tree`, `max_rows` for
+    pipelines; others are the recipe's own knobs. `modality` decides where a model has several.
+    Nothing is written onto the model.
 
     Raises ValueError, before anything runs, for parts that do not fit: unknown names, different
     vocabularies, a proposal kind the verifier is biased for, a cache that cannot roll back.
     """
-    special = surface(model)
-    if special is not None:
-        parts = {"compressor": compressor, "tree": tree, "length": length, "sees": sees, **options}
-        parts["processor"] = processor
-        given = {name: value for name, value in parts.items() if value is not None}
-        fast: Any = special(model, recipe, drafter=drafter, verifier=verifier, **given)
-        return fast  # type: ignore[no-any-return]  # an `AcceleratedPipeline`, say
-    if recipe is None:
-        recipe = "prompt-lookup" if drafter is None else "coupled"
-    plan = recipes.get(recipe) if isinstance(recipe, str) else recipe
-    recipes.check_decodes(plan, "tokens", model)
-    unknown = set(options) - set(plan.options)
+    owner = registry.of(model, modality)
+    plug = registry.plug(owner)
+    if isinstance(model, str | Path):
+        model = plug.load(model)
+    plan = chosen(owner, recipe, drafter is not None)
+    recipes.check_decodes(plan, owner.decodes, model)
+    unknown = sorted(set(parts) - {*owner.parts, *plan.options})
     if unknown:
+        known = [*PARTS, *owner.parts, *plan.options]
+        where = f"accelerate() of {owner.name} with recipe {plan.name or 'custom'!r}"
+        raise ValueError(unknown_message(unknown, known, where))
+    given = {name: value for name, value in parts.items() if value is not None}
+    if isinstance(verifier, str):
+        given["verifier"], verifier = verifier, named(verifier)
+    elif verifier is not None:
+        _check_verifier(verifier)
+        given["verifier"] = verifier
+    options = {name: value for name, value in parts.items() if name in plan.options}
+    plan = replace(plan, verifier=verifier or plan.verifier, options={**plan.options, **options})
+    own = {name: value for name, value in given.items() if name in owner.parts}
+    return Accelerated(plug.session(model, plan, drafter, own), owner, given)
+
+
+def chosen(owner: Modality, recipe: str | Recipe | None, is_drafted: bool) -> Recipe:
+    """The recipe by name, itself, or the usual one. Raises ValueError for what is none."""
+    if recipe is None:
+        recipe = owner.drafted if is_drafted and owner.drafted else owner.recipe
+    if isinstance(recipe, str):
+        return recipes.get(recipe)
+    if not isinstance(recipe, Recipe):
         raise ValueError(
-            unknown_message(sorted(unknown), [*PARTS[:-1], *plan.options], "accelerate()")
+            f"recipe={recipe!r} is neither a name nor a Recipe; see mmspec.recipes.names()"
         )
-    given = {
-        "verifier": verifier,
-        "compressor": compressor,
-        "tree": tree,
-        "length": length,
-        "sees": sees,
-        **options,
-    }
-    plan = replace(
-        plan,
-        verifier=(named(verifier) if isinstance(verifier, str) else verifier) or plan.verifier,
-        compressor=(compressor_named(compressor) if isinstance(compressor, str) else compressor)
-        or plan.compressor,
-        execution=shape_of(plan.execution, tree, length),
-        sees=sees or plan.sees,
-        options={**plan.options, **options},
-    )
-    kept = {k: v for k, v in given.items() if v is not None}
-    return Accelerated(model, plan, drafter, kept, processor)
+    return recipe
 
 
 class Accelerated:
-    """A model bound to a recipe; `generate`, `stream`, or pass it as `custom_generate`."""
+    """A model bound to a recipe; it is asked as the model itself is.
 
-    def __init__(
-        self,
-        model: Any,
-        recipe: Recipe,
-        drafter: Any,
-        given: Mapping[str, Any] | None = None,
-        processor: Any = None,
-    ) -> None:
-        self.model, self.processor = model, processor
-        self.given = dict(given or {})  # the parts the user replaced, for save_pretrained
-        self.backbone = backbone(model)
-        self.image_family = image.image_family(model) if self.backbone.family.draws else None
-        self.small = None if is_drafter(drafter) else small_of(recipe, drafter)
-        sees = sight_of(self.backbone, self.small, recipe.sees)
-        options = (recipe.execution, sees, recipe.compressor, recipe.options)
-        kit = Kit(self.backbone, self.small, *options)
-        verifier, gate = made(recipe.verifier, kit), made(recipe.gate, kit)
-        self.recipe = recipe = replace(recipe, verifier=verifier, gate=gate)
-        if not is_drafter(drafter):
-            drafter = recipe.architecture(kit)
-        self.drafter: Drafter = pair(drafter, recipe.verifier, self.backbone)
-        if not getattr(self.drafter, "lossless", True):
-            self.recipe = replace(recipe, truthful=False)
-        self.target = CausalTarget(self.backbone, frozenset(getattr(self.drafter, "wants", ())))
-        self.model_inputs = set(inspect.signature(model.forward).parameters) | MODEL_INPUTS
+    `generate` (and `generate_images`, or a call, where the model is asked so) takes what the model
+    takes, and beside it
+
+    - `seed`: reproduces a run. Every exact coupled recipe returns, for the same seed, what plain
+      decoding returns. `row_ids` (one number per row) say whose noise each row gets: with them a
+      row does not depend on what it is batched with.
+    - `on_round`: called with every `Round` of verified tokens.
+
+    `stream` yields those rounds instead. `last_stats` are the statistics of the last run.
+    """
+
+    def __init__(self, session: Session, modality: Modality, given: Mapping[str, Any]) -> None:
+        self.session: Any = session  # of its modality; see its own class for what it offers
+        self.modality = modality
+        self.given = dict(given)  # the parts that the user replaced, for save_pretrained
         self.last_stats: Stats | None = None
-        self.warned = False
+        self.warned = self.is_disabled = False
+        if session.signature is not None:  # what inspect.signature gives to transformers
+            self.__signature__ = session.signature
+
+    def generate(self, *args: Any, **arguments: Any) -> Any:
+        """Generate as the model does, with its arguments and output, and `stats` on that."""
+        return self._ask("generate", args, arguments)
+
+    def generate_images(self, *args: Any, **arguments: Any) -> Any:
+        """Draw pictures, by a model that speaks picture tokens or continuous ones."""
+        return self._ask("generate_images", args, arguments)
+
+    def __call__(self, *args: Any, **arguments: Any) -> Any:
+        """As a pipeline is called; or as the `custom_generate` hook of `model.generate`."""
+        return self._ask("__call__", args, arguments)
+
+    def stream(self, *args: Any, **arguments: Any) -> Generator[Round, None, Any]:
+        """The same, one `Round` of verified tokens at a time, asked in the customary way.
+
+        A model that writes and draws draws; `call="generate"` makes it write. The iterator returns
+        (as the value of its StopIteration) what the call returns.
+        """
+        name = arguments.pop("call", self.session.calls[0])
+        return streamed(lambda watch: self._ask(name, args, arguments, watch))
+
+    def disable(self) -> None:
+        """From now on calls are the model's own; also at the end of a `with` block."""
+        self.is_disabled = True
+
+    def __enter__(self) -> Accelerated:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.disable()
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save the recipe and its drafter (not the target) for `mmspec.load`."""
+        save(self, Path(folder))
+
+    def __repr__(self) -> str:
+        name = self.recipe.name or "custom recipe"
+        return f"Accelerated({type(self.model).__name__}, {name}, drafter sees {self.sees})"
+
+    @property
+    def model(self) -> Any:
+        return self.session.model
+
+    @property
+    def recipe(self) -> Recipe:
+        recipe: Recipe = self.session.recipe
+        return recipe
+
+    @property
+    def sees(self) -> str:
+        """What the drafter sees of the prompt."""
+        return str(self.session.sees)
 
     @torch.no_grad()
-    def generate(self, **arguments: Any) -> Output:
-        """Generate as `model.generate` does, with the same arguments, plus `seed` and `row_ids`.
+    def _ask(
+        self,
+        call: str,
+        args: Sequence[Any],
+        arguments: Mapping[str, Any],
+        stream: Watch | None = None,
+    ) -> Any:
+        if call not in self.session.calls:
+            raise ValueError(
+                f"{type(self.model).__name__} is not asked by {call}(); call "
+                f"{' or '.join(f'{name}()' for name in self.session.calls)}"
+            )
+        if self.is_disabled:
+            return _asked_itself(self.model, call, args, arguments)
+        arguments = dict(arguments)
+        own = arguments.pop("on_round", None)
+        check_seed(arguments.get("seed"), arguments.get("row_ids"))
+        run = _Run([watch for watch in (stream, own) if watch is not None])
+        output = self.session.run(call, args, arguments, run)
+        self.last_stats = run.stats()
+        self._warn(self.last_stats)
+        return output
 
-        Sampling is on when `do_sample=True` or when a sampling setting (temperature, top_k, top_p,
-        ...) is given. With `seed`, every exact coupled recipe returns the tokens of
-        `decode_plain(seed=...)`.
-        """
-        call = self._call(arguments)
-        tokens = self._run(call, arguments.get("streamer"))
-        assert self.last_stats is not None
-        return Output(padded_sequences(call.ids, tokens, call.pad), self.last_stats)
-
-    def _run(
-        self, call: _Call, streamer: Any = None, rounds: list[list[int]] | None = None
-    ) -> list[list[int]]:
-        """New tokens per row; a Hugging Face streamer gets the prompt, then verified tokens.
-
-        Every token's round is appended to `rounds`, where there is one list per row.
-        """
-        if streamer is not None:
-            streamer.put(call.ids.cpu())
-        ledger = self._ledger()
-        tokens: list[list[int]] = [[] for _ in range(call.ids.shape[0])]
-        for kept in ledger.follow(decode(call.parts, call.request)):
-            for index, new in enumerate(kept.tokens):
-                tokens[index].extend(new)
-                if rounds is not None:
-                    rounds[index].extend([kept.index] * len(new))
-            if streamer is not None and kept.tokens[0]:
-                streamer.put(torch.tensor(kept.tokens[0]))
-        if streamer is not None:
-            streamer.end()
-        self.last_stats = ledger.stats()
-        self._watch(self.last_stats)
-        return tokens
-
-    def _watch(self, stats: Stats) -> None:
+    def _warn(self, stats: Stats) -> None:
         """Warn once when hardly anything is accepted: the output is right, so nobody notices."""
         if self.warned or stats.num_spec_steps < WATCHED or stats.mean_acceptance_length > 1.1:
             return
@@ -206,186 +203,84 @@ class Accelerated:
             *(stats.mean_acceptance_length, stats.num_spec_steps, stats.drafter_saw),
         )
 
-    @torch.no_grad()
-    def generate_images(self, **arguments: Any) -> images.Images:
-        """Draw pictures with a model that speaks picture tokens, under the same promises.
 
-        Takes `prompt=`, a text or a list, where `accelerate` was given the processor, or what the
-        model draws behind (`input_ids` and `attention_mask`, a class, caption features); `grid=`
-        (height, width) in codes or a `Grid`, `guidance=` a scale (default: the published one;
-        1 = none), `negative=` inputs or words of unconditional prompts, and `seed`, `row_ids` and
-        sampling settings as `generate` does. Greedy without any.
-        """
-        drawing = self.drawing(**arguments)
-        how = (drawing.sampling, drawing.stop, drawing.seed, drawing.row_ids)
-        call = self._bind(drawing.inputs, *how, drafter_inputs={})
-        request = replace(call.request, shared={"grid": drawing.grid})
-        rounds: list[list[int]] = [[] for _ in range(call.ids.shape[0])]
-        tokens = self._run(replace(call, request=request), rounds=rounds)
-        assert self.last_stats is not None
-        return drawing.finish(tokens, rounds, self.last_stats)
+class _Run:
+    """The loop of one request: counts its rounds, and shows them to whoever watches."""
 
-    def drawing(self, **arguments: Any) -> images.Drawing:
-        """What `generate_images` makes of its arguments, before anything is drawn."""
-        most = getattr(self.backbone.config, "max_position_embeddings", None)
-        image_family = self.image_family or image.image_family(self.model)
-        return images.prepare(
-            image_family, self.backbone.vocabulary, most, arguments, self.processor
-        )
-
-    @torch.no_grad()
-    def stream(self, **arguments: Any) -> Iterator[Round]:
-        """The same, one `Round` of verified tokens at a time."""
-        call = self._call(arguments)
-        ledger = self._ledger()
-        yield from ledger.follow(decode(call.parts, call.request))
-        self.last_stats = ledger.stats()
-
-    def __call__(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        logits_processor: Any = (),
-        stopping_criteria: Any = (),
-        generation_config: Any = None,
-        seed: int | None = None,
-        drafter_inputs: Mapping[str, Any] | None = None,
-        pixel_values: Any = None,
-        pixel_values_videos: Any = None,
-        image_grid_thw: Any = None,
-        video_grid_thw: Any = None,
-        second_per_grid_ts: Any = None,
-        image_sizes: Any = None,
-        batch_num_images: Any = None,
-        pixel_attention_mask: Any = None,
-        spatial_shapes: Any = None,
-        **model_kwargs: Any,
-    ) -> Tensor:
-        """The `custom_generate` hook: `model.generate(**inputs, custom_generate=fast)`.
-
-        transformers has merged the configuration; statistics are in `last_stats`. The pictures are
-        named here because transformers leaves named arguments alone: otherwise it would hand on its
-        own encoding of them, and a draft model with an encoder of its own would see nothing.
-        """
-        media = {
-            "pixel_values": pixel_values,
-            "pixel_values_videos": pixel_values_videos,
-            "image_grid_thw": image_grid_thw,
-            "video_grid_thw": video_grid_thw,
-            "second_per_grid_ts": second_per_grid_ts,
-            "image_sizes": image_sizes,
-            "batch_num_images": batch_num_images,
-            "pixel_attention_mask": pixel_attention_mask,
-            "spatial_shapes": spatial_shapes,
-        }
-        media = {name: value for name, value in media.items() if value is not None}
-        if media:  # what was prepared without the pictures is prepared again with them
-            model_kwargs = {k: v for k, v in model_kwargs.items() if k not in PREPARED}
-        refuse_modes(generation_config)
-        if model is not self.model:
-            raise ValueError(
-                "this was accelerated for another model; call accelerate() on this one"
-            )
-        inputs = {"input_ids": input_ids, **media} | {
-            name: value for name, value in model_kwargs.items() if name not in LOOP_ARGUMENTS
-        }
-        if isinstance(self.backbone, EncoderDecoder):
-            inputs = source_inputs(self.model, inputs)
-        length = input_ids.shape[1]
-        stop = Stop.from_config(generation_config, stopping_criteria, length)
-        sampling = Sampling.from_processors(logits_processor, bool(generation_config.do_sample))
-        seed = fresh_seed() if seed is None else seed
-        call = self._bind(inputs, sampling, stop, seed, None, drafter_inputs or {})
-        tokens = self._run(call)
-        pad = generation_config.pad_token_id
-        return padded_sequences(input_ids, tokens, first(pad, generation_config.eos_token_id))
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Save the recipe and its drafter (not the target) for `mmspec.load`."""
-        from mmspec.loading import save
-
-        save(self, Path(folder))
-
-    def __repr__(self) -> str:
-        name = self.recipe.name or "custom recipe"
-        return f"Accelerated({type(self.model).__name__}, {name}, drafter sees {self.sees})"
+    def __init__(self, watches: Sequence[Watch]) -> None:
+        self.watches = tuple(watches)
+        self.ledger: Ledger | None = None
+        self.reported: Stats | None = None
 
     @property
-    def sees(self) -> str:
-        """What the drafter sees of the picture."""
-        return str(getattr(self.drafter, "sees", "nothing"))
+    def is_watched(self) -> bool:
+        return bool(self.watches)
 
-    def _ledger(self) -> Ledger:
-        return Ledger(self.recipe.name or "custom", self.recipe.exact, self.sees)
-
-    def _call(self, arguments: Mapping[str, Any]) -> _Call:
-        """Split the arguments of `generate` into inputs, settings and our own, and check them."""
-        known = self.model_inputs
-        inputs = {name: value for name, value in arguments.items() if name in known}
-        own = {name: arguments.get(name) for name in OWN}
-        rest = {k: v for k, v in arguments.items() if k not in known and k not in OWN}
-        if isinstance(self.backbone, EncoderDecoder):
-            inputs = source_inputs(self.model, inputs)
-        vlm.check(self.model, self.backbone.family, inputs)
-        carrier = inputs.get("input_ids")
-        carrier = inputs["inputs_embeds"] if carrier is None else carrier
-        batch, length = carrier.shape[:2]
-        sampling, config = resolve(
-            self.model,
-            sampled(rest),
-            length,
-            carrier.device,
-            batch=batch,
-            config=own["generation_config"],
-            inputs=inputs.get("input_ids"),
-            attention_mask=inputs.get("attention_mask"),
-            processors=own["logits_processor"] or (),
-            prefix_allowed_tokens_fn=own["prefix_allowed_tokens_fn"],
+    def __call__(self, call: Call) -> Iterator[Round]:
+        recipe = call.recipe
+        self.ledger = Ledger(
+            recipe.name or "custom",
+            recipe.exact,
+            str(getattr(call.parts.drafter, "sees", "nothing")),
         )
-        stop = Stop.resolve(
-            self.model, config, length, own["stopping_criteria"] or (), own["tokenizer"]
+        for kept in self.ledger.follow(decode(call.parts, call.request)):
+            for watch in self.watches:
+                watch(kept)
+            yield kept
+
+    def stats(self) -> Stats:
+        if self.reported is not None:
+            return self.reported
+        assert self.ledger is not None
+        return self.ledger.stats()
+
+    def report(self, stats: Stats) -> None:
+        self.reported = stats
+
+
+def _asked_itself(model: Any, call: str, args: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
+    """What the model itself answers. Raises ValueError for arguments that only we take."""
+    ours = sorted({"seed", "row_ids", "on_round"} & set(arguments))
+    if ours:
+        raise ValueError(
+            f"{', '.join(ours)} is an argument of mmspec, and this object was disabled; drop it, "
+            "or call accelerate() again"
         )
-        seed = fresh_seed() if own["seed"] is None else int(own["seed"])
-        call = self._bind(inputs, sampling, stop, seed, own["row_ids"], own["drafter_inputs"] or {})
-        return replace(call, pad=first(config.pad_token_id, config.eos_token_id))
+    return (model if call == "__call__" else getattr(model, call))(*args, **arguments)
 
-    def _bind(
-        self,
-        inputs: Mapping[str, Any],
-        sampling: Sampling,
-        stop: Stop,
-        seed: int,
-        row_ids: Sequence[int] | None,
-        drafter_inputs: Mapping[str, Any],
-    ) -> _Call:
-        carrier = inputs.get("input_ids")
-        batch = inputs["inputs_embeds"].shape[0] if carrier is None else carrier.shape[0]
-        device = self.backbone.device
-        ids = (
-            torch.zeros(batch, 0, dtype=torch.int64, device=device) if carrier is None else carrier
+
+def check_seed(seed: Any, row_ids: Any) -> None:
+    """Refuse a seed that is no whole number, and row ids that are not. Raises ValueError."""
+    if seed is not None and not _is_whole(seed):
+        raise ValueError(f"seed={seed!r} is no whole number; give one, such as 0")
+    if row_ids is None:
+        return
+    if isinstance(row_ids, str) or not all(_is_whole(one) for one in row_ids):
+        raise ValueError(f"row_ids={row_ids!r} are no whole numbers; give one per row")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_verifier(verifier: Any) -> None:
+    if not hasattr(verifier, "verify"):
+        raise ValueError(
+            f"verifier={verifier!r} is no verifier; give a name, such as 'coupled', or an object "
+            "of mmspec.verifiers"
         )
-        noise = KeyedNoise.seeded(seed, batch, device, row_ids)
-        request = Request(inputs, sampling, noise, stop.max_new_tokens, drafter_inputs)
-        parts = Parts(self.target, self.drafter, self.recipe.verifier, stop, self.recipe.gate)
-        return _Call(ids, parts, request)
 
 
-@dataclass(frozen=True)
-class _Call:
-    ids: Tensor  # (B, L)
-    parts: Parts
-    request: Request
-    pad: int = 0
-
-
-def decode_plain(model: Any, **arguments: Any) -> Output:
+def decode_plain(model: Any, **arguments: Any) -> Any:
     """Plain decoding, one token per forward, under the same noise as every exact coupled recipe."""
     return accelerate(model, recipe="plain").generate(**arguments)
 
 
 def load(folder: str | Path, model: Any = None) -> Accelerated:
-    """Load what `save_pretrained` saved; without `model`, the target that the file names."""
-    from mmspec.loading import restore
+    """Load what `save_pretrained` saved; without `model`, the target that the file names.
 
-    restored: Accelerated = restore(Path(folder), model, accelerate)
-    return restored
+    Raises ValueError where the folder holds none, or the target is unknown.
+    """
+    from mmspec.saving import restore
+
+    return accelerate(**restore(Path(folder), model))

@@ -1,13 +1,14 @@
 """What a modality is: one folder that knows how its models are loaded, bound, asked and judged.
 
-A modality has two halves. The light one (`Modality`, the `MODALITY` of `modalities/<name>/`) is data
-and may be read without importing torch: names, settings, checkpoints. The heavy one (`Plug`, the
-module that `Modality.plug` names) does the work and is imported when a model of it is met. Nothing
-outside a modality's folder names it: everybody asks `mmspec.registry`.
+A modality has two halves. The light one (`Modality`, the `MODALITY` of `modalities/<name>/`) is
+data and may be read without importing torch: names, settings, checkpoints. The heavy one (`Plug`,
+the module that `Modality.plug` names) does the work and is imported when a model of it is met.
+Nothing outside a modality's folder names it: everybody asks `mmspec.registry`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from mmspec.decode import Parts, Request
-    from mmspec.draft import Drafter, Round
+    from mmspec.draft import Round
     from mmspec.recipe import Recipe
     from mmspec.stats import Stats
 
@@ -36,6 +37,7 @@ class Entry:
     target: str | None = None  # of a drafter: whom it follows
     drafter: str | None = None  # of a target: its default drafter
     sees: str = "nothing"  # what it sees of its target's prompt
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of calls, where nothing is said
 
     @property
     def kind(self) -> str:
@@ -66,17 +68,23 @@ class Modality:
     recipe: str  # the default one; `drafted` where a draft model is given
     settings: type
     plug: str  # the module of the heavy half
+    measures: str  # the module that knows workloads and certificates
     owns: Callable[[Source], bool]
     zoo: tuple[Entry, ...] = ()
     parts: tuple[str, ...] = ()
     drafted: str | None = None
+    plain: tuple[str, Mapping[str, Any]] = ("plain", {})  # recipe and parts that speculate nothing
+    files: tuple[str, ...] = ()  # endings that `Asker.render` writes, the usual one first
     is_general: bool = False
-    summary: str = ""
 
 
-def setting(default: Any, about: str, **limits: Any) -> Any:
-    """A field of `Modality.settings`: its default, its help, and `min`, `max` or `choices`."""
-    return field(default=default, metadata={"help": about, **limits})
+def setting(default: Any, about: str, **more: Any) -> Any:
+    """A field of `Modality.settings`: its default, its help, and `min`, `max` or `choices`.
+
+    `only` names the command that takes it ("generate" or "bench"; all if not said), and `writes`
+    says that it is a file, of one of the modality's endings, that is going to be written.
+    """
+    return field(default=default, metadata={"help": about, **more})
 
 
 def settings_of(cls: type, given: Mapping[str, Any]) -> Any:
@@ -114,12 +122,13 @@ class Call:
     parts: Parts
     request: Request
     recipe: Recipe  # as it was bound for this call
-    drafter: Drafter
 
 
 class Loop(Protocol):
     """The loop as a session sees it: rounds of a call, counted and watched from outside."""
 
+    @property
+    def is_watched(self) -> bool: ...  # whether somebody waits for the rounds
     def __call__(self, call: Call) -> Iterator[Round]: ...
     def stats(self) -> Stats: ...  # of all that was decoded so far in this request
     def report(self, stats: Stats) -> None: ...  # of a run that did not go through the loop
@@ -137,6 +146,7 @@ class Session(Protocol):
     model: Any
     recipe: Recipe
     calls: tuple[str, ...]
+    signature: inspect.Signature | None  # of being called, for who looks before calling
 
     @property
     def sees(self) -> str: ...  # what the drafter sees of the prompt
@@ -152,27 +162,39 @@ class Session(Protocol):
 class Answer:
     """What came out for one request, as far as races and certificates must know."""
 
-    values: Any  # what is compared for equality: tokens per row, codes, latents
-    count: int  # tokens, or states
+    values: Any  # what is compared by ==: new tokens per row, codes; None where nothing is
+    count: int  # what seconds are divided by, alike for all contestants: tokens, codes, pictures
     calls: float  # of the target, prefill aside
+    exact: bool = True  # whether the law of the output is claimed to be the target's
     output: Any = None  # what a judge looks at
     stats: Stats | None = None
+    network_rows: float | None = None  # that all calls together computed, where they are counted
+
+
+Answers = Mapping[str, Sequence[Answer]]  # of every contestant, one per request
 
 
 class Contestant(Protocol):
-    """Who takes part in a race: our loop with some recipe, or a baseline of the library's own."""
+    """Who takes part in a race: our loop with some recipe, or a way of the library's own.
 
-    @property
-    def name(self) -> str: ...
+    `first` answers with the first token of each row alone, for the time of a prefill; None where
+    there is no such thing.
+    """
+
     def answer(self, request: Mapping[str, Any], seed: int) -> Answer: ...
+    def first(self, request: Mapping[str, Any], seed: int) -> Answer | None: ...
 
 
 @dataclass(frozen=True)
 class Quality:
-    """One named measure of a set of answers: `values` per item, and how they are averaged."""
+    """One named measure of answers.
+
+    `judge` gets a contestant's answers and everybody's; it returns a value per item (averaged, with
+    a standard error), or nothing where it has nothing to say.
+    """
 
     name: str
-    judge: Callable[[Sequence[Answer]], Sequence[float]]  # one value per judged item
+    judge: Callable[[Sequence[Answer], Answers], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -180,28 +202,103 @@ class Workload:
     """What a race is about: requests, how good answers are, and who else runs.
 
     `timed` are measured; `judged` (if any) are answered once, for the qualities alone. `fast` makes
-    a contestant of an accelerated model; `baselines` are the library's own ways, the first of which
-    speed-ups refer to; `controls` are drafters that know nothing, beside which an acceptance must be
-    seen.
+    a contestant of an accelerated model; `plain` is plain decoding. `baselines` are the library's
+    own ways, the first of which end-to-end speed-ups refer to. `peers` makes further ones, out of
+    the contestants of the recipes, a seed and a progress, and says why some are missing. `controls`
+    makes accelerated models whose drafters know nothing, out of plain answers.
     """
 
     timed: Sequence[Mapping[str, Any]]
+    plain: Contestant
     fast: Callable[[Any], Contestant]
-    baselines: Sequence[Contestant]
+    baselines: Mapping[str, Contestant] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)  # baselines that there are not, why
+    peers: (
+        Callable[
+            [Mapping[str, Contestant], int, Callable[[str, int, int], None]],
+            tuple[Mapping[str, Contestant], Mapping[str, str]],
+        ]
+        | None
+    ) = None
+    controls: Callable[[Sequence[Answer]], Mapping[str, Any]] | None = None
     judged: Sequence[Mapping[str, Any]] = ()
     qualities: Sequence[Quality] = ()
+    extras: Callable[[Sequence[Answer], Answers], Mapping[str, Any]] | None = None  # of a row
     batch: int = 1
-    missing: Mapping[str, str] = field(default_factory=dict)  # baselines that could not take part
-    about: Mapping[str, Any] = field(default_factory=dict)  # settings, for the report
+    is_greedy: bool = False  # so that answers can be compared value for value
+    replayed: int = 0  # timed requests whose forwards can be made again alone; 0 = no such thing
+    toy_distance: Callable[[str, Mapping[str, Any]], float | None] | None = None  # of recipe, parts
+    device: Any = "cpu"
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of all requests, for the report
+    environment: Mapping[str, Any] = field(default_factory=dict)  # beside what is always reported
+
+
+class Asker(Protocol):
+    """Between a person and a session: what is typed becomes a request, an output becomes words.
+
+    Made for one model and one set of settings; `mmspec generate`, `bench` and `certify` ask so.
+    """
+
+    source: str  # the model as typed
+
+    def request(self, prompts: Sequence[str]) -> dict[str, Any]: ...  # of the customary call
+    def text(self, output: Any) -> str | None: ...  # what is printed; None = only files
+    def data(self, output: Any) -> dict[str, Any]: ...  # plain data for programs, by name
+    def render(self, output: Any, path: Path) -> tuple[Path, ...]: ...  # what is looked at
+
+
+Outcome = Literal["ok", "note", "refused"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that `mmspec doctor` looked at: what each model has, and whether that works."""
+
+    check: str
+    target: Any
+    drafter: Any = None
+    verdict: Outcome = "ok"
+    remark: str = ""
 
 
 class Plug(Protocol):
-    """The heavy half of a modality: functions of one module."""
+    """The heavy half of a modality: functions of one module.
+
+    `load`, `load_drafter` and `asker` read folders and names on a hub; none runs code that lies
+    there, unless `trust_remote_code` is given. `examine` looks at a model, or at a pair, without
+    reading weights into memory.
+    """
 
     def load(self, source: str | Path, **options: Any) -> Any: ...
+    def load_drafter(self, model: Any, source: str | Path, **options: Any) -> Any: ...
     def session(
         self, model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]
     ) -> Session: ...
-    def workload(self, fast: Any, settings: Any, count: int, batch: int, seed: int) -> Workload: ...
-    def certify(self, recipe: Recipe, options: Any) -> Iterable[Any]: ...
-    def render(self, output: Any, path: Path) -> tuple[Path, ...]: ...
+    def asker(self, source: str, model: Any, settings: Any, **options: Any) -> Asker: ...
+    def examine(self, target: str, drafter: str | None) -> list[Finding]: ...
+
+
+class Measures(Protocol):
+    """How a modality is measured: functions of the module that `Modality.measures` names.
+
+    It stands above the benchmark and may import it; nothing imports it but by name.
+    """
+
+    def workload(
+        self,
+        model: Any,
+        asker: Asker,
+        settings: Any,
+        *,
+        prompts: Sequence[str] | None,  # of the user; None = the zoo's held-out ones
+        count: int,
+        batch: int,
+        seed: int,
+        drafter: Any = None,  # a draft model, for peers that take one
+    ) -> Workload: ...
+    def certify(self, recipe: Recipe, trial: Any) -> tuple[Recipe, Iterable[Any]]:
+        """The recipe as it was bound, and `Check`s out of a `Trial` (`mmspec.bench.certificate`).
+
+        Raises ValueError for a recipe that cannot be tested here.
+        """
+        ...

@@ -6,7 +6,6 @@ every entry point of other packages in the group "mmspec.modalities". Nothing he
 
 from __future__ import annotations
 
-import json
 import pkgutil
 from collections.abc import Mapping
 from functools import lru_cache
@@ -15,7 +14,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
-from mmspec.modality import Modality, Plug, Source
+from mmspec.modality import Measures, Modality, Plug, Source
+from mmspec.models.folder import configuration
 
 GROUP = "mmspec.modalities"
 ZOO = "zoo:"
@@ -47,6 +47,11 @@ def get(name: str) -> Modality:
 def plug(modality: Modality) -> Plug:
     """The heavy half, imported now."""
     return cast(Plug, import_module(modality.plug))
+
+
+def measures(modality: Modality) -> Measures:
+    """How a modality is measured, imported now."""
+    return cast(Measures, import_module(modality.measures))
 
 
 def of(given: Any, name: str | None = None) -> Modality:
@@ -87,7 +92,7 @@ def _described(given: str | Path, folder: Path) -> Source:
         ("config.json", "model_type", "architectures"),
     ):
         if (folder / name).is_file():
-            content = json.loads((folder / name).read_text())
+            content = configuration(folder / name)
             found = content.get(classes) or content.get("_class_name") or ()
             names = (found,) if isinstance(found, str) else tuple(found)
             bases = ("DiffusionPipeline",) if name == "model_index.json" else ()

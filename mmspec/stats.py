@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mmspec.draft import Round
@@ -48,6 +48,7 @@ class Stats:
     network_rows: int = 0  # of a denoising chain: rows of the network, branches of guidance counted
     over_accepted_mass: float | None = None  # mean per token; None = exact, or not measured
     unverified_tokens: int = 0  # kept by a gate, without asking the target
+    forecast_errors: list[tuple[int, float]] = field(default_factory=list)  # (step, error) checked
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -146,6 +147,23 @@ class Ledger:
             ),
             unverified_tokens=self.unverified,
         )
+
+
+def forecast_stats(
+    recipe: str, full: int, kept: int, rejected: int, errors: Sequence[tuple[int, float]]
+) -> Stats:
+    """Of a run that computes `full` steps and forecasts the others.
+
+    A forecast is a draft of one step, accepted where it was kept; nobody verifies it, although a
+    gate may have checked it.
+    """
+    accepted = [1] * kept + [0] * rejected
+    drafted = [1] * len(accepted)
+    ledger = Ledger(recipe, False, "nothing", accepted, drafted, list(drafted))
+    ledger.new_tokens, ledger.called_tokens = full + kept, full + kept
+    ledger.calls = ledger.row_calls = full
+    ledger.unverified = kept
+    return replace(ledger.stats(), forecast_errors=list(errors))
 
 
 def _histogram(counts: Iterable[int], longest: int) -> list[int]:

@@ -1,5 +1,5 @@
 """Denoising chains with a known answer: mixtures of Gaussians, whose best denoiser is a formula."""
 
-from mmspec.bench.mixture import ExactDenoiser, Mixture, mixture, vp_grid
+from mmspec.modalities.diffusion.mixture import ExactDenoiser, Mixture, mixture, vp_grid
 
 __all__ = ["ExactDenoiser", "Mixture", "mixture", "vp_grid"]

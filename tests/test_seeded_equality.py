@@ -44,14 +44,16 @@ def pair(family: str) -> tuple[Any, Any]:
 
 def plain(model: Any, request: dict[str, Tensor], seed: int, **settings: Any) -> Tensor:
     settings = {"max_new_tokens": ROOM, "temperature": 1.0, **settings}
-    return mmspec.decode_plain(model, **request, seed=seed, **settings).sequences
+    sequences: Tensor
+    sequences = mmspec.decode_plain(model, **request, seed=seed, **settings).sequences
+    return sequences
 
 
 def speculated(
     fast: mmspec.Accelerated, request: dict[str, Tensor], seed: int, **settings: Any
 ) -> Tensor:
     settings = {"max_new_tokens": ROOM, "temperature": 1.0, **settings}
-    out = fast.generate(**request, seed=seed, **settings)
+    out: mmspec.Output = fast.generate(**request, seed=seed, **settings)
     assert out.stats.fallback is None
     return out.sequences
 

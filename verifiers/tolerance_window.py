@@ -25,9 +25,14 @@ class ToleranceWindow:
 
         |sum|^2 / d <= tolerance^2 sigma_j^2,
 
-    d numbers per state, sigma_j the std of the ancestral step there (a deterministic sampler has a
-    scale too). Then comes f of the last state kept. Lossy; tolerance 0 keeps only what equals f and
-    is sequential sampling, bit for bit. Drafts must use the noise of the position (Kind.RACE).
+    d numbers per state, sigma_j the std of the ancestral step that leaves state j (a deterministic
+    sampler has a scale too), as in the authors' code. Then comes f of the last state kept. Lossy;
+    tolerance 0 keeps only what equals f and is sequential sampling, bit for bit. Drafts must use
+    the noise of the position (Kind.RACE).
+
+    The authors commit the states that a sweep has moved to; here the states are kept that it hardly
+    moves, one sweep behind, because a verdict keeps drafted states, and what was kept under
+    tolerance 0 is then the sequential chain. `tests/recipes/test_paradigms.py` has theirs as well.
 
     Raises ValueError for trees and for a negative tolerance.
     """
@@ -49,7 +54,7 @@ class ToleranceWindow:
             return plain(draft, scores, noise)
         target = gaussian(scores.law).sample(noise.shared(scores.position))  # (B, N + 1, *E)
         moved = (target[:, :-1] - draft.tokens).cumsum(1)
-        scale = scores.features["scale"][:, :-1].flatten(2)[..., 0]  # (B, N)
+        scale = scores.features["scale"][:, 1:].flatten(2)[..., 0]  # (B, N), of the next step
         close = moved.square().flatten(2).mean(-1) <= (self.tolerance * scale) ** 2
         return _kept(draft, close, target)
 

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from mmspec.api import Accelerated
+from mmspec.bench.progress import Progress, silent
 from mmspec.recipe import Recipe
 
 ALPHA = 1e-3  # most chance of refuting a right recipe, all frequency tests together
-TOKENS = "total variation of the first two tokens"
 
 Outcome = Literal["passed", "refuted", "lossy", "skipped"]
 Verdict = Literal["exact", "lossy", "refuted", "untested"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a certificate is made from, and how much is tried.
+
+    `requests` are arguments of the customary call of `fast`; without both, tiny models are asked.
+    """
+
+    fast: Accelerated | None = None
+    requests: Sequence[Mapping[str, Any]] = ()
+    seeds: int = 50
+    samples: int = 6000
+    progress: Progress = silent
 
 
 @dataclass(frozen=True)
@@ -22,6 +37,8 @@ class Check:
     name: str
     outcome: Outcome
     detail: str
+    distance: float | None = None  # from the target, where it was measured
+    distance_of: str = ""  # what the distance is
 
 
 @dataclass(frozen=True)
@@ -29,12 +46,28 @@ class Certificate:
     """What `mmspec certify` reports."""
 
     recipe: str
+    modality: str
     claims_exact: bool
     verdict: Verdict
     checks: list[Check]
-    distance: float | None  # from the target, where it was measured
+    distance: float | None  # the largest that was measured
+    distance_of: str
     false_alarm_rate: float = ALPHA
-    distance_of: str = TOKENS  # what the distance is
+
+    @classmethod
+    def of(cls, plan: Recipe, modality: str, checks: Sequence[Check]) -> Certificate:
+        """Of a recipe as it was bound."""
+        told = [check for check in checks if check.distance is not None]
+        worst = max(told, key=lambda check: check.distance or 0.0, default=None)
+        return cls(
+            recipe=plan.name or "custom",
+            modality=modality,
+            claims_exact=plan.exact,
+            verdict=verdict(plan, checks),
+            checks=list(checks),
+            distance=None if worst is None else worst.distance,
+            distance_of="" if worst is None else worst.distance_of,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""

@@ -1,18 +1,21 @@
-"""Checks that certificates of writing and of drawing share: enumeration and frequencies."""
+"""Checks of recipes that decode token ids: enumeration, frequencies, equality."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from mmspec.bench.certificate import ALPHA, Check, outcome
+from mmspec.bench.certificate import ALPHA, Check, Trial, outcome
 from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
+from mmspec.bench.equality import equal
 from mmspec.bench.frequency import Frequencies, Subject, frequencies
-from mmspec.bench.progress import Progress
 from mmspec.draft import Verifier
-from mmspec.recipe import Recipe
+from mmspec.modality import Contestant
+from mmspec.recipe import Recipe, Tailored
 from mmspec.verifiers.coupled import Coupled
 
 MODELS = (0, 1)  # seeds of the tiny models that are sampled
+ITSELF = "this recipe is plain decoding itself, which proves nothing"
 
 
 def enumeration(plan: Recipe, verifier: Verifier, size: int | None = None) -> Check:
@@ -20,6 +23,8 @@ def enumeration(plan: Recipe, verifier: Verifier, size: int | None = None) -> Ch
     name = "enumeration"
     if isinstance(verifier, Coupled):
         return Check(name, "skipped", "coupled noise leaves nothing to enumerate; see the seeds")
+    if isinstance(verifier, Tailored):
+        return Check(name, "skipped", f"no model made the verifier ({verifier.words})")
     try:
         found = enumerate_verifier(verifier, tuple(verifier.kinds), size)
     except ValueError as error:
@@ -31,9 +36,7 @@ def enumeration(plan: Recipe, verifier: Verifier, size: int | None = None) -> Ch
     return Check(name, outcome(plan, found.passed), detail)
 
 
-def frequency(
-    plan: Recipe, subject_of: Callable[[int], Subject], samples: int, progress: Progress
-) -> tuple[float | None, Check]:
+def frequency(plan: Recipe, subject_of: Callable[[int], Subject], trial: Trial, unit: str) -> Check:
     """The whole loop on tiny models: chi-square of the first three tokens.
 
     An alarm is checked once, with four times as many new samples, and only then counts.
@@ -44,17 +47,57 @@ def frequency(
     try:
         for seed in MODELS:
             subject = subject_of(seed)
-            once = frequencies(subject, samples, seed=seed, progress=progress)
+            once = frequencies(subject, trial.samples, seed=seed, progress=trial.progress)
             if not once.passes(alpha):
-                once = frequencies(subject, 4 * samples, seed=seed + 1000, progress=progress)
+                many = 4 * trial.samples
+                once = frequencies(subject, many, seed=seed + 1000, progress=trial.progress)
             found.append(once)
     except ValueError as error:
-        return None, Check(name, "skipped", f"does not run on a tiny model: {error}")
+        return Check(name, "skipped", f"does not run on a tiny model: {error}")
     values = ", ".join(f"{one.p_value:.2g} ({one.samples} samples)" for one in found)
     worst = max(found, key=lambda one: one.distance - one.floor)
     detail = (
         f"chi-square on {len(found)} models: p {values}, alpha {alpha:.0e}; distance of two "
-        f"tokens {worst.distance:.3f}, of which {worst.floor:.3f} is chance"
+        f"{unit} {worst.distance:.3f}, of which {worst.floor:.3f} is chance"
     )
     passed = all(one.passes(alpha) for one in found)
-    return worst.distance, Check(name, outcome(plan, passed), detail)
+    words = f"total variation of the first two {unit}"
+    return Check(name, outcome(plan, passed), detail, worst.distance, words)
+
+
+def greedy_equality(
+    plan: Recipe,
+    wanted: Contestant | None,  # None = there is no other way to answer
+    found: Contestant,
+    requests: Sequence[Mapping[str, Any]],
+    trial: Trial,
+    whose: str,
+) -> Check:
+    """Greedy answers against a reference that is not the recipe itself."""
+    if wanted is None:
+        return Check("greedy equality", "skipped", ITSELF)
+    cases = [(request, 0) for request in requests]
+    both = equal("greedy", wanted, found, cases, trial.progress)
+    detail = f"{both.same} of {both.total} answers are those of {whose} {both.first_difference}"
+    return Check("greedy equality", outcome(plan, both.passed), detail.strip())
+
+
+def seeded_equality(
+    plan: Recipe,
+    plain: Contestant | None,  # None = `found` is that itself
+    found: Contestant,
+    requests: Sequence[Mapping[str, Any]],
+    trial: Trial,
+) -> Check:
+    """Samples against plain decoding with the same seed, which coupled noise promises."""
+    name = "seeded equality"
+    if not isinstance(plan.verifier, Coupled):
+        return Check(name, "skipped", "other draws of the same law; see enumeration")
+    if plain is None:
+        return Check(name, "skipped", ITSELF)
+    cases = [(requests[seed % len(requests)], seed) for seed in range(trial.seeds)]
+    both = equal("seeds", plain, found, cases, trial.progress)
+    detail = (
+        f"{both.same} of {both.total} seeds give plain decoding's answer {both.first_difference}"
+    )
+    return Check(name, outcome(plan, both.passed), detail.strip())

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
+from typing import Any
 
-from mmspec.api import Accelerated
+import torch
+
 from mmspec.bench.environment import seconds
 from mmspec.bench.forwards import Replay, recording, replay
-from mmspec.bench.players import Answer, Inputs
 from mmspec.bench.progress import Progress, silent
-
-
-class Runner(Protocol):
-    """Answers requests with an accelerated model."""
-
-    @property
-    def fast(self) -> Accelerated: ...
-    def answer(self, inputs: Inputs, room: int) -> Answer: ...
+from mmspec.modality import Contestant
 
 
 @dataclass(frozen=True)
@@ -36,37 +29,43 @@ class Efficiency:
 
 
 def efficiencies(
-    players: Sequence[Runner],
-    requests: Sequence[Inputs],
-    room: int,
-    repeats: int = 5,
+    contestants: Mapping[str, Contestant],
+    requests: Sequence[Mapping[str, Any]],
+    repeats: int,
+    seed: int,
+    device: torch.device,
     progress: Progress = silent,
-) -> list[Efficiency]:
-    """Run and replay in turns, request by request, all players side by side."""
-    wall, alone = [0.0] * len(players), [0.0] * len(players)
-    for done, inputs in enumerate(requests):
-        for index, pairs in enumerate(run_and_replay(players, inputs, room, repeats)):
+) -> dict[str, Efficiency]:
+    """Run and replay in turns, request by request, all contestants side by side."""
+    names, wall, alone = list(contestants), [0.0] * len(contestants), [0.0] * len(contestants)
+    for done, request in enumerate(requests):
+        found = run_and_replay(list(contestants.values()), request, repeats, seed + done, device)
+        for index, pairs in enumerate(found):
             wall[index] += median(run for run, _ in pairs)
             alone[index] += median(forwards.total for _, forwards in pairs)
         progress("forwards alone", done + 1, len(requests))
-    return [Efficiency(*times) for times in zip(wall, alone, strict=True)]
+    both = zip(names, wall, alone, strict=True)
+    return {name: Efficiency(run, forwards) for name, run, forwards in both}
 
 
 def run_and_replay(
-    players: Sequence[Runner], inputs: Inputs, room: int, repeats: int
+    contestants: Sequence[Contestant],
+    request: Mapping[str, Any],
+    repeats: int,
+    seed: int,
+    device: torch.device,
 ) -> list[list[tuple[float, Replay]]]:
-    """Per player, `repeats` times: wall seconds of a run, and its forwards alone; warmed up."""
-    device = players[0].fast.backbone.device
+    """Each one's wall seconds of a run and its forwards alone, `repeats` times; warmed up."""
     tapes = []
-    for player in players:
-        with recording(player.fast) as tape:
-            player.answer(inputs, room)
+    for one in contestants:
+        with recording(one) as tape:
+            one.answer(request, seed)
         replay(tape, device)
         tapes.append(tape)
-    pairs: list[list[tuple[float, Replay]]] = [[] for _ in players]
+    pairs: list[list[tuple[float, Replay]]] = [[] for _ in contestants]
     for _ in range(repeats):
-        for player, tape, found in zip(players, tapes, pairs, strict=True):
+        for one, tape, found in zip(contestants, tapes, pairs, strict=True):
             start = seconds(device)
-            player.answer(inputs, room)
+            one.answer(request, seed)
             found.append((seconds(device) - start, replay(tape, device)))
     return pairs

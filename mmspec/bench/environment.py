@@ -12,18 +12,21 @@ import torch
 import transformers
 
 
-def environment(model: Any, batch: int = 1) -> dict[str, Any]:
+def environment(device: torch.device, batch: int = 1) -> dict[str, Any]:
     """What a figure depends on besides the method; goes with every report."""
-    device = model.get_input_embeddings().weight.device
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "device": device_name(device),
         "threads": torch.get_num_threads(),
-        "dtype": str(model.dtype).removeprefix("torch."),
         "batch": batch,
     }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As users write it: float32, bfloat16."""
+    return str(dtype).removeprefix("torch.")
 
 
 def device_name(device: torch.device) -> str:

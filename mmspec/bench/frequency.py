@@ -8,10 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.api import Accelerated
-from mmspec.bench import tiny_images
 from mmspec.bench.progress import Progress, silent
-from mmspec.bench.tiny import joint, request
 from mmspec.stats import Stats
 
 LENGTH = 3  # tokens counted together: the first from the prefill, the others from a round
@@ -93,41 +90,7 @@ def p_value(statistic: float, freedom: int) -> float:
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
-def writing(fast: Accelerated) -> Subject:
-    """A tiny model that writes."""
-
-    def sample(batch: int, first: int, seed: int) -> Tensor:
-        inputs = request(batch)
-        out = fast.generate(
-            **inputs,
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            max_new_tokens=LENGTH + 2,
-            seed=seed,
-            row_ids=list(range(first, first + batch)),
-        )
-        _refuse_fallback(out.stats)
-        start = inputs["input_ids"].shape[1]
-        return out.sequences[:, start : start + LENGTH]
-
-    return Subject(joint(fast.model, LENGTH), sample)
-
-
-def drawing(fast: Accelerated) -> Subject:
-    """A tiny model that draws, guided."""
-
-    def sample(batch: int, first: int, seed: int) -> Tensor:
-        rows = list(range(first, first + batch))
-        asked = {**tiny_images.painted(batch), **tiny_images.SETTINGS}
-        out = fast.generate_images(**asked, seed=seed, row_ids=rows)
-        _refuse_fallback(out.stats)
-        return out.sequences[:, :LENGTH]
-
-    return Subject(tiny_images.joint(fast.model, LENGTH), sample)
-
-
-def _refuse_fallback(stats: Stats) -> None:
+def refuse_fallback(stats: Stats) -> None:
     """Plain decoding in the place of a drafter that failed would pass every test."""
     if stats.fallback is not None:
         raise ValueError(f"the drafter failed: {stats.fallback}")

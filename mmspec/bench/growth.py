@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -11,19 +11,16 @@ import torch
 
 from mmspec import recipes
 from mmspec.api import Accelerated, accelerate
-from mmspec.bench.environment import environment, seconds
+from mmspec.bench.environment import dtype_name, environment, seconds
 from mmspec.bench.forwards import stopwatch
-from mmspec.bench.players import Inputs, Speculative
 from mmspec.bench.progress import Progress, silent
-from mmspec.bench.shapes import build
+from mmspec.bench.shapes import FixedLength, build
 from mmspec.bench.workload import random_prompt
 from mmspec.drafters.oracle import Oracle
 
-GREEDY = {"do_sample": False}
-
 
 @dataclass(frozen=True)
-class Point:
+class GrowthPoint:
     """Medians per round after the prefill, at one context length."""
 
     context: int
@@ -40,7 +37,7 @@ class Point:
 class Growth:
     """What `mmspec bench --growth` reports: host time per round, longest context over shortest."""
 
-    points: list[Point]
+    points: list[GrowthPoint]
     ratio: float
     spread: list[float]
     environment: dict[str, Any] = field(default_factory=dict)
@@ -83,31 +80,34 @@ def growth(
     ]
     hosts = [[_point(0, turns).host_seconds for turns in repeat] for repeat in found]
     ratios = [host[-1] / host[0] for host in hosts]
+    where = {**environment(place), "dtype": dtype_name(model.dtype)}
     ratio = points[-1].host_seconds / points[0].host_seconds
-    return Growth(points, ratio, [min(ratios), max(ratios)], environment(model))
+    return Growth(points, ratio, [min(ratios), max(ratios)], where)
 
 
 Turn = tuple[float, float]  # seconds of a round, and of the forwards within
-_Case = tuple[Accelerated, Inputs]
+_Case = tuple[Accelerated, Mapping[str, Any]]
 
 
 def _case(model: Any, context: int, room: int, acceptance: float, seed: int) -> _Case:
     """A prompt, and a drafter that knows the answer."""
     place = model.get_input_embeddings().weight.device
     inputs = random_prompt(model.config.vocab_size, context, place, seed=seed)
-    plain = Speculative(accelerate(model, "plain"), GREEDY)
-    oracle = Oracle(plain.answer(inputs, room).tokens, 1 - acceptance, seed=seed)
+    known = FixedLength(accelerate(model, "plain"), room).answer(inputs)
+    oracle = Oracle(known.values, 1 - acceptance, seed=seed)
     return accelerate(model, recipes.get("plain"), drafter=oracle), inputs
 
 
 def _turns(cases: Sequence[_Case], room: int) -> list[list[Turn]]:
     """All rounds after the prefill, the cases in turns."""
     turns: list[list[Turn]] = [[] for _ in cases]
-    device = cases[0][0].backbone.device
-    running = [fast.stream(**inputs, **GREEDY, max_new_tokens=room) for fast, inputs in cases]
+    device = cases[0][0].model.device
+    running = [
+        fast.stream(**inputs, do_sample=False, max_new_tokens=room) for fast, inputs in cases
+    ]
     for rounds in running:
         next(rounds)
-    with stopwatch(cases[0][0]) as spent:  # all cases share one model
+    with stopwatch(cases[0][0], device) as spent:  # all cases share one model
         while True:
             for rounds, case in zip(running, turns, strict=True):
                 spent.clear()
@@ -117,7 +117,7 @@ def _turns(cases: Sequence[_Case], room: int) -> list[list[Turn]]:
                 case.append((seconds(device) - start, sum(spent)))
 
 
-def _point(context: int, turns: Sequence[Turn]) -> Point:
+def _point(context: int, turns: Sequence[Turn]) -> GrowthPoint:
     whole = median(whole for whole, _ in turns)
     host = median(whole - forwards for whole, forwards in turns)
-    return Point(context, len(turns), whole, whole - host)
+    return GrowthPoint(context, len(turns), whole, whole - host)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.bench.sweep import Point, Sweep
+from mmspec.bench.sweep import Sweep
 
 MARKS = "osD^vP*X"
 NUMBER: dict[str, Any] = {"fontsize": 7, "xytext": (3, 3), "textcoords": "offset points"}
@@ -25,40 +25,47 @@ def relaxed(found: Sweep, file: Path) -> None:
     from matplotlib import pyplot
 
     settings: Any = {"svg.hashsalt": "mmspec", "font.size": 9}
+    qualities = list(found.points[0].row.qualities)
     with pyplot.rc_context(settings):
-        figure, axes = pyplot.subplots(2, 2, figsize=(10, 7.5), layout="constrained")
+        size = (5 * (2 + len(qualities)), 3.75)
+        figure, axes = pyplot.subplots(1, 2 + len(qualities), figsize=size, layout="constrained")
         for index, recipe in enumerate(dict.fromkeys(point.recipe for point in found.points)):
-            points = [point for point in found.points if point.recipe == recipe]
+            rows = [point.flat() for point in found.points if point.recipe == recipe]
             mark = MARKS[index % len(MARKS)]
             how: dict[str, Any] = {"color": f"C{index}", "marker": mark, "label": recipe}
-            _line(axes[0, 0], points, "over_accepted_mass", "fewer_calls", how)
-            _line(axes[0, 1], points, "fewer_calls", "facts_gap", how, "facts_gap_error")
-            _line(axes[1, 0], points, "fewer_calls", "log_likelihood", how, "log_likelihood_error")
-            _line(axes[1, 1], points, "fewer_calls", "speedup_over_plain", how)
-        axes[0, 1].axhspan(-0.02, 0.02, color="0.92", zorder=0)
-        axes[1, 0].axhline(found.plain[0].log_likelihood, color="0.6", linestyle=":")
-        _name(axes[0, 0], "over-accepted mass per code", "times fewer target calls")
-        _name(axes[0, 1], "times fewer target calls", "facts right, less those of plain")
-        _name(axes[1, 0], "times fewer target calls", "log-likelihood per code")
-        _name(axes[1, 1], "times fewer target calls", "wall-clock speed-up")
-        axes[1, 1].legend()  # every recipe has a time, not every one a mass
+            _line(axes[0], rows, "distance", "fewer_calls", how)
+            _line(axes[1], rows, "fewer_calls", "speedup_over_plain", how)
+            for place, quality in zip(axes[2:], qualities, strict=True):
+                gap = (f"{quality} gap", how, f"{quality} gap_error")
+                _line(place, rows, "fewer_calls", *gap)
+        _name(axes[0], "over-accepted mass per token", "times fewer target calls")
+        _name(axes[1], "times fewer target calls", "wall-clock speed-up")
+        for place, quality in zip(axes[2:], qualities, strict=True):
+            place.axhline(0, color="0.6", linestyle=":")
+            _name(place, "times fewer target calls", f"{quality}, less that of plain")
+        axes[1].legend()  # every recipe has a time, not every one a mass
         figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
         pyplot.close(figure)
 
 
 def _line(
-    axes: Any, points: Sequence[Point], x: str, y: str, how: dict[str, Any], error: str = ""
+    axes: Any,
+    rows: Sequence[Mapping[str, Any]],
+    x: str,
+    y: str,
+    how: Mapping[str, Any],
+    error: str = "",
 ) -> None:
     """A line through the points that have both; every point says its knob's value."""
-    both = [one for one in points if getattr(one, x) is not None and getattr(one, y) is not None]
+    both = [one for one in rows if one.get(x) is not None and one.get(y) is not None]
     if not both:
         return
-    across, up = ([getattr(one, name) for one in both] for name in (x, y))
-    bars = [getattr(one, error) for one in both] if error else None
+    across, up = ([one[name] for one in both] for name in (x, y))
+    bars = [one[error] for one in both] if error else None
     axes.errorbar(across, up, bars, markersize=4, linewidth=1, capsize=2, **how)
-    if x == "over_accepted_mass":
+    if x == "distance":
         for one, *place in zip(both, across, up, strict=True):
-            axes.annotate(f"{one.value:g}", place, **NUMBER)
+            axes.annotate(f"{one['value']:g}", place, **NUMBER)
 
 
 def _name(axes: Any, x: str, y: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, ClassVar
@@ -10,17 +11,15 @@ import torch
 
 from mmspec import recipes
 from mmspec.api import accelerate
-from mmspec.bench import pool
+from mmspec.bench import aggregate
 from mmspec.bench.efficiency import run_and_replay
-from mmspec.bench.environment import environment
-from mmspec.bench.players import Generate, Inputs, Speculative
+from mmspec.bench.environment import dtype_name, environment
 from mmspec.bench.progress import Progress, silent
-from mmspec.bench.shapes import build
-from mmspec.bench.timing import timed
+from mmspec.bench.race import timed
+from mmspec.bench.shapes import FixedLength, build
 from mmspec.bench.workload import random_prompt
 from mmspec.drafters.oracle import Oracle
 
-GREEDY = {"do_sample": False}
 NOTE = (
     "text decoder of that shape, random weights; the drafter knows the answer and costs nothing, "
     "each of its tokens is right with the given chance"
@@ -28,7 +27,7 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class Point:
+class ScalePoint:
     """One context length at one acceptance rate; plain decoding has none."""
 
     context: int
@@ -49,10 +48,10 @@ class Scale:
     shape: str
     parameters: int
     length: int
-    points: list[Point]
+    points: list[ScalePoint]
     note: str = NOTE
     environment: dict[str, Any] = field(default_factory=dict)
-    columns: ClassVar[tuple[str, ...]] = tuple(Point.__dataclass_fields__)
+    columns: ClassVar[tuple[str, ...]] = tuple(ScalePoint.__dataclass_fields__)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -77,24 +76,26 @@ def scale(
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     kind = _dtype(dtype, place)
     model = build(shape, place, kind, max(contexts) + room + 64, seed)
-    points: list[Point] = []
+    points: list[ScalePoint] = []
     total = len(contexts) * (len(rates) + 1)
     for context in contexts:
         inputs = random_prompt(model.config.vocab_size, context, place, batch, seed)
-        plain = Speculative(accelerate(model, "plain"), GREEDY, "plain")
-        answers = plain.answer(inputs, room).tokens
-        base = median(timed(Generate(model, GREEDY), inputs, room)[0] for _ in range(repeats + 1))
-        bare = _measure(plain, inputs, room, repeats)
+        plain = FixedLength(accelerate(model, "plain"), room)
+        answers = plain.answer(inputs).values
+        stock = FixedLength(model, room)
+        base = median(timed(stock, inputs, 0, place)[0] for _ in range(repeats + 1))
+        bare = _measure(plain, inputs, place, repeats)
         points.append(_point(context, None, bare, bare, base, answers))
         progress("measure", len(points), total)
         for rate in rates:
             oracle = Oracle(answers, 1 - rate, length, seed)
             fast = accelerate(model, recipes.get("plain"), drafter=oracle)
-            found = _measure(Speculative(fast, GREEDY), inputs, room, repeats)
+            found = _measure(FixedLength(fast, room), inputs, place, repeats)
             points.append(_point(context, rate, found, bare, base, answers))
             progress("measure", len(points), total)
+    where = {**environment(place, batch), "dtype": dtype_name(kind)}
     parameters = sum(weight.numel() for weight in model.parameters())
-    return Scale(shape, parameters, length, points, environment=environment(model, batch))
+    return Scale(shape, parameters, length, points, environment=where)
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,13 @@ class _Measured:
         return max(self.wall - self.first, 1e-9)
 
 
-def _measure(player: Speculative, inputs: Inputs, room: int, repeats: int) -> _Measured:
-    (pairs,) = run_and_replay([player], inputs, room, repeats)
-    first = median(timed(player, inputs, 1)[0] for _ in range(repeats))
-    stats = player.answer(inputs, room).stats
+def _measure(
+    contestant: FixedLength, inputs: Mapping[str, Any], device: torch.device, repeats: int
+) -> _Measured:
+    (pairs,) = run_and_replay([contestant], inputs, repeats, 0, device)
+    begun = FixedLength(contestant.model, 1)
+    first = median(timed(begun, inputs, 0, device)[0] for _ in range(repeats))
+    stats = contestant.answer(inputs).stats
     assert stats is not None
     return _Measured(
         median(wall for wall, _ in pairs),
@@ -122,7 +126,7 @@ def _measure(player: Speculative, inputs: Inputs, room: int, repeats: int) -> _M
         median(alone.decode for _, alone in pairs),
         first,
         stats.target_calls,
-        pool.tokens_per_target_call([stats]),
+        aggregate.tokens_per_target_call([stats]),
     )
 
 
@@ -133,10 +137,10 @@ def _point(
     bare: _Measured,
     base: float,
     answers: list[list[int]],
-) -> Point:
+) -> ScalePoint:
     alone = found.prefill + found.decode
     tokens = sum(map(len, answers))
-    return Point(
+    return ScalePoint(
         context,
         rate,
         alone / found.wall,

@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from mmspec.modality import Answer
 
 LOUDNESS = 8.0  # of an embedding against what one layer adds
 
@@ -94,6 +97,24 @@ def _random(
             return model(described)
         finally:
             torch.set_default_dtype(before)
+
+
+@dataclass(frozen=True)
+class FixedLength:
+    """Greedy tokens of a model of a shape, which never ends by itself, as many as `room`."""
+
+    model: Any  # the model, or accelerated
+    room: int
+
+    def answer(self, request: Mapping[str, Any], seed: int = 0) -> Answer:
+        out = self.model.generate(**request, do_sample=False, max_new_tokens=self.room)
+        sequences, stats = (out, None) if isinstance(out, Tensor) else (out.sequences, out.stats)
+        tokens = sequences[:, request["input_ids"].shape[1] :].tolist()
+        calls = self.room - 1 if stats is None else stats.target_calls
+        return Answer(tokens, sum(map(len, tokens)), calls, stats=stats)
+
+    def first(self, request: Mapping[str, Any], seed: int = 0) -> Answer:
+        return FixedLength(self.model, 1).answer(request, seed)
 
 
 @torch.no_grad()

@@ -5,22 +5,16 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mmspec import recipes
 from mmspec.api import Accelerated
-from mmspec.bench.certify_images import tiny_pair
-from mmspec.bench.gallery import Gallery
-from mmspec.bench.images import ImageRow, compare_images
+from mmspec.bench.compare import compare
 from mmspec.bench.progress import Progress, silent
-from mmspec.bench.tiny_images import CELLS, table, tiny_painter
-from mmspec.draft import Kind
-from mmspec.recipe import Recipe
-from mmspec.trees import Tree
+from mmspec.bench.row import Row
+from mmspec.modality import Workload
 from mmspec.verifiers.annealed import Annealed
-from mmspec.verifiers.law import ancestral, joint
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.recursive import Recursive
 
@@ -58,25 +52,43 @@ KNOBS: Mapping[str, Knob] = {
 }
 
 
+COLUMNS = (  # of a row, in a table of points
+    *("fewer_calls", "fewer_calls_error", "speedup_over_plain", "mean_acceptance_length"),
+    *("distance", "unverified_share"),
+)
+
+
 @dataclass(frozen=True)
-class Point:
-    """One recipe with its knob at one value; columns as in `ImageRow`."""
+class SweepPoint:
+    """One recipe with its knob at one value.
+
+    `toy_distance` is the total variation of a whole tiny answer, enumerated.
+    """
 
     recipe: str
     knob: str
     value: float
-    fewer_calls: float
-    speedup_over_plain: float
-    speedup_least: float
-    speedup_most: float
-    mean_acceptance_length: float
-    over_accepted_mass: float | None  # per code, on the model
-    tiny_distance: float | None  # total variation of a whole tiny picture, enumerated
-    facts_right: float | None
-    facts_gap: float | None
-    facts_gap_error: float | None
-    log_likelihood: float
-    log_likelihood_error: float
+    row: Row
+    toy_distance: float | None
+
+    def flat(self) -> dict[str, Any]:
+        """One line of a table."""
+        least, most = self.row.spread["speedup_over_plain"]
+        named = {
+            f"{name} {key}".removesuffix(" value"): value
+            for name, quality in self.row.qualities.items()
+            for key, value in quality.items()
+        }
+        return {
+            "recipe": self.recipe,
+            "knob": self.knob,
+            "value": self.value,
+            **{name: getattr(self.row, name) for name in COLUMNS},
+            "speedup_least": least,
+            "speedup_most": most,
+            "toy_distance": self.toy_distance,
+            **named,
+        }
 
 
 @dataclass(frozen=True)
@@ -84,12 +96,12 @@ class Sweep:
     """What `mmspec bench sweep` reports. `plain` has one row per recipe: it was raced with each."""
 
     model: str
-    points: list[Point]
-    plain: list[ImageRow]
+    points: list[SweepPoint]
+    plain: list[Row]
     settings: dict[str, Any]
     requests: int
     repeats: int
-    pictures: int
+    judged: int
     environment: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,17 +110,18 @@ class Sweep:
 
     def write_csv(self, file: Path) -> None:
         """One line per point."""
+        rows = [point.flat() for point in self.points]
+        columns = dict.fromkeys(name for row in rows for name in row)
         with file.open("w", newline="") as opened:
-            lines = csv.DictWriter(opened, [column.name for column in fields(Point)])
+            lines = csv.DictWriter(opened, list(columns))
             lines.writeheader()
-            lines.writerows(asdict(point) for point in self.points)
+            lines.writerows(rows)
 
 
 def sweep(
     chosen: Sequence[str],
     accelerated: Callable[..., Accelerated],
-    gallery: Gallery,
-    settings: Mapping[str, Any],
+    workload: Workload,
     *,
     model: str = "model",
     repeats: int = 3,
@@ -121,74 +134,31 @@ def sweep(
     without a knob.
     """
     unknown = [name for name in chosen if name not in KNOBS]
-    if unknown:
+    if unknown or not chosen:
         raise ValueError(
             f"{', '.join(unknown)}: no knob is known; recipes with one: {', '.join(KNOBS)}"
         )
-    points: list[Point] = []
-    plain: list[ImageRow] = []
-    found = None
+    alone = replace(workload, baselines={}, peers=None)
+    points: list[SweepPoint] = []
+    plain: list[Row] = []
     for name in chosen:
         knob = KNOBS[name]
         ways = {str(value): accelerated(name, **knob.parts(value)) for value in knob.values}
-        found = compare_images(
-            ways,
-            gallery,
-            settings,
-            model=model,
-            repeats=repeats,
-            seed=seed,
-            peers=False,
-            efficiency=False,
-            progress=progress,
+        found = compare(
+            model, ways, alone, repeats=repeats, seed=seed, efficiency=False, progress=progress
         )
         plain.append(found.rows[0])
         for value, row in zip(knob.values, found.rows[1:], strict=True):
-            points.append(_point(name, knob, value, row))
-    assert found is not None
+            toy = workload.toy_distance
+            apart = None if toy is None else toy(name, knob.parts(value))
+            points.append(SweepPoint(name, knob.name, value, row, apart))
     return Sweep(
         model=model,
         points=points,
         plain=plain,
-        settings=dict(settings),
+        settings=found.settings,
         requests=found.requests,
         repeats=repeats,
-        pictures=found.pictures,
+        judged=found.judged,
         environment=found.environment,
-    )
-
-
-def tiny_distance(plan: Recipe) -> float | None:
-    """How far one round takes the law of a tiny picture of four codes, by trying everything.
-
-    Total variation between the picture's law and the target's, the draft being a chain of all but
-    the last code from another tiny model. None where the loss is not in what the verifier decides.
-    """
-    if plan.verifier.lossless or plan.gate is not None or Kind.RACE in plan.verifier.kinds[:1]:
-        return None
-    p, q = table(tiny_painter(seed=0)), table(tiny_painter(layers=1, seed=1))
-    verifier = plan.verifier
-    found = joint(p, q, verifier, Tree.chain(CELLS - 1), verifier.kinds[0])
-    return float((found - ancestral(p, CELLS)).abs().sum() / 2)
-
-
-def _point(name: str, knob: Knob, value: float, row: ImageRow) -> Point:
-    tiny = tiny_pair(recipes.get(name), 0, **knob.parts(value))
-    least, most = row.spread["plain"]
-    return Point(
-        recipe=name,
-        knob=knob.name,
-        value=value,
-        fewer_calls=row.fewer_calls,
-        speedup_over_plain=row.speedup_over_plain,
-        speedup_least=least,
-        speedup_most=most,
-        mean_acceptance_length=row.mean_acceptance_length,
-        over_accepted_mass=row.over_accepted_mass,
-        tiny_distance=tiny_distance(tiny.recipe),
-        facts_right=row.facts_right,
-        facts_gap=row.facts_gap,
-        facts_gap_error=row.facts_gap_error,
-        log_likelihood=row.log_likelihood,
-        log_likelihood_error=row.log_likelihood_error,
     )

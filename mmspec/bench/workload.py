@@ -1,81 +1,56 @@
-"""What is asked in a benchmark: requests, and how good an answer is."""
+"""What workloads of any modality are made of: requests in batches, and qualities."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from mmspec.bench.players import Answer, Inputs
+from mmspec.modality import Answer, Answers, Quality
 
-QUESTIONS = (
-    "Write a short story about a lighthouse keeper and her dog.",
-    "Explain how a bicycle stays upright.",
-    "List the steps to repot a plant, one per line, and repeat them at the end.",
-    "Translate into French: the weather was fine, so we walked to the harbour.",
-)
+T = TypeVar("T")
+Scored = Sequence[tuple[int, int]]  # of every item: facts right, facts asked
 
 
-@dataclass(frozen=True)
-class Workload:
-    """Requests of equal batch, and what `quality` gives for the answers to all of them."""
-
-    requests: Sequence[Inputs]
-    batch: int = 1
-    quality: Callable[[Sequence[Answer]], float] | None = None  # None = agreement with the baseline
-    metric: str = "agreement with generate()"
+def grouped(items: Sequence[T], batch: int) -> list[list[T]]:
+    """Whole batches; what is left over is left out."""
+    return [list(items[at : at + batch]) for at in range(0, len(items) - batch + 1, batch)]
 
 
-def from_zoo(
-    processor: Any,
-    device: torch.device,
-    prompts: int,
-    batch: int = 1,
-    seed: int = 0,
-    kind: Any = None,
-) -> Workload:
-    """DraftedCode-out scenes of the zoo; quality is the share of facts right.
-
-    `kind` is "caption" or "question"; None takes both as they come.
-    """
-    from mmspec.zoo import language
-
-    examples = language.examples(prompts, "held-out", seed, kind)
-    groups = [examples[start : start + batch] for start in range(0, len(examples), batch)]
-    groups = [group for group in groups if len(group) == batch]
-    requests = [
-        processor(
-            text=[language.format_prompt(processor, example.prompt) for example in group],
-            images=[example.image for example in group],
-            padding=True,
-            return_tensors="pt",
-        ).to(device)
-        for group in groups
-    ]
-
-    def quality(answers: Sequence[Answer]) -> float:
-        rows = [row for answer in answers for row in answer.tokens]
-        shown = [example for group in groups for example in group]
-        right = asked = 0
-        for example, row in zip(shown, rows, strict=True):
-            text = processor.tokenizer.decode(row, skip_special_tokens=True)
-            good, all_ = language.score(example, text)
-            right, asked = right + good, asked + all_
-        return right / max(asked, 1)
-
-    return Workload([dict(made) for made in requests], batch, quality, "facts right")
+def repeated(prompts: Sequence[str], batch: int) -> list[list[str]]:
+    """What a user typed in whole batches, said again where it is less than one."""
+    texts = [prompts[index % len(prompts)] for index in range(max(len(prompts), batch))]
+    return grouped(texts, batch)
 
 
-def agreement(answers: Sequence[Answer], baseline: Sequence[Answer]) -> float:
+def pooled(scored: Scored) -> list[float]:
+    """A value per item; their mean is the share of all that was asked that is right."""
+    asked = sum(total for _, total in scored) or 1
+    return [right * len(scored) / asked for right, _ in scored]
+
+
+def facts_right(judge: Callable[[Sequence[Answer]], Scored]) -> Quality:
+    """The share of facts that are right, of all that were asked."""
+    return Quality("facts right", lambda answers, others: pooled(judge(answers)))
+
+
+def agreement(base: str) -> Quality:
     """Share of the baseline's tokens that come out at the same place."""
-    same = total = 0
-    for answer, other in zip(answers, baseline, strict=True):
-        for row, wanted in zip(answer.tokens, other.tokens, strict=True):
-            same += sum(a == b for a, b in zip(row, wanted, strict=False))
-            total += max(len(row), len(wanted))
-    return same / max(total, 1)
+
+    def values(answers: Sequence[Answer], others: Answers) -> list[float]:
+        if base not in others:
+            return []
+        both = zip(answers, others[base], strict=True)
+        return pooled([_agreeing(mine.values, wanted.values) for mine, wanted in both])
+
+    return Quality(f"agreement with {base}", values)
+
+
+def _agreeing(mine: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> tuple[int, int]:
+    pairs = list(zip(mine, wanted, strict=True))
+    same = sum(a == b for row, other in pairs for a, b in zip(row, other, strict=False))
+    return same, sum(max(len(row), len(other)) for row, other in pairs)
 
 
 def random_prompt(

@@ -1,33 +1,165 @@
-"""All commands together; each imports what it needs when it runs."""
+"""All commands: what each takes. Their work stands in modules that are imported when they run."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
 
-from mmspec.cli import bench, bench_sweep, certify, doctor, generate, recipes, show, train, zoo
+from mmspec import __version__
+from mmspec.cli import recipes, show, zoo
+from mmspec.cli.options import PARTS, takes, work
+from mmspec.cli.output import Json
+
+DRAWS = "zoo:image"  # for commands that are about picture tokens whatever else there is
+Modality = Annotated[str | None, typer.Option(help="Where a model has several.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Processor threads to use.")]
+Prompts = Annotated[list[str] | None, typer.Option(help="What to ask; may be repeated.")]
+Count = Annotated[int, typer.Option(min=1, help="How many of the zoo's examples are timed.")]
+Repeats = Annotated[int, typer.Option(min=1, help="How often to measure.")]
 
 app = typer.Typer(
     name="mmspec",
     help="Speculative decoding for multimodal Hugging Face models.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("generate")(generate.generate)
-app.command("recipes")(recipes.recipes)
-app.command("show")(show.show)
-app.command("doctor")(doctor.doctor)
-app.command("certify")(certify.certify)
-bench.app.command("sweep")(bench_sweep.sweep)
-app.add_typer(bench.app, name="bench")
-app.add_typer(train.app, name="train")
-app.add_typer(zoo.app, name="zoo")
+measure = typer.Typer(help="Measure speed-ups, efficiency and growth.")
+learn = typer.Typer(help="Learn from what a model says or draws.", no_args_is_help=True)
 
 
 @app.callback(invoke_without_command=True)
 def root(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
     """Speculative decoding for multimodal Hugging Face models."""
     if version:
-        import mmspec
+        typer.echo(__version__)
 
-        typer.echo(mmspec.__version__)
+
+@app.command("generate")
+@takes("mmspec.cli.generate", "generate")
+def generate(
+    prompt: Annotated[str, typer.Option(help="What to ask, or to draw.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where a picture goes; mmspec.png if not said.")
+    ] = None,
+    compare: Annotated[bool, typer.Option(help="Measure the model's own way as well.")] = True,
+    repeats: Repeats = 5,
+) -> None:
+    """Answer a prompt, or draw it, and say how much sooner than without mmspec."""
+
+
+@app.command("doctor")
+def doctor(
+    target: Annotated[str, typer.Argument(help="A folder, a hub name or zoo:NAME.")],
+    drafter: Annotated[str | None, typer.Argument(help="A draft model for it.")] = None,
+    modality: Modality = None,
+    json: Json = False,
+) -> None:
+    """Check a model, or a pair, before loading any weights. Exit code 1 if it is refused."""
+    work("mmspec.cli.doctor", target, drafter, modality, json)
+
+
+@app.command("certify")
+@takes("mmspec.cli.certify", "certify", without=("recipe", "verifier", "knobs", *PARTS))
+def certify(
+    recipe: Annotated[str, typer.Argument(help="One of `mmspec recipes`.")],
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts for greedy equality.")] = 20,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds for sampled equality.")] = 50,
+    samples: Annotated[int, typer.Option(min=500, help="Samples per frequency test.")] = 6000,
+) -> None:
+    """Prove or refute that a recipe is lossless. Exit code 1 when its claim is refuted."""
+
+
+@measure.callback(invoke_without_command=True)
+@takes("mmspec.cli.bench", "bench")
+def measured(
+    context: typer.Context,
+    prompt: Prompts = None,
+    prompts: Count = 16,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 1,
+    repeats: Repeats = 5,
+    peers: Annotated[bool, typer.Option(help="Measure what the library speculates itself.")] = True,
+    controls: Annotated[bool, typer.Option(help="Measure drafters that know nothing.")] = False,
+    efficiency: Annotated[bool, typer.Option(help="Measure the forwards alone as well.")] = True,
+    growth: Annotated[
+        bool, typer.Option("--growth", help="Host time per round at 512 and 4096 tokens.")
+    ] = False,
+) -> None:
+    """Compare recipes with the model's own way and its peers: one process, same prompts, in turns.
+
+    --recipe may be repeated, or be `all`.
+    """
+
+
+@measure.command("sweep")
+@takes("mmspec.cli.sweep", "bench", without=PARTS, model=DRAWS)
+def sweep(
+    prompt: Prompts = None,
+    prompts: Count = 8,
+    repeats: Repeats = 3,
+    out: Annotated[Path | None, typer.Option(help="Write the points as CSV.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw them, as SVG or PNG; needs matplotlib.")
+    ] = None,
+) -> None:
+    """Turn the knobs of relaxed recipes: calls saved, quality, distance from the target."""
+
+
+@measure.command("scale")
+def scale(
+    shape: Annotated[str, typer.Option(help="A published shape; `--shape list` names them.")],
+    context: Annotated[list[int] | None, typer.Option(help="Prompt lengths.")] = None,
+    acceptance: Annotated[
+        list[float] | None, typer.Option(help="Chances that a drafted token is right.")
+    ] = None,
+    length: Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")] = 5,
+    max_new_tokens: Annotated[int, typer.Option(min=8)] = 128,
+    batch: Annotated[int, typer.Option(min=1)] = 1,
+    repeats: Repeats = 3,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; the best by default.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16.")] = None,
+    seed: int = 0,
+    threads: Threads = None,
+    json: Json = False,
+) -> None:
+    """Engine efficiency at a published size, with a drafter that knows the answer."""
+    sizes: dict[str, Any] = {"length": length, "batch": batch, "repeats": repeats, "seed": seed}
+    place = {"device": device, "dtype": dtype}
+    work(
+        "mmspec.cli.scale",
+        shape,
+        context,
+        acceptance,
+        threads,
+        max_new_tokens,
+        json,
+        **sizes,
+        **place,
+    )
+
+
+@learn.command("phrases")
+@takes("mmspec.cli.phrases", "train", without=PARTS, model=DRAWS, recipe=["plain"])
+def phrases(
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; beside the model by default.")
+    ] = None,
+    pictures: Annotated[int, typer.Option(min=1, help="How many to draw.")] = 256,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="What to draw, in turns; the zoo has its own.")
+    ] = None,
+    merges: Annotated[int, typer.Option(min=0, help="Phrases at most.")] = 1000,
+    longest: Annotated[int, typer.Option(min=2, help="Codes of a phrase at most.")] = 4,
+    least: Annotated[int, typer.Option(min=1, help="How often a pair must occur.")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures drawn at once.")] = 16,
+) -> None:
+    """Draw pictures and collect frequent runs of codes, for recipe sjd-pv."""
+
+
+app.command("recipes")(recipes.recipes)
+app.command("show")(show.show)
+app.add_typer(measure, name="bench")
+app.add_typer(learn, name="train")
+app.add_typer(zoo.app, name="zoo")

@@ -1,36 +1,37 @@
-"""`mmspec doctor`: do these two models work together?"""
+"""What `mmspec doctor` does: do these two models work together?"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
 
 import typer
 
-from mmspec.cli.inputs import present, quiet
-from mmspec.cli.output import Json, complain, console, emit, table
+from mmspec import registry, zoo
+from mmspec.cli.choosing import check_source
+from mmspec.cli.inputs import quiet
+from mmspec.cli.output import complain, console, emit, table, working
+from mmspec.registry import ZOO
 
 
-def doctor(
-    target: Annotated[str, typer.Argument(help="A folder, a hub name or zoo:NAME.")],
-    drafter: Annotated[str | None, typer.Argument(help="A draft model for it.")] = None,
-    json: Json = False,
-) -> None:
-    """Check a model, or a pair, before loading any weights. Exit code 1 if it is refused."""
-    from mmspec.cli.checks import examine
-
+def run(target: str, drafter: str | None, modality: str | None, json: bool) -> None:
+    """Look at a model, or a pair, without reading weights. Exit code 1 if it is refused."""
     quiet()
     for name in (target, drafter):
         if name is not None:
-            present(name)
-    findings = examine(target, drafter)
+            check_source(name)
+    owner = registry.of(target, modality)
+    with working(f"looking at {target}", json):
+        small = None if drafter is None else _folder(drafter)
+        findings = registry.plug(owner).examine(_folder(target), small)
     refusals = [finding.remark for finding in findings if finding.verdict == "refused"]
     if json:
         document = {
             "target": target,
             "drafter": drafter,
+            "modality": owner.name,
             "refused": bool(refusals),
             "reasons": refusals,
-            "findings": [finding.to_dict() for finding in findings],
+            "findings": [asdict(finding) for finding in findings],
         }
         emit(document)
     else:
@@ -42,3 +43,7 @@ def doctor(
         complain(reason)
     if refusals:
         raise typer.Exit(1)
+
+
+def _folder(name: str) -> str:
+    return str(zoo.path(name.removeprefix(ZOO))) if name.startswith(ZOO) else name

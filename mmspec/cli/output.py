@@ -28,6 +28,16 @@ def complain(message: str) -> None:
     Console(stderr=True, highlight=False, soft_wrap=True).print(line)
 
 
+def line(error: Exception) -> tuple[str, int]:
+    """What happened, in one line, and the exit code."""
+    if isinstance(error, typer.TyperException):  # a wrong option or argument
+        return " ".join(error.format_message().split()), error.exit_code
+    message = " ".join(str(error).split())
+    if not isinstance(error, ValueError | TypeError | OSError):
+        message = f"{type(error).__name__}: {message} (MMSPEC_DEBUG=1 shows where)"
+    return message or type(error).__name__, 1
+
+
 def emit(document: Any) -> None:
     """The JSON document of a command."""
     typer.echo(json.dumps(document, indent=2, default=str))
@@ -102,3 +112,14 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
             bars.update(tasks[stage], completed=done, total=total)
 
         yield report
+
+
+@contextmanager
+def working(what: str, quiet: bool) -> Iterator[None]:
+    """A line on stderr while something is under way; none without a terminal, nor beside JSON."""
+    terminal = Console(stderr=True)
+    if quiet or not terminal.is_terminal:
+        yield
+    else:
+        with terminal.status(what):
+            yield

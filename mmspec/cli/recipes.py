@@ -1,4 +1,4 @@
-"""`mmspec recipes`: the table of recipes."""
+"""`mmspec recipes`: the table of recipes. It answers out of their index, without torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from mmspec import recipes as folder
+from mmspec import registry
 from mmspec.cli.output import Json, emit, table
 
 AXES = (
@@ -18,38 +20,46 @@ AXES = (
 
 
 def recipes(
+    modality: Annotated[
+        str | None, typer.Option(help="Only those for models of this modality.")
+    ] = None,
     markdown: Annotated[bool, typer.Option(help="As the README embeds it.")] = False,
+    index: Annotated[
+        bool, typer.Option("--index", help="As mmspec/recipes/index.json holds it.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """List the recipes: what each does, its five parts, exact or lossy."""
-    listed = rows()
+    if index:
+        typer.echo(folder.index(), nl=False)
+        return
+    listed = rows(None if modality is None else registry.get(modality).decodes)
     if json:
         emit(listed)
     elif markdown:
         typer.echo(as_markdown(listed))
     else:
-        lines = [
-            (row["name"], law(row), row["needs drafter"], row["draft execution"], row["summary"])
-            for row in listed
-        ]
-        table(lines, "recipe", "output", "drafter", "draft", "idea")
+        keys = ("name", "modality", "law", "needs drafter", "draft execution", "summary")
+        lines = [[{**row, "law": law(row)}[key] for key in keys] for row in listed]
+        table(lines, "recipe", "modality", "output", "drafter", "draft", "idea")
 
 
-def rows() -> list[dict[str, Any]]:
-    """One entry per recipe, from the folder."""
-    from mmspec import recipes as folder
-
+def rows(decodes: str | None = None) -> list[dict[str, Any]]:
+    """One entry per recipe, of all or of those that decode this."""
+    takers: dict[str, list[str]] = {}
+    for name, modality in registry.modalities().items():
+        takers.setdefault(modality.decodes, []).append(name)
     found = []
-    for name in folder.names():
-        recipe = folder.get(name)
+    for name in folder.names(decodes):
+        about = folder.about(name)
+        whole = ("exact", "needs drafter", "paper", "decodes")
         found.append(
             {
                 "name": name,
-                "summary": folder.summary(name),
-                **recipe.axes(),
-                "exact": recipe.exact,
-                "needs drafter": recipe.takes_drafter,
-                "paper": recipe.paper,
+                "summary": about["summary"],
+                **about["parts"],
+                **{key: about[key] for key in whole},
+                "modality": takers.get(about["decodes"], []),
             }
         )
     return found

@@ -1,12 +1,12 @@
-"""`mmspec show`: everything about one recipe."""
+"""`mmspec show`: everything about one recipe. It answers out of their index, without torch."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from mmspec import recipes
 from mmspec.cli.output import Json, console, emit, pairs
 
 
@@ -14,7 +14,7 @@ def show(
     recipe: Annotated[str, typer.Argument(help="One of `mmspec recipes`.")], json: Json = False
 ) -> None:
     """Show a recipe: its paper, its five parts, its options and what it needs."""
-    found = describe(recipe)
+    found = recipes.about(recipe)
     if json:
         emit(found)
         return
@@ -24,6 +24,7 @@ def show(
     rows = [(name, value) for name, value in found["parts"].items()]
     rows += [
         ("output", "exact" if found["exact"] else "lossy"),
+        ("decodes", found["decodes"]),
         ("takes proposals", found["proposal kinds"]),
         ("drafter", "needed" if found["needs drafter"] else "none"),
         ("drafter sees", found["sees"]),
@@ -33,24 +34,3 @@ def show(
         ("reconstructed", found["reconstructed"] or None),
     ]
     pairs(rows)
-
-
-def describe(name: str) -> dict[str, Any]:
-    """A recipe as plain data."""
-    from mmspec import recipes
-
-    recipe = recipes.get(name)
-    module = import_module(f"mmspec.recipes.{name.replace('-', '_')}")
-    return {
-        "name": name,
-        "description": (module.__doc__ or "").strip(),
-        "parts": recipe.axes(),
-        "exact": recipe.exact,
-        "proposal kinds": [kind.name for kind in recipe.verifier.kinds],
-        "needs drafter": recipe.takes_drafter,
-        "sees": recipe.sees,
-        "compressor": None if recipe.compressor is None else repr(recipe.compressor),
-        "options": dict(recipe.options),
-        "paper": recipe.paper,
-        "reconstructed": recipe.reconstructed,
-    }

@@ -148,3 +148,8 @@ def _scalar_hash(value: int) -> int:
 
 def _fold(index: int) -> int:
     return _scalar_hash(index)
+
+
+def fresh_seed() -> int:
+    """A seed from torch's own generator: `torch.manual_seed` reproduces a call without one."""
+    return int(torch.randint(2**62, ()))

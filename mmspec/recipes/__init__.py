@@ -1,46 +1,141 @@
-"""The folder is the registry: every file is a recipe, its name with hyphens is the key."""
+"""The folder is the registry: every file is a recipe, its name with hyphens is the key.
+
+Other packages add theirs by entry points of the group "mmspec.recipes": the name is the key, and
+what it points to is a module with a `RECIPE`. What recipes are about stands in `index.json` too,
+so that it can be listed without importing torch; an entry whose file has changed is not believed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 import pkgutil
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mmspec.recipe import Recipe
+if TYPE_CHECKING:
+    from mmspec.recipe import Recipe
+
+GROUP = "mmspec.recipes"
+INDEX = Path(__file__).parent / "index.json"
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=1)
+def modules() -> Mapping[str, str]:
+    """The module of each recipe, by key. Raises ValueError where two share one."""
+    own = (module.name for module in pkgutil.iter_modules(__path__))
+    found = {name.replace("_", "-"): f"{__name__}.{name}" for name in own}
+    for point in entry_points(group=GROUP):
+        if found.setdefault(point.name, point.value) != point.value:
+            raise ValueError(
+                f"there are two recipes called {point.name!r}, in {found[point.name]} and in "
+                f"{point.value}; rename one of them"
+            )
+    return dict(sorted(found.items()))
+
+
+@lru_cache(maxsize=8)
 def names(decodes: str | None = None) -> tuple[str, ...]:
     """Keys of all recipes, or of those that decode "tokens", "latents" or "patches"."""
-    found = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
-    return tuple(name for name in found if decodes is None or get(name).decodes == decodes)
+    return tuple(name for name in modules() if decodes is None or about(name)["decodes"] == decodes)
 
 
 @lru_cache(maxsize=256)
 def get(name: str) -> Recipe:
     """The recipe of that name. Raises ValueError with the nearest and all known names."""
-    if name not in names():
-        near = get_close_matches(name, names(), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"there is no recipe {name!r}; {hint}known recipes: {', '.join(names())}")
-    module = importlib.import_module(f"mmspec.recipes.{name.replace('-', '_')}")
-    recipe: Recipe = module.RECIPE
+    recipe: Recipe = importlib.import_module(_module(name)).RECIPE
     return replace(recipe, name=name)
 
 
 def check_decodes(recipe: Recipe, decodes: str, model: Any) -> None:
-    """Refuse a recipe for models of the other sort. Raises ValueError naming those that fit."""
+    """Refuse a recipe for models of the other sort. Raises ValueError naming those that fit.
+
+    `model` may be the name of one.
+    """
     if recipe.decodes != decodes:
+        what = model if isinstance(model, str) else f"a {type(model).__name__}"
         raise ValueError(
-            f"recipe {recipe.name or 'custom'!r} decodes {recipe.decodes}, but a "
-            f"{type(model).__name__} gives {decodes}; recipes for it: {', '.join(names(decodes))}"
+            f"recipe {recipe.name or 'custom'!r} decodes {recipe.decodes}, but {what} gives "
+            f"{decodes}; recipes for it: {', '.join(names(decodes))}"
         )
 
 
 def summary(name: str) -> str:
     """The first line of the recipe's docstring."""
-    module = importlib.import_module(f"mmspec.recipes.{name.replace('-', '_')}")
-    return (module.__doc__ or "").strip().splitlines()[0]
+    return str(about(name)["summary"])
+
+
+def about(name: str) -> dict[str, Any]:
+    """A recipe as plain data: out of the index, or out of its module where that is not in it."""
+    module = _module(name)
+    entry = _index().get(name)
+    if entry is not None and module.startswith(f"{__name__}."):
+        file = INDEX.parent / f"{module.rpartition('.')[2]}.py"
+        if entry.get("sha256") == _digest(file):
+            return {key: value for key, value in entry.items() if key != "sha256"}
+    return described(name)
+
+
+def described(name: str) -> dict[str, Any]:
+    """A recipe as plain data, out of its module."""
+    recipe, words = get(name), (importlib.import_module(_module(name)).__doc__ or "").strip()
+    kit = recipe.compressor
+    found = {
+        "name": name,
+        "summary": words.partition("\n")[0],
+        "description": words,
+        "parts": recipe.axes(),
+        "exact": recipe.exact,
+        "proposal kinds": [kind.name for kind in recipe.verifier.kinds],
+        "needs drafter": recipe.takes_drafter,
+        "sees": recipe.sees,
+        "compressor": None if kit is None else repr(kit),
+        "options": dict(recipe.options),
+        "paper": recipe.paper,
+        "reconstructed": recipe.reconstructed,
+        "decodes": recipe.decodes,
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(found, default=repr))
+    return plain
+
+
+def index() -> str:
+    """The file `index.json` as it must be, read from the recipes of this package themselves."""
+    own = {name: module for name, module in modules().items() if module.startswith(__name__)}
+    entries = {
+        name: {
+            **described(name),
+            "sha256": _digest(INDEX.parent / f"{module.rpartition('.')[2]}.py"),
+        }
+        for name, module in own.items()
+    }
+    return json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
+
+
+@lru_cache(maxsize=1)
+def _index() -> Mapping[str, Any]:
+    """What was written down; nothing where that cannot be read, so that modules are."""
+    try:
+        read: Mapping[str, Any] = json.loads(INDEX.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return read
+
+
+def _module(name: str) -> str:
+    if name not in modules():
+        near = get_close_matches(name, modules(), n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        known = ", ".join(modules())
+        raise ValueError(f"there is no recipe {name!r}; {hint}known recipes: {known}")
+    return modules()[name]
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -1,9 +1,8 @@
 """Teach a feature head what its target is going to say.
 
-model = ...                                            # the target, frozen
-reader = families.backbone(model)
+reader = accelerate(model, "plain").backbone           # the target, frozen
 head = FeatureHead(FeatureHeadConfig.of(reader.config, reader.vocabulary))
-learn_head(model, head, lessons, steps=2000, rate=1e-3)
+learn_head(reader, head, lessons, steps=2000, rate=1e-3)
 head.save_pretrained(folder)
 """
 
@@ -19,11 +18,10 @@ from torch.nn import functional
 
 from mmspec.draft import Draft, Kind
 from mmspec.drafters.neural.feature_head import check_head
-from mmspec.modalities.families import backbone
 from mmspec.models.heads.feature_head import FeatureHead
-from mmspec.targets.backbone import Backbone
 from mmspec.targets.hidden_state_hook import HiddenStateHook
 from mmspec.targets.memory import block
+from mmspec.targets.reader import Reader
 from mmspec.training.fitting import fit
 from mmspec.training.reporting import Report, silent
 
@@ -42,7 +40,7 @@ class Lesson:
 
 
 def learn_head(
-    model: Any,
+    reader: Reader,
     head: FeatureHead,
     lessons: Iterator[Lesson],
     steps: int,
@@ -51,14 +49,13 @@ def learn_head(
     noise: float = 0.1,
     weight: float = 0.1,
 ) -> None:
-    """Train `head` to continue the states of `model`, which is read once per lesson and frozen.
+    """Train `head` to continue the states of a model, which is read once per lesson and frozen.
 
     EAGLE's loss (Li et al. 2024, section 4.2): smooth L1 between the states, plus `weight` times
     the cross entropy against the target's law, over the tokens of the lesson; the states that go in
     carry uniform noise of +-`noise`. AdamW, 3 % warm-up, then a cosine fall to a fiftieth. Raises
     ValueError for a head of another target.
     """
-    reader = backbone(model)
     check_head(head, reader)
     head.train()
     fit(
@@ -89,7 +86,7 @@ class Pairs:
 
 
 @torch.no_grad()
-def read(reader: Backbone, lesson: Lesson) -> Pairs:
+def read(reader: Reader, lesson: Lesson) -> Pairs:
     """Let the target read a lesson."""
     tokens = lesson.tokens.clamp_min(0)
     with HiddenStateHook(reader) as prompt:
@@ -106,7 +103,7 @@ def read(reader: Backbone, lesson: Lesson) -> Pairs:
     return Pairs(embeds, states, seen, after, (lesson.tokens >= 0).repeat(branches, 1))
 
 
-def _loss(pairs: Pairs, reader: Backbone, head: FeatureHead, noise: float, weight: float) -> Tensor:
+def _loss(pairs: Pairs, reader: Reader, head: FeatureHead, noise: float, weight: float) -> Tensor:
     shaken = pairs.states + noise * (2 * torch.rand_like(pairs.states) - 1)
     position = (pairs.seen.long().cumsum(-1) - 1).clamp_min(0)
     mask = None if bool(pairs.seen.all()) else pairs.seen

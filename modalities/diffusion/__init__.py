@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmspec.modalities.diffusion.settings import DiffusionSettings
+from mmspec.modalities.files import PICTURES
 from mmspec.modality import Entry, Modality, Source
 
 _TRAINER = "mmspec.modalities.diffusion.zoo.train"
@@ -14,6 +15,7 @@ ZOO = (
         "PixArt: diffusion transformer of 10 layers, T5 encoder, 48 x 48 pictures from a prompt.",
         _TRAINER,
         drafter="diffusion-drafter",
+        settings={"steps": 100, "guidance": 2.0, "words": 40},
     ),
     Entry(
         "diffusion-drafter",
@@ -39,8 +41,10 @@ MODALITY = Modality(
     recipe="asd",
     settings=DiffusionSettings,
     plug="mmspec.modalities.diffusion.plug",
+    measures="mmspec.modalities.diffusion.measures",
     owns=owns,
     zoo=ZOO,
+    files=PICTURES,
     parts=("window", "tree", "max_rows"),
-    summary="pipelines of diffusers",
+    plain=("paradigms", {"window": 1}),
 )

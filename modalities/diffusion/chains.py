@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from mmspec.arguments import fresh_seed
-from mmspec.decode import Parts, decode
-from mmspec.draft import Drafter, Round
-from mmspec.laws.noise import KeyedNoise
+from mmspec.decode import Parts
+from mmspec.drafters.denoising.window import Window
+from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.modalities.diffusion.network import (
     Network,
     check_arguments,
@@ -21,8 +20,8 @@ from mmspec.modalities.diffusion.network import (
     check_scheduler,
 )
 from mmspec.modalities.diffusion.pipeline_trace import Noises, PreparedCall, perform
+from mmspec.modality import Call, Loop
 from mmspec.recipe import Kit, Recipe, made, pair
-from mmspec.stats import Ledger, Stats
 from mmspec.targets.denoising import ChainRequest, ChainTarget
 from mmspec.targets.stop import Stop
 
@@ -33,46 +32,48 @@ class Chains:
     Recipes are bound per call: the target holds the call's conditions and its grid.
     """
 
-    own = ("seed", "row_ids", "eta", "churn", "on_round")
+    own = ("seed", "row_ids", "eta", "churn")
 
     def __init__(self, pipe: Any, recipe: Recipe, small: Any, max_rows: int | None) -> None:
         self.pipe, self.recipe, self.small, self.max_rows = pipe, recipe, small, max_rows
         for one in (pipe, small):
             if one is not None:
                 check_network(one)
+        assert isinstance(recipe.execution, Window)
         self.quiet = recipe.execution.quiet
         check_scheduler(pipe.scheduler, self.quiet)
         self.network = Network(pipe)
         self.quick = None if small is None else Network(small)
+        self.sees = "nothing" if small is None else recipe.sees
 
-    def run(self, given: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Any, Stats]:
-        """The pipeline's output for its arguments `given`, and how it went."""
+    def run(self, given: Mapping[str, Any], own: Mapping[str, Any], loop: Loop) -> Any:
+        """The pipeline's output for its arguments `given`."""
         check_arguments(given)
         if own["seed"] is not None and given.get("generator") is not None:
             raise ValueError("seed= and generator= both choose the noise; give one of them")
         eta = given.get("eta") if own["eta"] is None else own["eta"]
-        noises = Noises(eta, own["churn"], self.quiet)
-        ledgers: list[Ledger] = []
+        noises, begun = Noises(eta, own["churn"], self.quiet), list[int]()
 
         def sample(opening: PreparedCall) -> Tensor:
-            request = _request(opening, own, given)
             target = ChainTarget(opening.denoiser, self.max_rows)
             small = self._draft_target(opening, given, noises)
-            drafter, recipe = self._bound(target, small)
-            ledgers.append(_ledger(recipe, drafter))
-            stop = Stop(opening.denoiser.kernel.steps)
-            parts = Parts(target, drafter, recipe.verifier, stop, recipe.gate)
-            return self._follow(parts, request, ledgers[0], own["on_round"])
+            request = _request(opening, own, given)
+            begun.append(self.network.rows)
+            return self._follow(self._call(target, small, request), request.start, loop)
 
         output = perform(self.pipe, self.network, given, sample, noises)
-        return output, ledgers[0].stats()
+        loop.report(replace(loop.stats(), network_rows=self.network.rows - begun[0]))
+        return output
 
-    def _bound(self, target: ChainTarget, small: ChainTarget | None) -> tuple[Drafter, Recipe]:
-        """The drafter and the recipe of this call."""
+    def _call(self, target: ChainTarget, small: ChainTarget | None, request: ChainRequest) -> Call:
+        """The recipe bound for this request."""
         recipe = self.recipe
         kit = Kit(target, small, recipe.execution, recipe.sees, None, recipe.options)
         recipe = replace(recipe, verifier=made(recipe.verifier, kit))
-        return pair(recipe.architecture(kit), recipe.verifier, target), recipe
+        drafter = pair(recipe.architecture(kit), recipe.verifier, target)
+        stop = Stop(target.denoiser.kernel.steps)
+        parts = Parts(target, drafter, recipe.verifier, stop, recipe.gate)
+        return Call(parts, request, recipe)
 
     def _draft_target(
         self, opening: PreparedCall, given: Mapping[str, Any], noises: Noises
@@ -88,32 +89,18 @@ class Chains:
             )
         return ChainTarget(theirs.denoiser, self.max_rows)
 
-    def _follow(
-        self,
-        parts: Parts,
-        request: ChainRequest,
-        ledger: Ledger,
-        watch: Callable[[Round], Any] | None,
-    ) -> Tensor:
-        """The last states (B, *E); shows the slowest picture's progress, and `watch` each round."""
-        counted, steps = self.network.rows, parts.stop.max_new_tokens
-        states, left = list(request.start), [steps] * len(request.start)
+    def _follow(self, call: Call, start: Tensor, loop: Loop) -> Tensor:
+        """The last states (B, *E); shows the slowest picture's progress."""
+        steps = call.parts.stop.max_new_tokens
+        states, left = list(start), [steps] * len(start)
         with self.pipe.progress_bar(total=steps) as bar:
-            for kept in ledger.follow(decode(parts, request)):
+            for kept in loop(call):
                 slowest = max(left)
                 for row, new in enumerate(kept.tokens):
                     states[row] = new[-1] if new else states[row]
                     left[row] -= len(new)
                 bar.update(slowest - max(left))
-                if watch is not None:
-                    watch(kept)
-        ledger.network_rows = self.network.rows - counted
         return torch.stack(states)
-
-
-def _ledger(recipe: Recipe, drafter: Drafter) -> Ledger:
-    sees = str(getattr(drafter, "sees", "nothing"))
-    return Ledger(recipe.name or "custom", recipe.exact, sees)
 
 
 def _request(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmspec.modalities.files import PICTURES
 from mmspec.modalities.image.settings import ImageSettings
 from mmspec.modality import Entry, Modality, Source
 
@@ -14,6 +15,7 @@ ZOO = (
         "Janus: Llama of 16 layers, VQ codes of 72 x 72 pictures; draws them from a prompt.",
         _TRAINER,
         drafter="image-drafter",
+        settings={"guidance": 3.0},
     ),
     Entry(
         "image-drafter",
@@ -50,8 +52,9 @@ MODALITY = Modality(
     recipe="mc-sjd-gumbel",
     settings=ImageSettings,
     plug="mmspec.modalities.image.plug",
+    measures="mmspec.modalities.image.measures",
     owns=owns,
     zoo=ZOO,
+    files=PICTURES,
     parts=("compressor", "tree", "length", "sees", "processor"),
-    summary="models that draw with picture tokens",
 )

@@ -15,12 +15,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec.arguments import SAMPLED, fresh_seed, sampled, unknown_message
 from mmspec.codes.grid import Grid
 from mmspec.codes.grid_mask import GridMask
 from mmspec.codes.image_family import ImageFamily, pictures
+from mmspec.laws.noise import fresh_seed
 from mmspec.laws.sampling import Sampling
+from mmspec.naming import unknown_message
 from mmspec.stats import Stats
+from mmspec.targets.generation_settings import SAMPLED, sampled
 from mmspec.targets.guidance import NEGATIVE, SCALE
 from mmspec.targets.stop import Stop
 
@@ -135,17 +137,18 @@ def _read(
         clash = [name for name in image_family.inputs if name in arguments]
         if clash:
             raise ValueError(f"prompt= and {', '.join(clash)}= both say what to draw; give one")
-        rest |= _worded(image_family, processor, texts, grid)
+        rest |= worded(image_family, processor, texts, grid)
     if negative is not None and not isinstance(negative, Mapping):
         single = isinstance(negative, str)
         others = [negative] * (1 if texts is None else len(texts)) if single else negative
-        rest["negative"] = _worded(image_family, processor, others, grid)
+        rest["negative"] = worded(image_family, processor, others, grid)
     return rest
 
 
-def _worded(
+def worded(
     image_family: ImageFamily, processor: Any, texts: Sequence[str], grid: Grid
 ) -> Mapping[str, Any]:
+    """Prompts in words as a request's tensors. Raises ValueError for a model that reads none."""
     if image_family.words is None:
         raise ValueError(
             f"{image_family.name} reads no words; give what it draws behind: "
@@ -178,6 +181,11 @@ def _grid(family: ImageFamily, given: Any, vocabulary: int) -> Grid:
                 "columns only: grid=(height, width)"
             )
         return given
+    return laid_out(family, given)
+
+
+def laid_out(family: ImageFamily, given: Any) -> Grid:
+    """A picture of so many rows and columns; of the usual size where nothing is given."""
     size = family.size if given is None else given
     if size is None:
         raise ValueError(f"{family.name} draws any size; give grid=(height, width) in codes")

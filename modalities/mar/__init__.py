@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmspec.modalities.files import PICTURES
 from mmspec.modalities.mar.settings import MarSettings
 from mmspec.modality import Entry, Modality, Source
 
@@ -12,6 +13,7 @@ ZOO = (
         "MAR: 8 layers and a diffusion head of 8 blocks; draws continuous tokens of a class.",
         _TRAINER,
         drafter="mar-drafter",
+        settings={"steps": 36, "guidance": 3.0, "head_steps": 16},
     ),
     Entry(
         "mar-drafter",
@@ -35,8 +37,9 @@ MODALITY = Modality(
     recipe="cspd-coupled",
     settings=MarSettings,
     plug="mmspec.modalities.mar.plug",
+    measures="mmspec.modalities.mar.measures",
     owns=owns,
     zoo=ZOO,
+    files=PICTURES,
     parts=("length",),
-    summary="models that draw with continuous tokens",
 )

@@ -68,9 +68,9 @@ MODALITY = Modality(
     drafted="coupled",
     settings=LanguageSettings,
     plug="mmspec.modalities.vlm.plug",
+    measures="mmspec.modalities.vlm.measures",
     owns=owns,
     zoo=ZOO,
     parts=("compressor", "tree", "length", "sees", "processor"),
     is_general=True,
-    summary="language models, with or without pictures",
 )

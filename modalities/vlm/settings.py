@@ -15,5 +15,8 @@ class LanguageSettings:
     max_new_tokens: int = setting(64, "Tokens to write at most.", min=1)
     temperature: float = setting(0.0, "0 is greedy.", min=0)
     kind: str | None = setting(
-        None, "Of the zoo's examples; both if not said.", choices=("caption", "question")
+        None,
+        "Of the zoo's examples; both if not said.",
+        choices=("caption", "question"),
+        only="bench",
     )

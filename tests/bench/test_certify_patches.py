@@ -10,9 +10,9 @@ import torch
 
 from mmspec import recipes
 from mmspec.bench.certify import certify
-from mmspec.bench.patches import uniform_gap, uniform_p_value
 from mmspec.draft import Draft, Kind, Scores, Verdict
 from mmspec.laws.noise import Noise
+from mmspec.modalities.mar.toys import uniform_gap, uniform_p_value
 from mmspec.verifiers.path_ratio import PathRatio
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from mmspec.api import accelerate
 from mmspec.bench.continuous import compare_continuous
 from mmspec.bench.gallery import Gallery
-from mmspec.modalities.mar.continuous import accelerate_continuous
 from tests.toys.mar import mar
 
 SETTINGS: dict[str, Any] = {"steps": 6, "head_steps": 3, "guidance": 1.5, "last_noise": True}
@@ -21,8 +21,8 @@ VAE = SimpleNamespace(decode=lambda latents: latents.repeat(1, 2, 1, 1)[:, :3])
 def test_recipes_beside_plain_and_wider_steps() -> None:
     model = mar()
     ways = {
-        "cspd-coupled": accelerate_continuous(model, drafter=copy.deepcopy(model), length=2),
-        "cspd": accelerate_continuous(model, "cspd", drafter=mar(1), length=3, prefill=0),
+        "cspd-coupled": accelerate(model, drafter=copy.deepcopy(model), length=2),
+        "cspd": accelerate(model, "cspd", drafter=mar(1), length=3, prefill=0),
     }
     timed = [{"class_labels": [0]}, {"class_labels": [3]}]
     judged = [{"class_labels": [0, 1, 2]}]
@@ -57,7 +57,7 @@ def test_recipes_beside_plain_and_wider_steps() -> None:
 
 def test_nothing_is_judged_without_a_judge() -> None:
     model = mar()
-    ways = {"cspd-coupled": accelerate_continuous(model, drafter=mar(1), length=1)}
+    ways = {"cspd-coupled": accelerate(model, drafter=mar(1), length=1)}
     found = compare_continuous(ways, Gallery([{"class_labels": [2]}]), SETTINGS, repeats=1)
     assert found.rows[0].facts_right is None
     assert found.rows[-1].facts_gap is None

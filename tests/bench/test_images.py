@@ -100,7 +100,7 @@ def test_likelihoods_are_those_of_laws_from_scratch(family: str, scale: float) -
     fast = mmspec.accelerate(toy, "plain")
     asked = {**painters.request(family, 2), **drawing.sized(family)}
     out = fast.generate_images(**asked, temperature=1.3, guidance=scale, top_k=9, seed=2)
-    made = fast.drawing(**asked, temperature=0.7, guidance=scale, top_k=9)
+    made = fast.session.drawing(**asked, temperature=0.7, guidance=scale, top_k=9)
     found = log_likelihood(fast, made, out.sequences)
     allowed = made.grid.ids()
     other: Any = made.inputs.get("negative")

@@ -149,7 +149,7 @@ def test_an_encoding_reaches_noisy_slots_only() -> None:
     request = toys.inputs("llama", batch=2)
     settings = {"max_new_tokens": 14, "temperature": 1.0, "seed": 2}
     told = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)) * 9
-    width = wide(2).backbone.embed(request["input_ids"]).shape[-1]
+    width = wide(2).session.bound.backbone.embed(request["input_ids"]).shape[-1]
     told = told[:, :1].expand(-1, width)
     plain, other = wide(2).generate(**request, **settings), wide(2, encoding=told)
     assert not torch.equal(other.generate(**request, **settings).sequences, plain.sequences)

@@ -14,14 +14,13 @@ from torch.testing import assert_close
 import mmspec
 from mmspec import recipes
 from mmspec.bench import certify
-from mmspec.bench.certify_images import tiny_pair
-from mmspec.bench.tiny_images import SETTINGS, painted
 from mmspec.codes.resampling import Repeated, ThroughPixels, Trained, marked
 from mmspec.draft import Draft, Scores, categorical
 from mmspec.drafters.rows.low_resolution import Sketcher
 from mmspec.drafters.rows.upsampled import Upsampled
 from mmspec.laws.noise import KeyedNoise
 from mmspec.modalities.image.families import image_family
+from mmspec.modalities.image.toys import SETTINGS, painted, tiny_pair
 from mmspec.models.code_resampler import FOLDER, CodeResampler, CodeResamplerConfig
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request
@@ -90,12 +89,12 @@ def test_the_sketch_is_what_the_small_model_draws() -> None:
     """Greedy and guided, row by row behind its own rows, for two prompts at different places."""
     small = model("janus", SMALL)
     plain = mmspec.accelerate(small, "plain")
-    drawing = plain.drawing(**painters.request("janus", batch=2), guidance=2.0)
+    drawing = plain.session.drawing(**painters.request("janus", batch=2), guidance=2.0)
     drawn = plain.generate_images(**painters.request("janus", batch=2), guidance=2.0).sequences
     noise = KeyedNoise.seeded(0, 2, torch.device("cpu"))
     request = Request(drawing.inputs, drawing.sampling, noise, drawing.grid.length)
-    context = CausalTarget(plain.backbone).prefill(request)
-    sketcher = Sketcher(plain.backbone)
+    context = CausalTarget(plain.session.bound.backbone).prefill(request)
+    sketcher = Sketcher(plain.session.bound.backbone)
     sketch = sketcher.begin(context, drawing.grid)
     assert torch.equal(sketcher.row(context, sketch, [[], []]), drawn[:, :SMALL])
     first = drawn[:, :SMALL].tolist()
@@ -141,7 +140,9 @@ def test_a_trained_resampler_drafts_within_both_promises(
 def test_a_resampler_lies_in_the_drafters_folder(tmp_path: Path) -> None:
     """By itself, by its folder, and again from where the accelerated model was saved."""
     model("janus", SMALL).save_pretrained(tmp_path / "small")
-    plain = mmspec.accelerate(model("janus"), "mulo-sd", drafter=tmp_path / "small").drafter
+    plain = mmspec.accelerate(
+        model("janus"), "mulo-sd", drafter=tmp_path / "small"
+    ).session.bound.drafter
     assert isinstance(plain, Upsampled)
     assert isinstance(plain.sampler, ThroughPixels)
     given = resampler("janus")
@@ -151,16 +152,16 @@ def test_a_resampler_lies_in_the_drafters_folder(tmp_path: Path) -> None:
     again = mmspec.load(tmp_path / "saved", model=model("janus"))
     named = bound("janus", upsampler=str(tmp_path / "small" / FOLDER))
     for one in (fast, again, named):
-        assert isinstance(one.drafter, Upsampled)
-        assert isinstance(one.drafter.sampler, Trained)
-        assert torch.equal(one.drafter.sampler.model.say.weight, given.say.weight)
+        assert isinstance(one.session.bound.drafter, Upsampled)
+        assert isinstance(one.session.bound.drafter.sampler, Trained)
+        assert torch.equal(one.session.bound.drafter.sampler.model.say.weight, given.say.weight)
     with pytest.raises(ValueError, match="makes pictures 4 times larger, the models need 2"):
         bound("janus", upsampler=resampler("janus", 4))
 
 
 def test_options_become_parts() -> None:
     def sampler(**options: Any) -> Any:
-        drafter = bound("janus", **options).drafter
+        drafter = bound("janus", **options).session.bound.drafter
         assert isinstance(drafter, Upsampled)
         assert drafter.ratio == 2
         return drafter.sampler
@@ -171,7 +172,7 @@ def test_options_become_parts() -> None:
         image_family(model("janus")), image_family(model("janus", SMALL)), 2, "bilinear"
     )
     assert sampler(upsampler=smooth) is smooth
-    llamagen = bound("llamagen-class").drafter
+    llamagen = bound("llamagen-class").session.bound.drafter
     assert isinstance(llamagen, Upsampled)
     assert isinstance(llamagen.sampler, Repeated)
 
@@ -230,7 +231,7 @@ class Recorder:
 def test_nothing_in_memory_was_read_behind_a_token_that_changed(family: str) -> None:
     """The law behind every committed prefix, against a forward over that prefix alone."""
     options: dict[str, Any] = {"tau": 0.15, "neighbours": 8}
-    recorder = Recorder(bound(family, **options).drafter)
+    recorder = Recorder(bound(family, **options).session.bound.drafter)
     fast = mmspec.accelerate(model(family), "mulo-sd", drafter=recorder, **options)
     asked = painters.request(family, batch=2)
     out = fast.generate_images(**asked, **HOW | {"guidance": 1})
@@ -250,7 +251,7 @@ def test_it_is_certified_as_lossy() -> None:
     checks = {check.name: check.outcome for check in found.checks}
     assert checks["enumeration"] == "skipped"  # it judges cells, and those of no single law
     fast = tiny_pair(recipes.get("mulo-sd"), 0)
-    assert isinstance(fast.drafter, Upsampled)
-    assert isinstance(fast.drafter.sampler, Repeated)
+    assert isinstance(fast.session.bound.drafter, Upsampled)
+    assert isinstance(fast.session.bound.drafter.sampler, Repeated)
     out = fast.generate_images(**painted(2), **SETTINGS, seed=0)
     assert out.stats.fallback is None

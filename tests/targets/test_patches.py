@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from mmspec.bench.patches import LinearHead, LinearReader
 from mmspec.drafters.denoising.patches import Ahead, Aligned, Milestones
 from mmspec.laws.noise import KeyedNoise
+from mmspec.modalities.mar.toys import LinearHead, LinearReader
 from mmspec.targets.patches import (
     BlindTarget,
     Patches,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmspec.bench.patches import PLAN, Drawn, LinearReader, draw
 from mmspec.decode import Parts
+from mmspec.modalities.mar.toys import PLAN, LinearReader, SampledPictures, draw
 from mmspec.targets.patches import BlindTarget, PatchTarget, Plan
 from mmspec.targets.stop import Stop
 
@@ -16,7 +16,7 @@ ALARM = 1e-4 / 16
 
 def drawn(
     target: LinearReader, drafter: Any, verifier: Any, seed: int = 0, plan: Plan = PLAN
-) -> Drawn:
+) -> SampledPictures:
     """ROWS pictures."""
     blind = getattr(verifier, "blind", False)
     scorer = BlindTarget(target) if blind else PatchTarget(target)

@@ -13,18 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.bench.patches import (
-    LinearHead,
-    LinearReader,
-    innovations,
-    p_values,
-    uniform_p_value,
-)
+from mmspec.bench.gaussian_tests import standard_normal_p_values, uniform_p_value
 from mmspec.draft import Draft, Kind, Scores, Verdict
 from mmspec.drafters.denoising.patches import Ahead, Aligned
 from mmspec.drafters.plain import Silent
 from mmspec.laws.gaussian import Gaussian
 from mmspec.laws.noise import KeyedNoise, Keys, Lane, Noise
+from mmspec.modalities.mar.toys import (
+    LinearHead,
+    LinearReader,
+    innovations,
+)
 from mmspec.targets.paths import PathLaw, PathResidual
 from mmspec.verifiers.path_ratio import PathRatio, path_law
 from tests.verifiers.pictures import ALARM, ROWS, drawn
@@ -44,20 +43,20 @@ DRAFTS = {
 def test_pictures_have_the_law_of_the_target(name: str, length: int) -> None:
     drafter = Aligned(DRAFTS[name], Ahead(length))
     found = drawn(TARGET, drafter, PathRatio(), seed=length)
-    assert min(p_values(innovations(TARGET, found))) > ALARM
+    assert min(standard_normal_p_values(innovations(TARGET, found))) > ALARM
     assert any(sum(kept.accepted) for kept in found.rounds) or name == "far"
     assert any(sum(kept.drafted) > sum(kept.accepted) for kept in found.rounds)
 
 
 def test_the_alarm_is_raised_by_the_drafts_own_law() -> None:
     found = drawn(DRAFTS["mean"], Silent(), PathRatio())
-    assert min(p_values(innovations(TARGET, found))) < ALARM
+    assert min(standard_normal_p_values(innovations(TARGET, found))) < ALARM
 
 
 def test_the_alarm_is_raised_by_corrections_that_are_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PathResidual, "sample", lambda self, keys: self.p.sample(keys))
     found = drawn(TARGET, Aligned(DRAFTS["mean"], Ahead(3)), PathRatio())
-    assert min(p_values(innovations(TARGET, found))) < ALARM
+    assert min(standard_normal_p_values(innovations(TARGET, found))) < ALARM
 
 
 def end_only(self: PathLaw, x: Tensor) -> Tensor:
@@ -70,7 +69,7 @@ def end_only(self: PathLaw, x: Tensor) -> Tensor:
 def test_the_alarm_is_raised_by_the_density_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PathLaw, "log_prob", end_only)
     found = drawn(TARGET, Aligned(DRAFTS["mean"], Ahead(3)), PathRatio())
-    assert min(p_values(innovations(TARGET, found))) < ALARM
+    assert min(standard_normal_p_values(innovations(TARGET, found))) < ALARM
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class Uncut:
 def test_the_alarm_is_raised_by_steps_that_read_a_refused_cell() -> None:
     drafter = Aligned(LinearReader(TARGET.head, bias=1.5), Ahead(3))
     found = drawn(TARGET, drafter, Uncut())
-    assert min(p_values(innovations(TARGET, found))) < ALARM
+    assert min(standard_normal_p_values(innovations(TARGET, found))) < ALARM
 
 
 def test_acceptance_is_one_minus_the_distance_of_the_paths() -> None:

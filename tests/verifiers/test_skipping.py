@@ -168,8 +168,8 @@ def test_after_a_skip_the_target_knows_the_text() -> None:
     """Laws and memory are those of the same tokens decoded without any speculation."""
     model, request = toys.model("llama"), toys.inputs("llama", batch=2, ragged=True)
     fast = bound(interval=2, tree=Tree((-1, -1, 1, 2)))  # paths of one and of three
-    recorder = Recorder(fast.target)
-    fast.target = recorder  # type: ignore[assignment]
+    recorder = Recorder(fast.session.bound.target)
+    fast.session.bound.target = recorder
     fast.generate(**request, **SETTINGS)
     after = [line for line in recorder.seen if max(line[0]) > 1]
     assert len(after) > 2

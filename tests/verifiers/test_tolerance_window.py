@@ -54,6 +54,18 @@ def test_a_sweep_adds_up_what_was_missed() -> None:
     assert kept(rule, [0.21, -0.21]) == 0
 
 
+def test_a_state_is_judged_by_the_noise_of_the_step_that_leaves_it() -> None:
+    draft, scores = window([0.15, 0.0, 0.0])
+    for scale, length in (
+        ([0.0, 0.5, 0.5, 0.5], 3),
+        ([0.5, 0.5, 0.5, 0.0], 2),
+        ([9.0, 0, 1, 1], 0),
+    ):
+        features = {**scores.features, "scale": torch.tensor(scale)[None, :, None]}
+        verdict = ToleranceWindow(0.4).verify(draft, replace(scores, features=features), NOISE)
+        assert verdict.length.tolist() == [length]
+
+
 def test_means_are_judged_step_by_step_against_the_step() -> None:
     """|missed| <= 0.1 |1 + missed|: 0.11 passes against a step of 1.11, -0.1 not against 0.9."""
     rule = MeanTolerance(0.1)

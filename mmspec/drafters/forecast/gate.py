@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Schedule(Protocol):
 
     @property
     def has_checks(self) -> bool: ...
+    @property
+    def warm_up(self) -> int: ...  # differences of features begin with the last of these steps
     def wants_full(self, past: Past, progress: float) -> bool: ...
     def checks(self, past: Past) -> bool: ...  # whether the forecast to come is checked
     def threshold(self, progress: float) -> float: ...  # the largest error that passes
@@ -120,10 +122,8 @@ class DecayingThreshold:
 class Stepwise:
     """How forecasts are executed: the pipeline's own loop, one step of the sampler at a time."""
 
-    check: str = "none"  # what is computed of a forecast step to verify it
-
-    def __str__(self) -> str:
-        return "one step of the sampler at a time"
+    walk: str = "none"  # what is computed of a forecast step to verify it
+    words: ClassVar[str] = "one step of the sampler at a time"
 
 
 def simulate(

@@ -65,7 +65,7 @@ class Bad:
 
     @staticmethod
     def twice() -> None:
-        mmspec.accelerate(shared("sd"), PLAIN)("a", prompt="b")  # type: ignore[call-arg]
+        mmspec.accelerate(shared("sd"), PLAIN)("a", prompt="b")
 
     @staticmethod
     def two_noises() -> None:

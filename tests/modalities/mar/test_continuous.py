@@ -12,7 +12,7 @@ import torch
 from torch.testing import assert_close
 
 import mmspec
-from mmspec.modalities.mar.continuous import AcceleratedContinuous
+from mmspec.api import Accelerated
 from mmspec.targets.patches import Plan
 from mmspec.verifiers.path_ratio import PathRatio
 from tests.toys.mar import PLAN, mar
@@ -23,7 +23,7 @@ NONE = torch.tensor([1, 5, 3])
 
 
 def accelerate(model: Any, recipe: str | None = None, **parts: Any) -> Any:
-    """An `AcceleratedContinuous`, which is not what the annotation of `accelerate` says."""
+    """An `Accelerated`, which is not what the annotation of `accelerate` says."""
     return mmspec.accelerate(model, recipe, **parts)
 
 
@@ -98,8 +98,8 @@ def test_a_vae_makes_pixels() -> None:
 
 def test_an_accelerated_model_says_what_it_is() -> None:
     fast = accelerate(mar(), drafter=mar(7))
-    assert isinstance(fast, AcceleratedContinuous)
-    assert repr(fast) == "AcceleratedContinuous(MarForImageGeneration, cspd-coupled)"
+    assert isinstance(fast, Accelerated)
+    assert repr(fast) == "Accelerated(MarForImageGeneration, cspd-coupled, drafter sees nothing)"
 
 
 @pytest.mark.parametrize(

@@ -147,8 +147,8 @@ def test_a_batch_is_drawn_as_its_rows_are(target: Any, sketch: Any) -> None:
 def test_it_is_saved_with_its_resampler(target: Any, sketch: Any, tmp_path: Path) -> None:
     bound(target, sketch, tau=0.3).save_pretrained(tmp_path)
     again = mmspec.load(tmp_path, model=target)
-    assert isinstance(again.drafter, Upsampled)
-    assert isinstance(again.drafter.sampler, Trained)
+    assert isinstance(again.session.bound.drafter, Upsampled)
+    assert isinstance(again.session.bound.drafter.sampler, Trained)
 
 
 def test_the_command_line_chooses_it() -> None:

@@ -1,0 +1,190 @@
+"""What a command is about: modality, model, recipes, draft models; checked before any is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmspec import recipes, registry, zoo
+from mmspec.cli.options import PARTS, Choice, dashed, settings_for
+from mmspec.modality import Modality, settings_of
+from mmspec.registry import ZOO
+
+if TYPE_CHECKING:  # importing it costs torch
+    from mmspec.recipe import Recipe
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Names only; `drafters` are those of the recipes, None where one takes none."""
+
+    model: str
+    owner: Modality
+    settings: Any  # of the owner
+    recipes: tuple[str, ...]
+    drafters: Mapping[str, str | None]
+    options: Mapping[str, Any]  # parts and knobs of all recipes
+    left_out: Mapping[str, str] = field(default_factory=dict)  # of "all": why
+
+    @property
+    def recipe(self) -> str:
+        """The only one. Raises ValueError where there are several."""
+        if len(self.recipes) > 1:
+            raise ValueError(
+                f"--recipe was given {len(self.recipes)} times; give it once, or compare them with "
+                "`mmspec bench`"
+            )
+        return self.recipes[0]
+
+
+def choose(choice: Choice) -> Chosen:
+    """What was chosen. Raises ValueError for whatever does not go together."""
+    owner, model = _owner(choice)
+    _refuse_foreign(choice, owner, model)
+    settings = settings_of(owner.settings, {**_usual(owner, model), **choice.settings})
+    for one in settings_for(owner, choice.command):
+        value = choice.settings.get(one.name)
+        if one.metadata.get("writes") and value is not None:
+            check_file(dashed(one.name), Path(value), owner)
+    chosen = Chosen(model, owner, settings, _recipes(choice, owner, model), {}, choice.options())
+    return _with_drafters(choice, chosen)
+
+
+def _owner(choice: Choice) -> tuple[Modality, str]:
+    """The modality, and the model's name; where no model says it, the recipe does."""
+    name, said = choice.model, [one for one in choice.recipe or () if one != ALL]
+    if name is not None:
+        check_source(name)
+    if choice.modality is not None:
+        owner = registry.get(choice.modality)
+    elif name is not None and (name.startswith(ZOO) or Path(name).exists()):
+        owner = registry.of(name)
+    else:
+        decodes = recipes.about(said[0])["decodes"] if said else None
+        fitting = [one for one in registry.modalities().values() if decodes in (None, one.decodes)]
+        owner = max(fitting, key=lambda one: one.is_general)
+    if name is None:
+        targets = [entry.name for entry in owner.zoo if entry.target is None]
+        if not targets:
+            raise ValueError(f"modality {owner.name} has no model of its own; give --model")
+        name = f"{ZOO}{targets[0]}"
+        check_source(name)
+    if name.startswith(ZOO) and zoo.modality(name.removeprefix(ZOO)) is not owner:
+        whose = zoo.modality(name.removeprefix(ZOO)).name
+        raise ValueError(f"{name} is of modality {whose}, not {owner.name}; drop --modality")
+    return owner, name
+
+
+def _usual(owner: Modality, model: str) -> Mapping[str, Any]:
+    """The settings of a checkpoint of the zoo, where nothing is said."""
+    return zoo.info(model.removeprefix(ZOO)).settings if model.startswith(ZOO) else {}
+
+
+def _refuse_foreign(choice: Choice, owner: Modality, model: str) -> None:
+    """One error for all options that the modality has not got, naming those that it has."""
+    own = [one.name for one in settings_for(owner, choice.command)]
+    known = [*own, *(one for one in PARTS if one in owner.parts)]
+    parts = {name: getattr(choice, name) for name in PARTS}
+    given = [*choice.settings, *(name for name, value in parts.items() if value is not None)]
+    foreign = [dashed(name) for name in given if name not in known]
+    if foreign:
+        raise ValueError(
+            f"{', '.join(foreign)}: no option of `mmspec {choice.command}` for {model}, whose "
+            f"modality is {owner.name}; it has {', '.join(map(dashed, known))}"
+        )
+
+
+def _recipes(choice: Choice, owner: Modality, model: str) -> tuple[str, ...]:
+    """Those that were named, the usual one, or all of the modality's."""
+    if choice.recipe and ALL in choice.recipe:
+        return recipes.names(owner.decodes)
+    if choice.recipe:
+        for name in choice.recipe:
+            recipes.check_decodes(recipes.get(name), owner.decodes, model)
+        return tuple(dict.fromkeys(choice.recipe))
+    if owner.drafted is not None:
+        plan = recipes.get(owner.drafted)
+        if choice.drafter or default_drafter(model, plan):
+            return (owner.drafted,)
+    return (owner.recipe,)
+
+
+def _with_drafters(choice: Choice, chosen: Chosen) -> Chosen:
+    """The draft model of each recipe: the one that was named, or the zoo's own."""
+    takers = {name: plan for name in chosen.recipes if (plan := recipes.get(name)).takes_drafter}
+    if choice.drafter is not None:
+        check_source(choice.drafter)
+        if not takers:
+            takes = ", ".join(chosen.recipes)
+            raise ValueError(f"recipe {takes} takes no draft model; drop --drafter")
+        kinds = {plan.draft_model: name for name, plan in takers.items()}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"{' and '.join(kinds.values())} take draft models of different kinds; measure "
+                "them one at a time, or without --drafter"
+            )
+    found = dict[str, str | None].fromkeys(chosen.recipes)
+    left_out: dict[str, str] = {}
+    for name, plan in takers.items():
+        found[name] = choice.drafter or default_drafter(chosen.model, plan)
+        if found[name] is None:
+            left_out[name] = f"recipe {name!r} needs a draft model; give --drafter DIR or zoo:NAME"
+    if left_out and not (choice.recipe and ALL in choice.recipe):
+        raise ValueError(next(iter(left_out.values())))
+    left = tuple(name for name in chosen.recipes if name not in left_out)
+    return replace(chosen, recipes=left, drafters=found, left_out=left_out)
+
+
+def default_drafter(model: str, recipe: Recipe) -> str | None:
+    """The zoo's draft model for one of its targets: of a sort that the recipe takes.
+
+    Of several it is the one that sees as much of the prompt as the recipe wants.
+    """
+    if not recipe.takes_drafter or not model.startswith(ZOO):
+        return None
+    target = zoo.info(model.removeprefix(ZOO))
+    small = [one for one in map(zoo.info, zoo.names()) if one.target == target.name]
+    fits = [one for one in small if any(k.owns(zoo.path(one.name)) for k in recipe.draft_model)]
+    fits.sort(key=lambda one: (one.sees != recipe.sees, one.name != target.drafter))
+    return f"{ZOO}{fits[0].name}" if fits else None
+
+
+def check_source(name: str) -> None:
+    """Refuse a model that is not there. Raises ValueError; a name may still be of a hub."""
+    path = Path(name)
+    if name.startswith(ZOO):
+        own = zoo.info(name.removeprefix(ZOO)).name
+        if not zoo.is_present(own):
+            raise ValueError(
+                f"{name} is not there ({zoo.path(own)}); train it with `mmspec zoo train {own}`"
+            )
+    elif path.is_file():
+        raise ValueError(f"{name} is a file; give the folder that the model lies in")
+    elif not path.exists() and (
+        name.count("/") != 1 or name.startswith((".", "/", "~")) or path.parent.is_dir()
+    ):
+        raise ValueError(f"there is no model folder {name}; give a folder, a hub name or zoo:NAME")
+
+
+def check_file(option: str, file: Path, owner: Modality) -> None:
+    """Refuse a file that could not be written once its content is there. Raises ValueError."""
+    if not owner.files:
+        raise ValueError(f"{option} {file}: modality {owner.name} writes no files; drop {option}")
+    check_writable(option, file, owner.files)
+
+
+def check_writable(option: str, file: Path, endings: Sequence[str] = ()) -> None:
+    """Refuse a folder, a file in a folder that is not there, and unknown endings."""
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder; give {option} a file in it")
+    if not file.parent.is_dir():
+        raise ValueError(f"there is no folder {file.parent}; make it, or choose another {option}")
+    if endings and file.suffix.lower() not in endings:
+        raise ValueError(
+            f"{option} {file}: files of type {file.suffix or 'none'} cannot be written; choose "
+            f"one of {', '.join(endings)}"
+        )

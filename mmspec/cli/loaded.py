@@ -1,0 +1,65 @@
+"""Models that were chosen, read into memory, and who asks them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmspec import registry
+from mmspec.api import Accelerated, accelerate
+from mmspec.cli.choosing import Chosen
+from mmspec.cli.inputs import quiet
+from mmspec.cli.options import Choice
+from mmspec.cli.output import working
+from mmspec.modality import Asker
+from mmspec.registry import ZOO
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A target with who asks it, and the draft models of the chosen recipes."""
+
+    chosen: Chosen
+    model: Any
+    asker: Asker
+    drafters: Mapping[str, Any]  # by name
+
+    def fast(self, recipe: str, **parts: Any) -> Accelerated:
+        """The model under a recipe; `parts` beside those that were typed."""
+        name, owner = self.chosen.drafters.get(recipe), self.chosen.owner
+        small = None if name is None else self.drafters[name]
+        given = {**self.chosen.options, **parts}
+        return accelerate(self.model, recipe, drafter=small, modality=owner.name, **given)
+
+    def ask(self, fast: Accelerated, request: Mapping[str, Any], seed: int) -> Any:
+        """The output of the customary call."""
+        return getattr(fast, fast.session.calls[0])(**request, seed=seed)
+
+
+def load(choice: Choice, chosen: Chosen) -> Loaded:
+    """Read the target and its draft models. Raises ValueError for what cannot be read."""
+    quiet()
+    set_threads(choice.threads, chosen.model)
+    plug, how = registry.plug(chosen.owner), {"trust_remote_code": choice.trust_remote_code}
+    with working(f"loading {chosen.model}", choice.json):
+        model = plug.load(chosen.model, **how)
+        asker = plug.asker(chosen.model, model, chosen.settings, **how)
+    drafters: dict[str, Any] = {}
+    for name in filter(None, dict.fromkeys(chosen.drafters.values())):
+        with working(f"loading {name}", choice.json):
+            drafters[name] = plug.load_drafter(model, name, **how)
+    return Loaded(chosen, model, asker, drafters)
+
+
+def set_threads(count: int | None, model: str = "") -> None:
+    """Use so many processor threads; by default one for the zoo, and torch's own choice else.
+
+    Zoo models are too small to share out: threads would only wait for each other.
+    """
+    if count is None and model.startswith(ZOO):
+        count = 1
+    if count is not None:
+        torch.set_num_threads(count)

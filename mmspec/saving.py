@@ -1,0 +1,86 @@
+"""Accelerated models to and from disk: the recipe, its parts and its drafter, not the target.
+
+folder/mmspec.json    recipe, modality, parts and the name of the target
+folder/drafter/       the draft model, where the recipe takes one; safetensors
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmspec.recipe import Recipe
+
+if TYPE_CHECKING:
+    from mmspec.api import Accelerated
+
+FILE = "mmspec.json"
+DRAFTER = "drafter"  # the only folder that a file may name
+
+
+def save(fast: Accelerated, folder: Path) -> None:
+    """Write what `restore` reads. Raises ValueError for what no file can hold."""
+    recipe, parts = fast.recipe, _described(fast.recipe, fast.given)
+    fast.session.save(folder / DRAFTER)
+    content = {
+        "recipe": recipe.name,
+        "modality": fast.modality.name,
+        "target": fast.session.name or None,
+        "parts": parts,
+        "drafter": DRAFTER if recipe.takes_drafter else None,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def restore(folder: Path, model: Any) -> dict[str, Any]:
+    """The arguments of `accelerate` that `save` wrote down.
+
+    Raises ValueError where the folder holds none, where the target is unknown, and for a file that
+    points out of its folder.
+    """
+    file = folder / FILE
+    if not file.exists():
+        raise ValueError(f"{folder} has no {FILE}; it was not written by save_pretrained")
+    content = json.loads(file.read_text())
+    model = content["target"] if model is None else model
+    if not model:
+        raise ValueError(f"{file} names no target model; pass model=")
+    named = content["drafter"]
+    if named not in (None, DRAFTER):
+        raise ValueError(
+            f"{file} names the drafter {named!r}, which is not the folder {DRAFTER!r} beside it; "
+            "save it again with save_pretrained"
+        )
+    return {
+        "model": model,
+        "recipe": content["recipe"],
+        "modality": content.get("modality"),
+        "drafter": None if named is None else folder / DRAFTER,
+        **content["parts"],
+    }
+
+
+def _described(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts given beside a recipe, as JSON holds them."""
+    if not recipe.name:
+        raise ValueError(
+            "only a recipe from mmspec.recipes can be saved; this one was made by hand"
+        )
+    kept = {name: value for name, value in given.items() if name not in ("projector",)}
+    objects = [name for name, value in kept.items() if not _is_plain(value)]
+    if objects:
+        raise ValueError(
+            f"{', '.join(objects)} was given as an object and cannot be saved; give a name or a "
+            "number"
+        )
+    return kept
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can hold it."""
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, str | int | float | bool) or value is None

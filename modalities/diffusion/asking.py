@@ -1,0 +1,63 @@
+"""From what is typed to a call of a pipeline, and from its output to a file."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from mmspec.modalities import asking
+from mmspec.modalities.diffusion.settings import DiffusionSettings
+from mmspec.modalities.sheets import rows_and_columns, tiled
+
+AS_TYPED = {"use_resolution_binning": False, "clean_caption": False}  # where a pipeline has them
+
+
+class DiffusionAsker:
+    """Asks one pipeline: in words, by class, or for anything where it takes neither."""
+
+    def __init__(
+        self, source: str, model: Any, settings: DiffusionSettings, **options: Any
+    ) -> None:
+        self.source = source
+        self.known = inspect.signature(model.__call__).parameters
+        self.sheet = rows_and_columns(settings.grid)
+        self.sampling: dict[str, Any] = {
+            name: value for name, value in AS_TYPED.items() if name in self.known
+        }
+        said = {
+            "num_inference_steps": settings.steps,
+            "guidance_scale": settings.guidance,
+            "max_sequence_length": settings.words,
+        }
+        for name, value in said.items():
+            if value is not None and name not in self.known:
+                raise ValueError(f"{source} ({type(model).__name__}) takes no {name}")
+            if value is not None:
+                self.sampling[name] = value
+        model.set_progress_bar_config(disable=True)
+
+    def request(self, prompts: Sequence[str]) -> dict[str, Any]:
+        """Pictures of the prompts, a sheet of each."""
+        asked = [one for one in asking.checked(prompts) for _ in range(prod(self.sheet))]
+        if "prompt" in self.known:
+            return {"prompt": asked, **self.sampling}
+        if "class_labels" in self.known:
+            classes = [asking.class_number(one) for one in asked]
+            return {"class_labels": classes, **self.sampling}
+        return {"batch_size": len(asked), **self.sampling}
+
+    def text(self, output: Any) -> None:
+        """None: a picture says nothing."""
+        return None
+
+    def data(self, output: Any) -> dict[str, Any]:
+        """How the pictures were sampled."""
+        return {"settings": self.sampling}
+
+    def render(self, output: Any, path: Path) -> tuple[Path, ...]:
+        """A sheet of the pictures."""
+        tiled(output.images, self.sheet[1]).save(path)
+        return (path,)

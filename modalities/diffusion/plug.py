@@ -1,0 +1,166 @@
+"""Pipelines of diffusers: called as the pipeline is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from mmspec import zoo
+from mmspec.draft_models import DraftModel, draft_model
+from mmspec.drafters.denoising.small_denoiser import DRAFT_PIPELINE
+from mmspec.drafters.denoising.window import Window
+from mmspec.modalities.diffusion import examining
+from mmspec.modalities.diffusion.asking import DiffusionAsker
+from mmspec.modalities.diffusion.chains import Chains
+from mmspec.modalities.diffusion.forecasts import Forecasts
+from mmspec.modalities.diffusion.loading import load_pipeline
+from mmspec.modalities.diffusion.network import Network
+from mmspec.modalities.diffusion.settings import DiffusionSettings
+from mmspec.modality import Finding, Loop
+from mmspec.naming import unknown_message
+from mmspec.recipe import Recipe
+
+
+class PipelineRunner(Protocol):
+    """How a recipe runs a pipeline; `own` are the arguments it takes beside the pipeline's."""
+
+    @property
+    def own(self) -> tuple[str, ...]: ...
+    @property
+    def sees(self) -> str: ...
+    def run(self, given: Mapping[str, Any], own: Mapping[str, Any], loop: Loop) -> Any: ...
+
+
+class Session:
+    """A pipeline bound to a recipe that decodes latents.
+
+    Beside the pipeline's own arguments a call takes `seed`. Recipes that sample chains also take
+    `row_ids` (one per picture: its noise depends on seed and id alone, not on its batch), and `eta`
+    or `churn`, which make a deterministic scheduler draw noise. The first noise comes from `seed`
+    too, unless `latents` or `generator` is given. Recipes that forecast within the network keep the
+    pipeline's own loop: they have no rounds to watch or to stream.
+    """
+
+    calls = ("__call__", "generate")
+    signature = None
+
+    def __init__(
+        self, pipe: Any, recipe: Recipe, small: DraftModel | None, max_rows: int | None
+    ) -> None:
+        self.model, self.recipe, self.draft_model = pipe, recipe, small
+        self.parameters = inspect.signature(pipe.__call__).parameters
+        self.runner: PipelineRunner = (
+            Chains(pipe, recipe, None if small is None else small.model, max_rows)
+            if isinstance(recipe.execution, Window)
+            else Forecasts(pipe, recipe)
+        )
+
+    @property
+    def sees(self) -> str:
+        return self.runner.sees
+
+    @property
+    def name(self) -> str | None:
+        name: str | None = self.model.name_or_path
+        return name or None
+
+    def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
+        """What the pipeline returns, with `stats` on it.
+
+        Raises ValueError for arguments that are not known, for those that need steps in their
+        order, and where an exact recipe meets a scheduler that draws no noise.
+        """
+        given, own = self._split(args, arguments)
+        output = self.runner.run(given, own, loop)
+        if not isinstance(output, tuple):  # return_dict=False
+            output.stats = loop.stats()
+        return output
+
+    def save(self, folder: Path) -> None:
+        """The draft pipeline, where there is one."""
+        if self.draft_model is not None:
+            self.draft_model.save(folder, Network(self.model), None)
+
+    def _split(
+        self, args: Sequence[Any], arguments: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The pipeline's arguments, by name and with its defaults, and ours."""
+        known = {k: one for k, one in self.parameters.items() if one.kind is not one.VAR_KEYWORD}
+        extra = [name for name in self.runner.own if name not in known]
+        unknown = sorted(set(arguments) - {*known, *extra})
+        if unknown:
+            where = f"{type(self.model).__name__}()"
+            raise ValueError(unknown_message(unknown, [*known, *extra], where))
+        if len(args) > len(known):
+            raise ValueError(f"{len(args)} arguments by place, but the pipeline takes {len(known)}")
+        placed = dict(zip(known, args, strict=False))
+        twice = sorted(placed.keys() & arguments.keys())
+        if twice:
+            raise ValueError(f"{', '.join(twice)} is given by place and by name; give it once")
+        theirs = {name: value for name, value in arguments.items() if name in known}
+        has_default = {k: one for k, one in known.items() if one.default is not one.empty}
+        defaults = {name: one.default for name, one in has_default.items()}
+        own = {name: arguments.get(name) for name in self.runner.own}
+        return {**defaults, **placed, **theirs}, own
+
+
+def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:
+    """A pipeline bound to a recipe.
+
+    `window` is how many states a round moves a picture at most, or a `Window`; `tree` gives widths
+    of branching instead. `max_rows` bounds the rows of the network at a time. `drafter` is a small
+    pipeline, its folder or "zoo:NAME", where the recipe takes one; a folder may hold a denoising
+    network alone. Raises ValueError for parts that do not fit.
+    """
+    execution = _execution(recipe, parts.get("window"), parts.get("tree"))
+    small = draft_model(recipe, drafter, Network(pipe))
+    return Session(pipe, replace(recipe, execution=execution), small, parts.get("max_rows"))
+
+
+def _execution(recipe: Recipe, window: Any, tree: Any) -> Any:
+    """The window that a user asks for; a number keeps the recipe's pace."""
+    if window is None and tree is None:
+        return recipe.execution
+    if window is not None and tree is not None:
+        raise ValueError("window= and tree= both say how far to draft; give one of them")
+    if not isinstance(recipe.execution, Window):
+        raise ValueError(
+            f"recipe {recipe.name or 'custom'!r} drafts no window; drop window= and tree="
+        )
+    if isinstance(tree, str):
+        raise ValueError(f"tree={tree!r} are no widths of branching; give some, as in [2, 2, 2]")
+    if tree is not None:
+        return Window.tree(tree)
+    if isinstance(window, Window):
+        # the recipe's verifier decides whether noiseless steps may be drafted
+        return replace(window, quiet=recipe.execution.quiet)
+    return replace(recipe.execution, most=window)
+
+
+def load(source: str | Path, **options: Any) -> Any:
+    """A pipeline from a folder, a hub name, or "zoo:NAME"."""
+    return load_pipeline(source, **options)
+
+
+def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
+    """A draft pipeline for a pipeline; `options` are not needed: no code of its folder runs."""
+    name = str(source)
+    place = zoo.path(name.removeprefix("zoo:")) if name.startswith("zoo:") else name
+    return DRAFT_PIPELINE.load(place, Network(model))
+
+
+def asker(source: str, model: Any, settings: DiffusionSettings, **options: Any) -> DiffusionAsker:
+    """Asks a pipeline for what is typed."""
+    return DiffusionAsker(source, model, settings, **options)
+
+
+def examine(target: str, drafter: str | None) -> list[Finding]:
+    """What can be said of a pipeline, or of a pair, without reading weights."""
+    return examining.examine(target, drafter, _bind)
+
+
+def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
+    return session(model, recipe, drafter, {})

@@ -1,0 +1,161 @@
+"""Recipes on denoising chains of a mixture, every state kept; and a tiny pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import diffusers
+import torch
+from torch import Tensor
+
+from mmspec.decode import Parts, decode
+from mmspec.drafters.denoising.window import Window
+from mmspec.laws.kernels import GaussianKernel
+from mmspec.laws.noise import KeyedNoise
+from mmspec.modalities.diffusion.mixture import Mixture, mixture, vp_grid
+from mmspec.recipe import Kit, Recipe, made, pair
+from mmspec.targets.denoising import ChainRequest, ChainTarget, Denoiser
+from mmspec.targets.stop import Stop
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class ChainSetting:
+    """A chain whose denoiser is a formula, and a worse denoiser for recipes that take one."""
+
+    name: str
+    data: Mixture
+    kernel: GaussianKernel
+
+    @property
+    def denoiser(self) -> Denoiser:
+        return self.data.denoiser(self.kernel)
+
+    @property
+    def small(self) -> Denoiser:
+        """The best denoiser of data half as wide again: near the target's, and never it."""
+        return replace(self.data, std=1.5 * self.data.std).denoiser(self.kernel)
+
+    @property
+    def width(self) -> int:
+        """Numbers per state."""
+        return self.data.means.shape[1]
+
+
+def settings() -> tuple[ChainSetting, ...]:
+    """Two chains: the sampler of DDPM, and a less noisy one on another grid."""
+    linear, cosine = vp_grid(24, "linear"), vp_grid(16, "cosine")
+    return (
+        ChainSetting("ancestral", mixture(2, 4, 0), GaussianKernel.ancestral(*linear)),
+        ChainSetting("ddim, eta 0.8", mixture(5, 3, 1), GaussianKernel.ddim(*cosine, eta=0.8)),
+    )
+
+
+def plain(plan: Recipe) -> Recipe:
+    """The recipe with a window of one state, which drafts nothing: plain sampling."""
+    return replace(plan, execution=Window.fixed(1))
+
+
+@dataclass(frozen=True)
+class SampledChains:
+    """What a recipe sampled, and what it took."""
+
+    states: Tensor  # (B, N + 1, d), the start first
+    calls: int
+
+    @property
+    def final(self) -> Tensor:  # (B, d)
+        return self.states[:, -1]
+
+
+def bound(
+    plan: Recipe, setting: ChainSetting, small: Denoiser | None = None
+) -> tuple[Recipe, Parts]:
+    """The recipe bound to a chain. Raises ValueError where it does not decode chains."""
+    if not isinstance(plan.execution, Window):
+        raise ValueError(f"recipe {plan.name or 'custom'!r} does not sample a chain of its own")
+    target = ChainTarget(setting.denoiser)
+    draft = ChainTarget(small or setting.small) if plan.takes_drafter else None
+    kit = Kit(target, draft, plan.execution, plan.sees, None, plan.options)
+    plan = replace(plan, verifier=made(plan.verifier, kit))
+    drafter = pair(plan.architecture(kit), plan.verifier, target)
+    return plan, Parts(target, drafter, plan.verifier, Stop(setting.kernel.steps), plan.gate)
+
+
+def sample(
+    plan: Recipe,
+    setting: ChainSetting,
+    row_ids: Sequence[int],
+    seed: int = 0,
+    small: Denoiser | None = None,
+) -> SampledChains:
+    """Decode one chain per row id. Raises ValueError where the recipe does not decode chains."""
+    _, parts = bound(plan, setting, small)
+    noise, start = _begun(setting, row_ids, seed)
+    chains, calls = [[first] for first in start], 0
+    for kept in decode(parts, ChainRequest(start, noise)):
+        if kept.fallback:
+            raise RuntimeError(f"the drafter failed: {kept.fallback}")
+        calls += kept.calls
+        for row, new in enumerate(kept.tokens):
+            chains[row] += new
+    return SampledChains(torch.stack([torch.stack(chain) for chain in chains]), calls)
+
+
+def by_hand(setting: ChainSetting, row_ids: Sequence[int], seed: int = 0) -> SampledChains:
+    """The sampler without a loop: mean and noise of every state, one after the other."""
+    noise, start = _begun(setting, row_ids, seed)
+    rows, kernel = torch.arange(len(row_ids)), setting.kernel
+    at = torch.zeros(len(row_ids), 1, dtype=torch.int64)
+    states = [start]
+    for step in range(kernel.steps):
+        steps = torch.full((len(row_ids),), step)
+        clean = setting.denoiser.predict(states[-1], steps, rows).clean
+        mean = kernel.mean(states[-1], clean, steps)
+        eps = noise.shared(at + step + 1).normal(setting.width)[:, 0]
+        states.append(mean + kernel.deviation(steps, mean) * eps)
+    return SampledChains(torch.stack(states, 1), kernel.steps)
+
+
+def _begun(
+    setting: ChainSetting, row_ids: Sequence[int], seed: int
+) -> tuple[KeyedNoise, Tensor]:  # and (B, d)
+    """The noise of the rows, and their first states."""
+    noise = KeyedNoise.seeded(seed, len(row_ids), CPU, row_ids)
+    at = torch.zeros(len(row_ids), 1, dtype=torch.int64)
+    return noise, noise.shared(at).normal(setting.width)[:, 0]
+
+
+CALM = 0.25  # of the usual weights: predictions change slowly, as those of trained networks do
+
+
+def tiny_pipeline(seed: int = 0) -> Any:
+    """A class-conditional diffusion transformer with random weights, DDIM."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = diffusers.DiTTransformer2DModel(
+            sample_size=8,
+            num_layers=3,
+            patch_size=2,
+            num_attention_heads=2,
+            attention_head_dim=8,
+            in_channels=4,
+            out_channels=4,
+            num_embeds_ada_norm=1000,
+        )
+        sizes = {"block_out_channels": (8,), "latent_channels": 4, "norm_num_groups": 4}
+        coder = diffusers.AutoencoderKL(**sizes)
+    for part, gain in ((network, CALM), (coder, 1.0)):
+        part.eval()
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for weight in part.parameters():
+                if weight.dim() > 1:
+                    scale = gain * weight[0].numel() ** -0.5
+                    weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+    pipe = diffusers.DiTPipeline(network, coder, diffusers.DDIMScheduler())
+    pipe.set_progress_bar_config(disable=True)
+    return pipe

@@ -1,0 +1,108 @@
+"""What `mmspec doctor` says of models of token ids, of their draft models and heads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import transformers
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as VISION,
+)
+
+from mmspec.drafters.neural.small_model import check_pair
+from mmspec.modalities import examining
+from mmspec.modalities.examining import both
+from mmspec.modalities.families import backbone, family
+from mmspec.modality import Finding, Outcome
+from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
+from mmspec.recipe import Recipe
+from mmspec.targets.cache import SlotCache
+from mmspec.targets.reader import Reader
+
+Bind = Callable[[Any, Recipe, Any], Any]  # target, recipe, drafter
+
+
+def skeleton(name: str) -> Any:
+    """A model or a feature head without memory. Raises ValueError for one that is not known."""
+    content, _ = transformers.PreTrainedConfig.get_config_dict(name)
+    if content.get("model_type") == FeatureHeadConfig.model_type:
+        config = FeatureHeadConfig.from_pretrained(name)
+        return examining.skeleton(lambda: FeatureHead(config))
+    known = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+    auto: Any = transformers.AutoModelForCausalLM
+    if known.model_type in VISION:
+        auto = transformers.AutoModelForImageTextToText
+    return examining.skeleton(lambda: auto.from_config(known, trust_remote_code=False))
+
+
+def examine(
+    target: str, drafter: str | None, bind: Bind, build: Callable[[str], Any] = skeleton
+) -> list[Finding]:
+    """All findings on a target, or on a target and its draft model or feature head."""
+    names = [name for name in (target, drafter) if name is not None]
+    models = [build(name) for name in names]
+    found = [
+        both("weights", list(zip(names, models, strict=True)), lambda one: examining.weights(*one)),
+        both("model", models, lambda model: type(model).__name__),
+    ]
+    if isinstance(models[-1], FeatureHead) and drafter is not None:
+        return [*found, *_head(models[0], models[1])]
+    found += [
+        both("family", models, lambda model: family(model).name),
+        both("cache layers", models, _layers),
+        both("branches (trees), batch > 1", models, _branches),
+    ]
+    if examining.is_refused(found):
+        return found
+    readers = [backbone(model) for model in models]
+    found.append(both("vocabulary", readers, lambda reader: reader.vocabulary))
+    if len(readers) == 2:
+        found += [*_pair(*readers), examining.tokenizers(names)]
+    if examining.is_refused(found):
+        return found
+    if readers[0].family.draws:
+        remark = "a model that draws is bound with its codebook, which needs weights; not looked at"
+        return [*found, Finding("recipes", None, None, "note", remark)]
+    small = models[1] if drafter is not None else None
+    fit = examining.fitting(
+        "tokens", small is not None, lambda recipe: bind(models[0], recipe, small)
+    )
+    return [*found, *fit]
+
+
+def _head(model: Any, head: FeatureHead) -> Iterator[Finding]:
+    """A feature head continues states of one width and speaks one vocabulary."""
+    reader = backbone(model)
+    pairs = (
+        ("states", int(reader.config.hidden_size), head.config.hidden_size),
+        ("vocabulary", reader.vocabulary, head.config.vocab_size),
+    )
+    remark = "a head for another target; train one with mmspec.training.heads.learn_head"
+    for check, ours, theirs in pairs:
+        yield Finding(check, ours, theirs, *(() if ours == theirs else ("refused", remark)))
+
+
+def _layers(model: Any) -> str:
+    config = model.config.get_text_config(decoder=True)
+    types = vars(config).get("layer_types") or ["full_attention"] * config.num_hidden_layers
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(types).items())
+
+
+def _branches(model: Any) -> bool:
+    return SlotCache(model.config).can_branch
+
+
+def _pair(target: Reader, drafter: Reader) -> Iterator[Finding]:
+    """What the draft model can see; refused where it can draft for this target in no way."""
+    for sees in ("nothing", "pixels"):
+        if sees == "pixels" and not target.family.media:
+            continue
+        try:
+            check_pair(target, drafter, sees)
+        except ValueError as error:
+            verdict: Outcome = "refused" if sees == "nothing" else "note"
+            yield Finding(f"drafter sees {sees}", None, False, verdict, str(error))
+        else:
+            yield Finding(f"drafter sees {sees}", None, True)

@@ -1,0 +1,73 @@
+"""From what is typed to picture tokens, and from those to files: prompts, sheets and maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from mmspec.modalities import asking
+from mmspec.modalities.image import drawing
+from mmspec.modalities.image.families import image_family
+from mmspec.modalities.image.settings import ImageSettings
+from mmspec.modalities.image.steps_map import steps_map
+from mmspec.modalities.sheets import rows_and_columns, sides, tiled
+
+
+class ImageAsker:
+    """Asks one model that draws with picture tokens; its own size and scale if nothing is said."""
+
+    def __init__(self, source: str, model: Any, settings: ImageSettings, **options: Any) -> None:
+        self.family, self.settings = image_family(model), settings  # refuses what draws nothing
+        self.sheet = rows_and_columns(settings.grid)
+        self.size = None if settings.codes is None else sides("--codes", settings.codes, "24x24")
+        self.source, self.processor = source, None
+        if self.family.words is not None:
+            self.processor = asking.processor(source, model, sees=True, **options)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of every call: what was said, and what else the model decides."""
+        said = {"guidance": self.settings.guidance, "grid": self.size}
+        made = {name: value for name, value in said.items() if value is not None}
+        return {"temperature": self.settings.temperature, **made}
+
+    def request(self, prompts: Sequence[str]) -> dict[str, Any]:
+        """Pictures of the prompts, a sheet of each.
+
+        Raises ValueError for a model that draws behind something else than words or classes.
+        """
+        asked = [one for one in asking.checked(prompts) for _ in range(prod(self.sheet))]
+        if self.family.words is not None:
+            grid = drawing.laid_out(self.family, self.size)
+            return {**drawing.worded(self.family, self.processor, asked, grid), **self.sampling}
+        if self.family.inputs == ("class_ids",):
+            return {"class_ids": [asking.class_number(one) for one in asked], **self.sampling}
+        raise ValueError(
+            f"{self.family.name} draws behind {', '.join(self.family.inputs)}, which a command "
+            "line cannot give; call generate_images() from Python"
+        )
+
+    def text(self, output: Any) -> None:
+        """None: a picture says nothing."""
+        return None
+
+    def data(self, output: Any) -> dict[str, Any]:
+        """The codes of each picture, and the round each came in."""
+        return {
+            "codes": output.ids.tolist(),
+            "rounds": output.rounds.tolist(),
+            "steps_map": self.settings.steps_map,
+            "settings": self.sampling,
+        }
+
+    def render(self, output: Any, path: Path) -> tuple[Path, ...]:
+        """A sheet of the pictures, and one of their maps where it was asked for."""
+        columns = self.sheet[1]
+        tiled(output.images, columns).save(path)
+        if self.settings.steps_map is None:
+            return (path,)
+        drawn, place = output.rounds.tolist(), Path(self.settings.steps_map)
+        tiled([steps_map(rounds) for rounds in drawn], columns).save(place)
+        return (path, place)

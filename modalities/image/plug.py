@@ -1,0 +1,132 @@
+"""Models that draw with picture tokens: `generate_images`, and `generate` where they write too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from mmspec import zoo
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.modalities import examining, examining_tokens, tokens
+from mmspec.modalities.image import drawing
+from mmspec.modalities.image.asking import ImageAsker
+from mmspec.modalities.image.families import CLASSES
+from mmspec.modalities.image.families import backbone as reader
+from mmspec.modalities.image.settings import ImageSettings
+from mmspec.modality import Finding, Loop
+from mmspec.models.loading import load_causal
+from mmspec.recipe import Recipe
+from mmspec.registry import ZOO
+
+
+class Session:
+    """A model of picture tokens bound to a recipe; `processor` reads its prompts in words."""
+
+    def __init__(self, bound: tokens.Bound, processor: Any = None) -> None:
+        self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
+        self.processor = processor
+        self.image_family = bound.backbone.image_family
+        self.text = tokens.Text(bound, dict)
+        writes = bound.backbone.family.writes
+        self.calls = ("generate_images", *(("generate", "__call__") if writes else ()))
+        self.signature = tokens.HOOK if writes else None
+
+    @property
+    def sees(self) -> str:
+        return str(getattr(self.bound.drafter, "sees", "nothing"))
+
+    @property
+    def name(self) -> str | None:
+        name: str | None = self.model.config._name_or_path
+        return name or None
+
+    def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
+        if call == "generate":
+            return self.text.generate(args, arguments, loop)
+        if call == "__call__":
+            return self.text.hook(args, arguments, loop)
+        return self.draw(args, arguments, loop)
+
+    def draw(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> drawing.Images:
+        """Pictures, under the same promises as text.
+
+        Takes `prompt=`, a text or a list, where `accelerate` was given the processor, or what the
+        model draws behind (`input_ids` and `attention_mask`, a class, caption features); `grid=`
+        (height, width) in codes or a `Grid`, `guidance=` a scale (default: the published one;
+        1 = none), `negative=` inputs or words of unconditional prompts, and `seed`, `row_ids` and
+        sampling settings as `generate` does. Greedy without any.
+        """
+        if args:
+            raise ValueError("generate_images() takes its arguments by name; give prompt=...")
+        made = self.drawing(**arguments)
+        how = (made.sampling, made.stop, made.seed, made.row_ids)
+        call = self.bound.call(made.inputs, *how, shared={"grid": made.grid})
+        ids = tokens.prompt_ids(
+            made.inputs, len(call.request.noise.rows), self.bound.backbone.device
+        )
+        return made.finish(*tokens.spoken(call, ids, loop), loop.stats())
+
+    def drawing(self, **arguments: Any) -> drawing.Drawing:
+        """What `generate_images` makes of its arguments, before anything is drawn."""
+        backbone = self.bound.backbone
+        most = getattr(backbone.config, "max_position_embeddings", None)
+        return drawing.prepare(
+            self.image_family, backbone.vocabulary, most, arguments, self.processor
+        )
+
+    def save(self, folder: Path) -> None:
+        tokens.save_drafter(self.bound, folder)
+
+
+def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:
+    """A model bound to a recipe. Raises ValueError for parts that do not fit."""
+    own = {name: value for name, value in parts.items() if name != "processor"}
+    return Session(tokens.bind(reader(model), recipe, drafter, own), parts.get("processor"))
+
+
+def load(source: str | Path, **options: Any) -> Any:
+    """A model from a folder, a hub name, or "zoo:NAME"; of a class that draws.
+
+    Raises ValueError as `load_causal` does.
+    """
+    name = str(source)
+    if name.startswith(ZOO):
+        return zoo.load(name.removeprefix(ZOO))
+    return load_causal(name, maker=CLASSES.get(_model_type(source)), **options)
+
+
+def _model_type(source: str | Path) -> str:
+    read: Any = PreTrainedConfig.get_config_dict
+    return str(read(source)[0].get("model_type"))
+
+
+def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
+    """A draft model, a head or a model of smaller pictures, for a model."""
+    if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
+        return FEATURE_HEAD.load(source, model)
+    return load(source, **options)
+
+
+def asker(source: str, model: Any, settings: ImageSettings, **options: Any) -> ImageAsker:
+    """Asks a model for what is typed."""
+    return ImageAsker(source, model, settings, **options)
+
+
+def examine(target: str, drafter: str | None) -> list[Finding]:
+    """What can be said of a model, or of a pair, without reading weights."""
+    return examining_tokens.examine(target, drafter, _bind, _skeleton)
+
+
+def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
+    return session(model, recipe, drafter, {})
+
+
+def _skeleton(name: str) -> Any:
+    own = CLASSES.get(_model_type(name))
+    if own is None:
+        return examining_tokens.skeleton(name)
+    config = own.config_class.from_pretrained(name)
+    return examining.skeleton(lambda: own(config))

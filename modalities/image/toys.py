@@ -1,0 +1,144 @@
+"""A tiny random model that draws: pictures of four codes out of five, guided, all countable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.api import Accelerated, accelerate
+from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
+from mmspec.bench.tiny import random_drafter
+from mmspec.draft import Kind
+from mmspec.laws.sampling import guide
+from mmspec.modality import Answer
+from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
+from mmspec.models.random_weights import random_model
+from mmspec.recipe import Recipe
+from mmspec.trees import Tree
+from mmspec.verifiers.law import ancestral
+from mmspec.verifiers.law import joint as emitted
+
+CODES, SIDE = 5, 2  # as many codes as published trees have branches
+CELLS = SIDE**2
+SETTINGS: dict[str, Any] = {"guidance": 2.0, "temperature": 1.0}
+CLASS = 1
+
+
+def tiny_painter(layers: int = 2, seed: int = 0) -> LlamaGenForImageGeneration:
+    """A class-conditional LlamaGen of random wide weights in float32."""
+    picture = {"num_embeddings": CODES, "embed_dim": 4, "latent_channels": 8, "base_channels": 32}
+    config = LlamaGenConfig(
+        vocab_size=CODES,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        num_classes=3,
+        side=SIDE,
+        vq_config={**picture, "channel_multiplier": [1, 1], "num_res_blocks": 1},
+    )
+    model: LlamaGenForImageGeneration = random_model(
+        lambda: LlamaGenForImageGeneration(config), seed
+    )
+    model.set_attn_implementation("sdpa")
+    return model
+
+
+def tiny_pair(plan: Recipe, seed: int, **parts: Any) -> Accelerated:
+    """The recipe on a tiny model that draws, with another one or a head to draft for it.
+
+    Raises ValueError where it cannot be bound to them.
+    """
+    target = tiny_painter(seed=2 * seed)
+    if not plan.takes_drafter:
+        return accelerate(target, plan, **parts)
+    small = random_drafter(plan, target, seed=2 * seed + 1)
+    return accelerate(target, plan, drafter=small, **parts)
+
+
+def painted(batch: int) -> dict[str, Tensor]:
+    """A request for `batch` pictures of one class."""
+    return {"class_ids": torch.full((batch,), CLASS)}
+
+
+@torch.no_grad()
+def guided_law(model: Any, prefixes: Tensor) -> Tensor:  # (R, D) -> (R, K) float64
+    """The law of the next code by two plain forwards over the whole sequence, without a cache."""
+    logits = []
+    for number in (CLASS, model.config.num_classes):
+        slot = model.model.condition(torch.full((len(prefixes), 1), number))
+        embeds = torch.cat((slot, model.model.embed_tokens(prefixes)), 1)
+        logits.append(model(inputs_embeds=embeds).logits[:, -1].double())
+    return guide(logits[0], logits[1], SETTINGS["guidance"]).softmax(-1)
+
+
+def table(model: Any) -> Callable[[tuple[int, ...]], Tensor]:
+    """The law after every prefix, as the enumeration asks for it."""
+    found: dict[tuple[int, ...], Tensor] = {}
+    for depth in range(CELLS):
+        found |= dict(zip(product(range(CODES), repeat=depth), _laws(model, depth), strict=True))
+    return found.__getitem__
+
+
+def joint(model: Any, length: int) -> Tensor:  # (K,) * length
+    """The model's own law of its first `length` codes, by trying all of them."""
+    mass = torch.ones((), dtype=torch.float64)
+    for depth in range(length):
+        mass = mass[..., None] * _laws(model, depth).reshape(*mass.shape, CODES)
+    return mass
+
+
+@dataclass(frozen=True)
+class FromScratch:
+    """Greedy codes of a tiny model by its laws from scratch: no loop, no cache, no verifier."""
+
+    model: Any
+
+    def answer(self, request: Mapping[str, Any], seed: int) -> Answer:
+        codes = torch.zeros(len(request["class_ids"]), 0, dtype=torch.int64)
+        for _ in range(CELLS):
+            best = guided_law(self.model, codes).argmax(-1, keepdim=True)
+            codes = torch.cat((codes, best), 1)
+        return Answer(codes.tolist(), codes.numel(), CELLS - 1)
+
+    def first(self, request: Mapping[str, Any], seed: int) -> None:
+        return None
+
+
+def drawing(fast: Accelerated) -> Subject:
+    """What a tiny model draws, guided, and its own law."""
+
+    def sample(batch: int, first: int, seed: int) -> Tensor:
+        rows = list(range(first, first + batch))
+        out = fast.generate_images(**painted(batch), **SETTINGS, seed=seed, row_ids=rows)
+        refuse_fallback(out.stats)
+        sequences: Tensor = out.sequences
+        return sequences[:, :LENGTH]
+
+    return Subject(joint(fast.model, LENGTH), sample)
+
+
+def distance(plan: Recipe) -> float | None:
+    """How far one round takes the law of a tiny picture of four codes, by trying everything.
+
+    Total variation between the picture's law and the target's, the draft being a chain of all but
+    the last code from another tiny model. None where the loss is not in what the verifier decides.
+    """
+    verifier = plan.verifier
+    if verifier.lossless or plan.gate is not None or Kind.RACE in verifier.kinds[:1]:
+        return None
+    p, q = table(tiny_painter(seed=0)), table(tiny_painter(layers=1, seed=1))
+    found = emitted(p, q, verifier, Tree.chain(CELLS - 1), verifier.kinds[0])
+    return float((found - ancestral(p, CELLS)).abs().sum() / 2)
+
+
+def _laws(model: Any, depth: int) -> Tensor:  # (K ** depth, K), prefixes in order
+    prefixes = torch.tensor(list(product(range(CODES), repeat=depth)), dtype=torch.int64)
+    return guided_law(model, prefixes.view(CODES**depth, depth))

@@ -1,0 +1,217 @@
+"""Models that draw with continuous tokens (MAR): `generate_images`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from mmspec.codes.image_family import pictures
+from mmspec.decode import Parts, Scorer
+from mmspec.draft import Drafter
+from mmspec.draft_models import DraftModel, draft_model
+from mmspec.drafters.shapes import shape_of
+from mmspec.laws.noise import KeyedNoise, fresh_seed
+from mmspec.modalities.mar import examining, reader
+from mmspec.modalities.mar.asking import MarAsker
+from mmspec.modalities.mar.reader import MarReader, labels, numbers
+from mmspec.modalities.mar.settings import MarSettings
+from mmspec.modality import Call, Finding, Loop
+from mmspec.naming import unknown_message
+from mmspec.recipe import Kit, Recipe, made, pair
+from mmspec.stats import Stats
+from mmspec.targets.patches import (
+    BlindTarget,
+    PatchRequest,
+    PatchTarget,
+    Plan,
+    Reader,
+    order,
+    place,
+)
+from mmspec.targets.paths import check_random
+from mmspec.targets.stop import Stop
+
+OWN = ("class_labels", "prompt", "seed", "row_ids", "vae")
+_RENAMED = {"guidance_schedule": "schedule"}
+SETTINGS = tuple(
+    next((name for name, own in _RENAMED.items() if own == one.name), one.name)
+    for one in fields(Plan)
+)
+
+
+@dataclass(frozen=True)
+class LatentImages:
+    """What `generate_images` returns; tokens in `stats` are autoregressive steps."""
+
+    latents: Tensor  # (B, channels, h, w), as the model has them
+    images: list[Image.Image] | None  # where a VAE was given
+    stats: Stats
+
+
+class Session:
+    """A model of continuous tokens bound to a recipe.
+
+    Recipes are bound per call, which fixes classes and sampler; once here, to refuse early.
+    """
+
+    calls = ("generate_images",)
+    signature = None
+
+    def __init__(self, model: Any, recipe: Recipe, small: DraftModel | None = None) -> None:
+        self.model, self.recipe, self.draft_model = model, recipe, small
+        self.drafter = self._bound(Plan(), labels(model, None)).drafter
+
+    @property
+    def sees(self) -> str:
+        return str(getattr(self.drafter, "sees", "nothing"))
+
+    @property
+    def name(self) -> str | None:
+        name: str | None = self.model.config._name_or_path
+        return name or None
+
+    def run(
+        self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop
+    ) -> LatentImages:
+        """Draw one picture per class.
+
+        Takes `class_labels` (a number, or a list in which None is no class) or `prompt` (the name
+        of a class in the model's configuration, or several), `seed`, `row_ids`, the settings of
+        `mmspec.targets.patches.Plan` (`steps`, `guidance`, `guidance_schedule`, `temperature`,
+        `head_steps`, `last_noise`), and `vae`, whose `decode` makes pixels, as that of diffusers.
+
+        Raises ValueError for what is not known, for more steps than cells, and where an exact
+        recipe meets a sampler without noise in its last step.
+        """
+        if args:
+            raise ValueError("generate_images() takes its arguments by name; give class_labels=")
+        settings, own = _split(arguments)
+        plan, classes = Plan(**settings), self._classes(own["class_labels"], own["prompt"])
+        plan.spans(self.model.config.cells)
+        bound = self._bound(plan, classes)
+        if getattr(bound.recipe.verifier, "random", False):
+            check_random(self.model.sampled(plan).kernel)
+        seed = fresh_seed() if own["seed"] is None else own["seed"]
+        noise = KeyedNoise.seeded(seed, len(classes), self.model.device, own["row_ids"])
+        request = PatchRequest(plan, len(classes), noise)
+        latents = self.model.picture(self._drawn(bound.call(request), request, loop))
+        images = decoded(own["vae"], latents, self.model.config.latent_scale)
+        return LatentImages(latents, images, loop.stats())
+
+    def save(self, folder: Path) -> None:
+        if self.draft_model is not None:
+            self.draft_model.save(folder, self.model, self.drafter)
+
+    def _classes(self, given: Any, prompt: str | Sequence[str] | None) -> Tensor:
+        if prompt is not None and given is not None:
+            raise ValueError("class_labels= and prompt= both say what to draw; give one of them")
+        return labels(self.model, given if prompt is None else numbers(self.model, prompt))
+
+    def _bound(self, plan: Plan, classes: Tensor) -> Bound:
+        """The recipe for the classes and the sampler of a call."""
+        small = None
+        if self.draft_model is not None:
+            small = MarReader.of(self.draft_model.model, classes, plan)
+        return bind(self.recipe, MarReader.of(self.model, classes, plan), small)
+
+    def _drawn(self, call: Call, request: PatchRequest, loop: Loop) -> Tensor:
+        """The latents (B, L, C)."""
+        tokens: list[list[Tensor]] = [[] for _ in range(request.batch)]
+        for kept in loop(call):
+            for row, new in zip(tokens, kept.tokens, strict=True):
+                row.extend(new)
+        cells = self.model.config.cells
+        turns, spans = order(request.noise, cells), request.plan.spans(cells)
+        latents = turns.new_zeros(*turns.shape, self.model.config.token_size).float()
+        for picture, turn, shown in zip(latents, turns, tokens, strict=True):
+            place(picture, turn, spans, shown)
+        return latents
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A recipe with its parts made for one call."""
+
+    target: Scorer
+    recipe: Recipe
+    drafter: Drafter
+
+    def call(self, request: PatchRequest) -> Call:
+        """One request in terms of the loop."""
+        return Call(self.parts(request.plan), request, self.recipe)
+
+    def parts(self, plan: Plan) -> Parts:
+        """What the loop runs."""
+        recipe, stop = self.recipe, Stop(plan.steps)
+        return Parts(self.target, self.drafter, recipe.verifier, stop, recipe.gate)
+
+
+def bind(recipe: Recipe, reader: Reader, small: Reader | None) -> Bound:
+    """A recipe bound to readers. Raises ValueError for settings out of range."""
+    target = PatchTarget(reader)
+    drafts = None if small is None else PatchTarget(small)
+    kit = Kit(target, drafts, recipe.execution, recipe.sees, None, recipe.options)
+    recipe = replace(recipe, verifier=made(recipe.verifier, kit))
+    drafter = pair(recipe.architecture(kit), recipe.verifier, target)
+    return Bound(
+        BlindTarget(reader) if getattr(recipe.verifier, "blind", False) else target, recipe, drafter
+    )
+
+
+def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:
+    """A model bound to a recipe. Raises ValueError for parts that do not fit."""
+    target = MarReader.of(model, labels(model, None), Plan())
+    small = draft_model(recipe, drafter, target)
+    shape = shape_of(recipe.execution, None, parts.get("length"))
+    return Session(model, replace(recipe, execution=shape), small)
+
+
+def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of the plan, and our own arguments."""
+    unknown = sorted(set(arguments) - {*OWN, *SETTINGS})
+    if unknown:
+        raise ValueError(unknown_message(unknown, [*OWN, *SETTINGS], "generate_images()"))
+    return settings_of(arguments), {name: arguments.get(name) for name in OWN}
+
+
+def settings_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a `Plan` is made of, among the arguments of a call."""
+    given = {name: arguments[name] for name in SETTINGS if arguments.get(name) is not None}
+    return {_RENAMED.get(name, name): value for name, value in given.items()}
+
+
+def decoded(vae: Any, latents: Tensor, scale: float) -> list[Image.Image] | None:
+    """Pixels of latents that were scaled for the model; None without a VAE."""
+    if vae is None:
+        return None
+    output = vae.decode(latents / scale)
+    return pictures(output if isinstance(output, Tensor) else output[0])
+
+
+def load(source: str | Path, **options: Any) -> Any:
+    """A model from a folder or "zoo:NAME"; no code of a folder is ever run."""
+    return reader.load(source)
+
+
+def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
+    """A smaller model for a model."""
+    return reader.load(source)
+
+
+def asker(source: str, model: Any, settings: MarSettings, **options: Any) -> MarAsker:
+    """Asks a model for classes."""
+    return MarAsker(source, model, settings, **options)
+
+
+def examine(target: str, drafter: str | None) -> list[Finding]:
+    """What can be said of a model, or of a pair, without reading weights."""
+    return examining.examine(target, drafter, _bind)
+
+
+def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
+    return session(model, recipe, drafter, {})

@@ -1,0 +1,109 @@
+"""From what is typed to tensors, and from tokens to words: language models and their pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from mmspec.modalities import asking
+from mmspec.modalities.families import family
+from mmspec.modalities.vlm.settings import LanguageSettings
+
+SCENE = "zoo:scene"
+BUNDLED = Path(str(files("mmspec"))) / "zoo" / "scene.png"
+
+
+class LanguageAsker:
+    """Asks one model, about one picture where the settings name one."""
+
+    def __init__(self, source: str, model: Any, settings: LanguageSettings, **options: Any) -> None:
+        media = family(model).media
+        self.sees = "pixel_values" in media
+        if media and not self.sees:
+            raise ValueError(
+                f"{source} takes {', '.join(media)}, which a command line cannot give; call "
+                "mmspec.accelerate(model).generate() from Python"
+            )
+        if settings.image is not None and not self.sees:
+            raise ValueError(
+                f"{source} is a text model and takes no picture; drop --image or choose another "
+                "model"
+            )
+        self.source, self.model, self.settings = source, model, settings
+        self.processor = asking.processor(source, model, self.sees, **options)
+        self.picture = None if settings.image is None else open_picture(settings.image)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of every call."""
+        settings = self.settings
+        made: dict[str, Any] = {"do_sample": settings.temperature > 0}
+        if settings.temperature > 0:
+            made["temperature"] = settings.temperature
+        return {**made, "max_new_tokens": settings.max_new_tokens}
+
+    def request(
+        self, prompts: Sequence[str], images: Sequence[Image.Image] | None = None
+    ) -> dict[str, Any]:
+        """Tensors of the prompts on the model's device, padded on the left, and the sampling.
+
+        `images` are one per prompt, in the place of the one of the settings.
+        """
+        if images is None and self.picture is not None:
+            images = [self.picture] * len(prompts)
+        has_image = images is not None
+        texts = [chat(self.processor, one, has_image) for one in asking.checked(prompts)]
+        if self.sees:
+            made = self.processor(text=texts, images=images, padding=True, return_tensors="pt")
+        else:
+            made = self.processor(texts, padding=True, return_tensors="pt")
+            made.pop("token_type_ids", None)
+        device = self.model.get_input_embeddings().weight.device
+        return {**{name: value.to(device) for name, value in made.items()}, **self.sampling}
+
+    def text(self, output: Any) -> str:
+        """The answer to a single prompt."""
+        words = asking.tokenizer(self.processor)
+        return str(words.decode(answer(output), skip_special_tokens=True)).strip()
+
+    def data(self, output: Any) -> dict[str, Any]:
+        """The new tokens of a single prompt."""
+        return {"tokens": answer(output)}
+
+    def render(self, output: Any, path: Path) -> tuple[Path, ...]:
+        """Writes nothing: the answer is a text."""
+        return ()
+
+
+def answer(output: Any) -> list[int]:
+    """New tokens of the one row of an `Output`."""
+    tokens: list[int] = output.sequences[0, -output.stats.num_new_tokens :].tolist()
+    return tokens
+
+
+def chat(processor: Any, prompt: str, has_image: bool) -> str:
+    """A prompt in the model's chat form; as it is where the model has none."""
+    is_tokenizer = asking.tokenizer(processor) is processor
+    if processor.chat_template:
+        parts = [{"type": "image"}] if has_image else []
+        content = [*parts, {"type": "text", "text": prompt}]
+        turn = {"role": "user", "content": prompt if is_tokenizer else content}
+        made = processor.apply_chat_template([turn], add_generation_prompt=True, tokenize=False)
+        return str(made)
+    mark = "<image>" if is_tokenizer else getattr(processor, "image_token", "<image>")
+    return f"{mark}\n{prompt}" if has_image else prompt
+
+
+def open_picture(source: str) -> Image.Image:
+    """A picture from a file, or the zoo's own scene. Raises ValueError naming what is damaged."""
+    path = BUNDLED if source == SCENE else Path(source)
+    if not path.is_file():
+        raise ValueError(f"there is no picture {source}; give a file, or {SCENE} for a bundled one")
+    try:
+        return Image.open(path).convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{source} is not a picture that can be read ({error})") from error

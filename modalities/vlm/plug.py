@@ -1,0 +1,86 @@
+"""Text and vision-language models of transformers, and recognisers of speech: `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmspec import zoo
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.modalities import examining_tokens, tokens
+from mmspec.modalities.families import backbone as reader
+from mmspec.modalities.vlm.asking import LanguageAsker
+from mmspec.modalities.vlm.settings import LanguageSettings
+from mmspec.modality import Finding, Loop
+from mmspec.models.loading import load_causal
+from mmspec.recipe import Recipe
+from mmspec.targets.encoder_decoder import EncoderDecoder, source_inputs
+
+
+class Session:
+    """A causal or encoder-decoder model bound to a recipe."""
+
+    calls = ("generate", "__call__")
+    signature = tokens.HOOK
+
+    def __init__(self, bound: tokens.Bound) -> None:
+        self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
+        self.text = tokens.Text(bound, self._prepared)
+
+    @property
+    def sees(self) -> str:
+        return str(getattr(self.bound.drafter, "sees", "nothing"))
+
+    @property
+    def name(self) -> str | None:
+        name: str | None = self.model.config._name_or_path
+        return name or None
+
+    def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
+        asked = self.text.generate if call == "generate" else self.text.hook
+        return asked(args, arguments, loop)
+
+    def save(self, folder: Path) -> None:
+        tokens.save_drafter(self.bound, folder)
+
+    def _prepared(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        if isinstance(self.bound.backbone, EncoderDecoder):
+            return source_inputs(self.model, inputs)
+        return dict(inputs)
+
+
+def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:
+    """A model bound to a recipe. Raises ValueError for parts that do not fit."""
+    return Session(tokens.bind(reader(model), recipe, drafter, parts))
+
+
+def load(source: str | Path, **options: Any) -> Any:
+    """A model from a folder, a hub name, or "zoo:NAME"."""
+    name = str(source)
+    if name.startswith("zoo:"):
+        return zoo.load(name.removeprefix("zoo:"))
+    return load_causal(name, **options)
+
+
+def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
+    """A draft model or head for a model. Raises ValueError for one of another tokenizer."""
+    if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
+        return FEATURE_HEAD.load(source, model)
+    small = load(source, **options)
+    tokens.check_words(model, small)
+    return small
+
+
+def asker(source: str, model: Any, settings: LanguageSettings, **options: Any) -> LanguageAsker:
+    """Asks a model what is typed."""
+    return LanguageAsker(source, model, settings, **options)
+
+
+def examine(target: str, drafter: str | None) -> list[Finding]:
+    """What can be said of a model, or of a pair, without reading weights."""
+    return examining_tokens.examine(target, drafter, _bind)
+
+
+def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
+    return session(model, recipe, drafter, {})
