@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import (
         JanusForConditionalGeneration,
         JanusProcessor,
+        LlamaConfig,
         PreTrainedTokenizerFast,
     )
 
@@ -101,28 +102,14 @@ def janus(
         JanusForConditionalGeneration,
         JanusVisionConfig,
         JanusVQVAEConfig,
-        LlamaConfig,
     )
 
     ids: Any = words.get_vocab()
-    special = {
+    special: dict[str, Any] = {
         "bos_token_id": words.bos_token_id,
         "eos_token_id": words.eos_token_id,
         "pad_token_id": words.pad_token_id,
     }
-    text = LlamaConfig(
-        vocab_size=len(words),
-        hidden_size=shape.width,
-        intermediate_size=shape.inner,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads,
-        max_position_embeddings=256,
-        # Short sequences: fast angles tell columns and rows apart, slow ones would tell nothing.
-        rope_parameters={"rope_type": "default", "rope_theta": 200.0},
-        initializer_range=0.04,
-        **special,
-    )
     eye = JanusVisionConfig(
         hidden_size=8,
         num_hidden_layers=1,
@@ -146,7 +133,7 @@ def janus(
         image_token_embed_dim=shape.width,
     )
     config = JanusConfig(
-        text_config=text,
+        text_config=_text(shape, len(words), special),
         vision_config=eye,
         vq_config=pictures,
         image_token_id=ids["<image>"],
@@ -158,3 +145,22 @@ def janus(
     begin = {"boi_token_id": ids["<begin_of_image>"]}
     model.generation_config = configure(**special, generation_kwargs=begin)
     return model
+
+
+def _text(shape: ImageShape, words: int, special: dict[str, Any]) -> LlamaConfig:
+    """The language model, of so many words."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=words,
+        hidden_size=shape.width,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=256,
+        # Short sequences: fast angles tell columns and rows apart, slow ones would tell nothing.
+        rope_parameters={"rope_type": "default", "rope_theta": 200.0},
+        initializer_range=0.04,
+        **special,
+    )
