@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from mmspec import recipes
-from mmspec.draft import Drafter
+from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.denoising.window import Window
 from mmspec.laws.kernels import GaussianKernel
-from mmspec.recipe import Kit, Recipe, made, pair
+from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.targets.denoising import ChainTarget
 from tests.chains import vp_grid
 from tests.drafters.denoising import Run, Steep, Varying, denoiser, run, surprise
@@ -23,18 +23,19 @@ NAMES = tuple(
 STEEP = Steep(GaussianKernel.ancestral(*vp_grid(12)))
 
 
-def bound(recipe: Recipe, network: Any, **options: Any) -> Drafter:
+def bound(recipe: Recipe, network: Any, **options: Any) -> tuple[Drafter, Verifier]:
     target = ChainTarget(network)
     small = ChainTarget(network) if recipe.takes_drafter else None
     chosen = {**recipe.options, **options}
     kit = Kit(target, small, recipe.execution, recipe.sees, None, chosen)
-    drafter: Drafter = recipe.architecture(kit)
-    return pair(drafter, made(recipe.verifier, kit), target)
+    verifier = resolve(recipe.verifier, kit)
+    return pair(recipe.architecture(kit), verifier, target), verifier
 
 
 def ran(name: str, network: Any, **settings: Any) -> Run:
     recipe = recipes.get(name)
-    return run(bound(recipe, network), network, recipe.verifier, **settings)
+    drafter, verifier = bound(recipe, network)
+    return run(drafter, network, verifier, **settings)
 
 
 def test_the_methods_are_there() -> None:
@@ -81,8 +82,8 @@ def test_predicted_deviations_are_exact_or_refused_before_anything_runs(name: st
 def test_asd_is_the_frozen_clean_sample_bit_for_bit() -> None:
     network = denoiser(30, d=16)
     one, two = recipes.get("asd"), recipes.get("accelerated-diffusion-frozen")
-    left = bound(one, network)
-    right = bound(two, network, freeze="clean", root="refresh")
+    left, _ = bound(one, network)
+    right, _ = bound(two, network, freeze="clean", root="refresh")
     runs = [run(drafter, network, shape=(16,), batch=3) for drafter in (left, right)]
     assert torch.equal(runs[0].states, runs[1].states)
     assert runs[0].calls == runs[1].calls
@@ -92,7 +93,7 @@ def test_asd_drafts_euler_steps_of_stochastic_localisation() -> None:
     """y = s x / alpha and y' = y + (s' - s) x0 + (s' - s)^.5 z, s = alpha^2 / sigma^2 (Hu 2025)."""
     network = denoiser(30, d=4)
     recipe = replace(recipes.get("asd"), execution=Window.fixed(8))
-    done = run(bound(recipe, network), network, shape=(4,))
+    done = run(bound(recipe, network)[0], network, shape=(4,))
     draft, start, kernel = done.drafts[0], done.states[:, 0].double(), network.kernel
     assert draft.driving is not None
     s = (kernel.alpha / kernel.sigma) ** 2
