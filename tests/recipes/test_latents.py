@@ -11,6 +11,7 @@ import torch
 from mmspec import recipes
 from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.denoising.window import Window
+from mmspec.laws.gaussian import Driving
 from mmspec.laws.kernels import GaussianKernel
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.targets.denoising import ChainTarget
@@ -95,14 +96,14 @@ def test_asd_drafts_euler_steps_of_stochastic_localisation() -> None:
     recipe = replace(recipes.get("asd"), execution=Window.fixed(8))
     done = run(bound(recipe, network)[0], network, shape=(4,))
     draft, start, kernel = done.drafts[0], done.states[:, 0].double(), network.kernel
-    assert draft.driving is not None
+    assert isinstance(draft.extras, Driving)
     s = (kernel.alpha / kernel.sigma) ** 2
     first = torch.zeros(1, dtype=torch.int64)
     clean = network.predict(start.float(), first, first).clean.double()
     y = start * s[0] / kernel.alpha[0]
     for node in range(7):
         rise = s[node + 1] - s[node]
-        y = y + rise * clean + rise.sqrt() * draft.driving[:, node].double()
+        y = y + rise * clean + rise.sqrt() * draft.extras.noise[:, node].double()
         x = (y * kernel.alpha[node + 1] / s[node + 1]).float()
         torch.testing.assert_close(draft.tokens[:, node], x, rtol=1e-4, atol=1e-5)
 

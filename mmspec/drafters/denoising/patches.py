@@ -18,6 +18,7 @@ from mmspec.models.mar import MarConfig, MarForImageGeneration
 from mmspec.models.random_weights import random_model
 from mmspec.models.reading import read
 from mmspec.recipe import DraftModelKind, Kit
+from mmspec.laws.gaussian import Driving
 from mmspec.targets.patches import Patches, Reader, cell_keys
 from mmspec.targets.paths import PathLaw
 from mmspec.trees import Tree
@@ -105,8 +106,8 @@ class Aligned(Drafter):
             laws.append(law)
             paths.append(path)
         tree, made = Tree.chain(depth), torch.stack(paths, 1)
-        noises = torch.stack(driving, 1)
         ragged = mask if min(levels) < depth else None
+        noises = Driving(torch.stack(driving, 1))
         return Draft.of(tree, made, Kind.RACE, PathLaw.stack(laws), ragged, noises)
 
     def observe(self, *news: Any) -> None:
