@@ -29,8 +29,10 @@ def both(check: str, things: Sequence[Any], look: Callable[[Any], Any]) -> Findi
         try:
             seen.append(look(thing))
         except ValueError as error:
-            return Finding(check, *[*seen, "refused", None][:2], "refused", str(error))
-    return Finding(check, *[*seen, None][:2])
+            ours, theirs = [*seen, "refused", None][:2]
+            return Finding(check, ours, theirs, "refused", str(error))
+    ours, theirs = [*seen, None][:2]
+    return Finding(check, ours, theirs)
 
 
 def is_refused(findings: Iterable[Finding]) -> bool:

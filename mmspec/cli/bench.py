@@ -122,7 +122,7 @@ def _cells(row: Row) -> dict[str, Any]:
         "decoding only": _ratio(row, "speedup_decode"),
         "over plain": _ratio(row, "speedup_over_plain"),
         "ideal": _ratio(row, "ideal_speedup"),
-        "engine efficiency": row.engine_efficiency,
+        "efficiency": row.engine_efficiency,
         "acceptance length": row.mean_acceptance_length,
         "rate": None if row.draft_acceptance_rate is None else percent(row.draft_acceptance_rate),
         "tokens per call": row.tokens_per_target_call,

@@ -146,10 +146,11 @@ def default_drafter(model: str, partner: str | None, sees: str = "auto") -> str 
     target = zoo.info(model.removeprefix(ZOO))
     small = [one for one in map(zoo.info, zoo.names()) if one.target == target.name]
     if partner == "drafter":
-        named = [one.name for one in small if one.sees == sees] or [target.drafter]
+        named = next((one.name for one in small if one.sees == sees), target.drafter)
     else:
-        named = [one.name for one in small if one.name == f"{target.name}-{partner}"]
-    return None if not named or named[0] is None else f"{ZOO}{named[0]}"
+        wanted = f"{target.name}-{partner}"
+        named = next((one.name for one in small if one.name == wanted), None)
+    return None if named is None else f"{ZOO}{named}"
 
 
 def check_source(name: str) -> None:

@@ -51,7 +51,11 @@ class Choice:
 
     def options(self) -> dict[str, Any]:
         """Parts and knobs as `accelerate` takes them. Raises ValueError for what is none."""
-        made = {"window": self.window, "max_rows": self.max_rows, "verifier": self.verifier}
+        made: dict[str, Any] = {
+            "window": self.window,
+            "max_rows": self.max_rows,
+            "verifier": self.verifier,
+        }
         if self.length is not None:
             made["length"] = int(self.length) if self.length.isdigit() else self.length
         if self.tree is not None:
@@ -113,7 +117,7 @@ def _parameter(one: Field[Any], hint: Any, default: Any) -> inspect.Parameter:
     panel = "Drafting (where the modality has it)" if one.name in PARTS else "Model"
     least, name = one.metadata.get("min"), one.metadata.get("option", dashed(one.name))
     about = typer.Option(name, help=one.metadata["help"], min=least, rich_help_panel=panel)
-    made = Annotated[hint, about]  # type: ignore[valid-type]
+    made = Annotated[hint, about]
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(one.name, kind, default=default, annotation=made)
 

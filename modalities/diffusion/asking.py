@@ -24,7 +24,9 @@ class DiffusionAsker:
         self.source = source
         self.known = inspect.signature(model.__call__).parameters
         self.sheet = rows_and_columns(settings.grid)
-        self.sampling = {name: value for name, value in AS_TYPED.items() if name in self.known}
+        self.sampling: dict[str, Any] = {
+            name: value for name, value in AS_TYPED.items() if name in self.known
+        }
         said = {
             "num_inference_steps": settings.steps,
             "guidance_scale": settings.guidance,

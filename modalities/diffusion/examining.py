@@ -27,8 +27,6 @@ def examine(target: str, drafter: str | None, bind: Bind) -> list[Finding]:
     if not Path(target).is_dir():
         return [Finding("weights", "not local", None, "note", "only folders are looked at")]
     found: list[Finding] = []
-    diffusers.utils.logging.set_verbosity_error()
-    diffusers.utils.logging.disable_progress_bar()
     try:
         parts = networks(Path(target))
         small = None if drafter is None else _draft(Path(drafter))
@@ -78,11 +76,13 @@ def _network(folder: Path, library: str, kind: str) -> Any:
         raise ValueError(f"{folder} is of {library}.{kind}, which is not run here")
     home = import_module(library)
     maker = getattr(home, kind) if kind in dir(home) else None
-    if isinstance(maker, type) and issubclass(maker, diffusers.ModelMixin):
-        return examining.skeleton(lambda: maker.from_config(maker.load_config(str(folder))))
-    if isinstance(maker, type) and issubclass(maker, transformers.PreTrainedModel):
-        config = maker.config_class.from_pretrained(folder)
-        return examining.skeleton(lambda: maker(config))
+    if not isinstance(maker, type):
+        return None
+    build: Any = maker
+    if issubclass(maker, diffusers.ModelMixin):
+        return examining.skeleton(lambda: build.from_config(build.load_config(str(folder))))
+    if issubclass(maker, transformers.PreTrainedModel):
+        return examining.skeleton(lambda: build(build.config_class.from_pretrained(folder)))
     return None
 
 

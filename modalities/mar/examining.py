@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,17 @@ def examine(target: str, drafter: str | None, bind: Bind) -> list[Finding]:
             both(name.replace("_", " "), [model.config for model in models], vars_of(name))
         )
     if len(models) == 2:
-        found.append(both("same tokens", [models], lambda pair: check_pair(*pair) or True))
+        found.append(both("same tokens", [models], _same_tokens))
     if examining.is_refused(found):
         return found
     small = models[1] if len(models) == 2 else None
     fit = examining.fitting("patches", small is not None, lambda one: bind(models[0], one, small))
     return [*found, *fit]
+
+
+def _same_tokens(pair: Sequence[Any]) -> bool:
+    check_pair(*pair)
+    return True
 
 
 def vars_of(name: str) -> Callable[[Any], Any]:
