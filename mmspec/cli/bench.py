@@ -89,8 +89,9 @@ def show(found: Comparison, left_out: dict[str, str]) -> None:
     """The rows as a table without empty columns, and below it how they were measured."""
     lines = [*found.rows, *found.baselines, *found.controls]
     measured = [_cells(row) for row in lines if row.skipped is None]
-    titles = [title for title in measured[0] if any(cells[title] is not None for cells in measured)]
-    table([[cells[title] for title in titles] for cells in measured], *titles)
+    every = dict.fromkeys(title for cells in measured for title in cells)
+    titles = [one for one in every if any(cells.get(one) is not None for cells in measured)]
+    table([[cells.get(title) for title in titles] for cells in measured], *titles)
     missing = {row.recipe: row.skipped for row in lines if row.skipped is not None} | left_out
     if missing:
         console().print()
@@ -105,6 +106,12 @@ def show(found: Comparison, left_out: dict[str, str]) -> None:
             ("timed", f"{found.requests} requests, {found.repeats} repeats, medians"),
             ("judged", f"{found.judged} requests, batch {found.batch}"),
             ("where", where),
+            *(
+                (f"{row.recipe}: {name}", ", ".join(f"{k}: {short(v)}" for k, v in value.items()))
+                for row in lines
+                for name, value in row.extras.items()
+                if isinstance(value, dict)
+            ),
         ]
     )
 
@@ -131,7 +138,7 @@ def _cells(row: Row) -> dict[str, Any]:
         "identical": None if row.identical is None else percent(row.identical),
         **{name: _quality(value) for name, value in row.qualities.items()},
         "distance": row.distance,
-        **row.extras,
+        **{name: value for name, value in row.extras.items() if not isinstance(value, dict)},
         "fallback": row.fallback,
     }
 

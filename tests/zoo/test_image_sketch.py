@@ -12,7 +12,8 @@ import torch
 
 import mmspec
 from mmspec import zoo
-from mmspec.cli import drawing
+from mmspec.cli.choosing import choose
+from mmspec.cli.options import Choice
 from mmspec.codes.resampling import Trained
 from mmspec.drafters.rows.upsampled import Upsampled
 from mmspec.modalities.image.zoo import models
@@ -153,8 +154,7 @@ def test_it_is_saved_with_its_resampler(target: Any, sketch: Any, tmp_path: Path
 
 
 def test_the_command_line_chooses_it() -> None:
-    studio = drawing.load("zoo:image", None, ["mulo-sd", "coupled", "eagle"])
-    names = {recipe: studio.drafter(recipe)[0] for recipe in ("mulo-sd", "coupled", "eagle")}
+    names = choose(Choice("zoo:image", recipe=["mulo-sd", "coupled", "eagle"])).drafters
     assert names["mulo-sd"] == "zoo:image-sketch"
     assert names["coupled"] == "zoo:image-drafter"
     assert names["eagle"] == "zoo:image-head"
