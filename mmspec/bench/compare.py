@@ -83,6 +83,40 @@ def compare(
     if not recipes or not workload.timed:
         raise ValueError("there is nothing to measure; give a recipe and a request at least")
     runs = _entered(recipes, workload, peers, controls, seed, progress)
+    found, missing = _measured(runs, workload, repeats, seed, efficiency, progress)
+    device, there = torch.device(workload.device), found.laps
+    others = {**runs.baselines, **runs.peers}
+    return Comparison(
+        model=model,
+        modality=next(iter(recipes.values())).modality.name,
+        rows=[row(name, found, (drafters or {}).get(name)) for name in runs.ours if name in there],
+        baselines=[
+            *(row(name, found) for name in others if name in there),
+            *(Row(name, skipped=why) for name, why in missing.items()),
+        ],
+        controls=[row(name, found) for name in runs.controls],
+        requests=len(workload.timed),
+        repeats=repeats,
+        judged=len(workload.judged or workload.timed),
+        batch=workload.batch,
+        settings=dict(workload.settings),
+        peak_memory_bytes=peak_memory_bytes(device),
+        environment={**environment(device, workload.batch), **workload.environment},
+    )
+
+
+def _measured(
+    runs: _Field,
+    workload: Workload,
+    repeats: int,
+    seed: int,
+    efficiency: bool,
+    progress: Progress,
+) -> tuple[Found, dict[str, str]]:
+    """Race, judges and replays; and why some could not take part.
+
+    Plain decoding may fail where a baseline can stand in for it.
+    """
     may_fail = {*runs.baselines, *runs.peers, *([PLAIN] if runs.baselines else [])}
     device = torch.device(workload.device)
     held = race(
@@ -99,33 +133,14 @@ def compare(
     reference = PLAIN if PLAIN in held.laps else base
     if reference is None:
         raise ValueError(f"neither plain decoding nor a baseline could run: {missing}")
-    found = Found(
-        workload, held.laps, _shown(runs, held.laps, workload, seed, progress), reference, base
-    )
-    if efficiency and workload.replayed:
-        ours = {name: one for name, one in runs.ours.items() if name in held.laps}
-        asked = workload.timed[: workload.replayed]
-        shares = efficiencies(ours, asked, min(repeats, 3), seed, device, progress)
-        found = replace(found, efficiencies=shares)
-    return Comparison(
-        model=model,
-        modality=next(iter(recipes.values())).modality.name,
-        rows=[
-            row(name, found, (drafters or {}).get(name)) for name in runs.ours if name in held.laps
-        ],
-        baselines=[
-            *(row(name, found) for name in {**runs.baselines, **runs.peers} if name in held.laps),
-            *(Row(name, skipped=why) for name, why in missing.items()),
-        ],
-        controls=[row(name, found) for name in runs.controls],
-        requests=len(workload.timed),
-        repeats=repeats,
-        judged=len(workload.judged or workload.timed),
-        batch=workload.batch,
-        settings=dict(workload.settings),
-        peak_memory_bytes=peak_memory_bytes(device),
-        environment={**environment(device, workload.batch), **workload.environment},
-    )
+    shown = _shown(runs, held.laps, workload, seed, progress)
+    found = Found(workload, held.laps, shown, reference, base)
+    if not (efficiency and workload.replayed):
+        return found, missing
+    ours = {name: one for name, one in runs.ours.items() if name in held.laps}
+    asked = workload.timed[: workload.replayed]
+    shares = efficiencies(ours, asked, min(repeats, 3), seed, device, progress)
+    return replace(found, efficiencies=shares), missing
 
 
 def _entered(

@@ -21,7 +21,7 @@ LOUDNESS = 8.0  # of an embedding against what one layer adds
 
 
 @dataclass(frozen=True)
-class Shape:
+class DecoderShape:
     """The numbers of a text decoder. `family` is the transformers class it is built from."""
 
     family: str
@@ -38,18 +38,20 @@ class Shape:
         return asdict(self)
 
 
-SHAPES: Mapping[str, Shape] = {
-    "llava-1.5-7b": Shape("llama", 32, 4096, 11008, 32, 32, 32064),
-    "llava-1.5-13b": Shape("llama", 40, 5120, 13824, 40, 40, 32064),
-    "qwen2.5-vl-3b": Shape("qwen2", 36, 2048, 11008, 16, 2, 151936, tied=True),
-    "qwen2.5-vl-7b": Shape("qwen2", 28, 3584, 18944, 28, 4, 152064),
-    "qwen2-vl-2b": Shape("qwen2", 28, 1536, 8960, 12, 2, 151936, tied=True),
-    "qwen2-vl-7b": Shape("qwen2", 28, 3584, 18944, 28, 4, 152064),
-    "llama-3.2-1b": Shape("llama", 16, 2048, 8192, 32, 8, 128256, tied=True),
-    "smollm2-135m": Shape("llama", 30, 576, 1536, 9, 3, 49152, tied=True),
-    "small": Shape("llama", 16, 512, 1408, 8, 8, 8192),
-    "tiny": Shape("llama", 4, 128, 256, 4, 4, 512),
-    "probe": Shape("llama", 1, 32, 64, 1, 1, 512),  # 4096 tokens of it stay in a core's cache
+SHAPES: Mapping[str, DecoderShape] = {
+    "llava-1.5-7b": DecoderShape("llama", 32, 4096, 11008, 32, 32, 32064),
+    "llava-1.5-13b": DecoderShape("llama", 40, 5120, 13824, 40, 40, 32064),
+    "qwen2.5-vl-3b": DecoderShape("qwen2", 36, 2048, 11008, 16, 2, 151936, tied=True),
+    "qwen2.5-vl-7b": DecoderShape("qwen2", 28, 3584, 18944, 28, 4, 152064),
+    "qwen2-vl-2b": DecoderShape("qwen2", 28, 1536, 8960, 12, 2, 151936, tied=True),
+    "qwen2-vl-7b": DecoderShape("qwen2", 28, 3584, 18944, 28, 4, 152064),
+    "llama-3.2-1b": DecoderShape("llama", 16, 2048, 8192, 32, 8, 128256, tied=True),
+    "smollm2-135m": DecoderShape("llama", 30, 576, 1536, 9, 3, 49152, tied=True),
+    "small": DecoderShape("llama", 16, 512, 1408, 8, 8, 8192),
+    "tiny": DecoderShape("llama", 4, 128, 256, 4, 4, 512),
+    "probe": DecoderShape(
+        "llama", 1, 32, 64, 1, 1, 512
+    ),  # 4096 tokens of it stay in a core's cache
 }
 
 
@@ -67,7 +69,7 @@ def build(
 
 
 def _random(
-    shape: Shape, device: torch.device, dtype: torch.dtype, positions: int, seed: int
+    shape: DecoderShape, device: torch.device, dtype: torch.dtype, positions: int, seed: int
 ) -> Any:
     import transformers
 

@@ -46,17 +46,17 @@ def workload(
     drafter: Any = None,
 ) -> Workload:
     """Held-out scenes for models of the zoo, judged by facts; else what the user asks."""
-    if prompts is None and asker.source.startswith("zoo:"):
+    is_zoo = asker.source.startswith("zoo:") and asker.sees
+    if is_zoo and prompts is None and settings.image is None:
         examples = language.examples(max(count, batch), "held-out", seed, settings.kind)
         groups = grouped(examples, batch)
         asked = [_shown(asker, group) for group in groups]
         shown = [example for group in groups for example in group]
         quality = facts_right(partial(_facts, asker.processor, shown))
         return of_requests(model, asked, quality, batch, drafter)
-    sees = model.config.get_text_config(decoder=True) is not model.config
     bundled = Image.open(zoo.bundled_scene()).convert("RGB")
-    images = [bundled] * batch if sees and settings.image is None else None
-    texts = repeated(prompts or ([LOOK] if sees else QUESTIONS), batch)
+    images = [bundled] * batch if asker.sees and settings.image is None else None
+    texts = repeated(prompts or ([LOOK] if asker.sees else QUESTIONS), batch)
     asked = [asker.request(group, images=images) for group in texts]
     return of_requests(model, asked, None, batch, drafter)
 

@@ -14,8 +14,11 @@ from mmspec.bench import certify
 from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
 from mmspec.bench.frequency import chi_square, p_value
 from mmspec.bench.tiny import joint, request, tiny
-from mmspec.draft import Kind
-from mmspec.verifiers import Lenience, Recursive
+from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.laws.noise import KeyedNoise, Noise
+from mmspec.modalities.vlm import toys
+from mmspec.recipe import Recipe, Tailored
+from mmspec.verifiers import Coupled, Lenience, Recursive
 
 
 @dataclass(frozen=True)
@@ -32,25 +35,74 @@ class Hasty:
         return p
 
 
+WRONG = replace(recipes.get("speculative-sampling"), verifier=Recursive(Hasty()))
+DEFERRED = Tailored(lambda kit: Recursive(Hasty()), "recursive, hasty")
+
+
 @pytest.mark.parametrize("name", ["coupled", "speculative-sampling", "prompt-lookup"])
 def test_exact_recipes_are_certified(name: str) -> None:
-    found = certify(name, samples=1000, seeds=3, room=8)
+    found = certify(name, samples=1000, seeds=3)
+    assert (found.recipe, found.modality) == (name, "vlm")
     assert found.verdict == "exact"
     assert not [check for check in found.checks if check.outcome in ("refuted", "lossy")]
 
 
-def test_a_wrong_claim_is_refuted() -> None:
-    wrong = replace(recipes.get("speculative-sampling"), verifier=Recursive(Hasty()))
-    found = certify(wrong, samples=1500, room=8)
-    assert found.verdict == "refuted"
+@pytest.mark.parametrize("wrong", [WRONG, replace(WRONG, verifier=DEFERRED)], ids=["own", "late"])
+def test_a_wrong_claim_is_refuted(wrong: Recipe) -> None:
+    """Also by a verifier that is made when its recipe is bound, and claims only then."""
+    found = certify(wrong, samples=700, seeds=3)
+    assert (found.verdict, found.claims_exact) == ("refuted", True)
     outcomes = {check.name: check.outcome for check in found.checks}
     assert outcomes["enumeration"] == outcomes["frequencies"] == "refuted"
     assert outcomes["greedy equality"] == "passed"
 
 
+def test_a_model_of_one_s_own_is_asked_for_equality() -> None:
+    """Its answers are `generate()`'s where the recipe is right, and only there."""
+    asked = {**request(1), "max_new_tokens": 12}
+    for name, wanted in (("coupled", "passed"), ("typical", "skipped")):
+        fast = toys.bound(recipes.get(name), 3)
+        found = certify(name, fast, [asked], samples=500, seeds=2)
+        outcomes = {check.name: check.outcome for check in found.checks}
+        assert outcomes["greedy equality"] == "passed"
+        assert outcomes["seeded equality"] == wanted
+    with pytest.raises(ValueError, match="give both or none"):
+        certify("coupled", toys.bound(recipes.get("coupled"), 0))
+
+
+def test_plain_decoding_is_not_held_against_itself() -> None:
+    outcomes = {check.name: check for check in certify("plain", samples=500, seeds=2).checks}
+    assert outcomes["seeded equality"].outcome == "skipped"
+    assert "plain decoding itself" in outcomes["seeded equality"].detail
+    assert outcomes["greedy equality"].outcome == "passed"  # against generate()
+
+
+def test_seeds_tell_a_drifting_loop() -> None:
+    """A coupled verifier whose noise is of another seed gives tokens of the law, but not these."""
+
+    @dataclass(frozen=True)
+    class Drifting(Coupled):
+        def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+            other = KeyedNoise.seeded(12345, draft.batch, draft.tokens.device)
+            return super().verify(draft, scores, other)
+
+    wrong = replace(recipes.get("coupled"), verifier=Drifting())
+    found = certify(wrong, samples=500, seeds=5)
+    outcomes = {check.name: check.outcome for check in found.checks}
+    assert (found.verdict, outcomes["seeded equality"]) == ("refuted", "refuted")
+
+
+def test_what_cannot_be_tested_is_said() -> None:
+    with pytest.raises(ValueError, match="vlm: it needs a codebook"):
+        certify("lantern", modality="vlm")
+    untested = certify("massv", samples=500)
+    assert untested.verdict == "untested"
+    assert {check.outcome for check in untested.checks} == {"skipped"}
+
+
 def test_a_lossy_recipe_is_called_lossy_and_measured() -> None:
     lossy = replace(recipes.get("speculative-sampling"), verifier=Recursive(Lenience(0.5)))
-    found = certify(lossy, samples=1500, room=8)
+    found = certify(lossy, samples=1500)
     assert found.verdict == "lossy"
     assert found.distance is not None
     assert found.distance > 0.02

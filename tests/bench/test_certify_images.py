@@ -11,15 +11,26 @@ from torch.testing import assert_close
 import mmspec
 from mmspec import recipes
 from mmspec.bench import certify
-from mmspec.bench.certify_images import tiny_pair
-from mmspec.bench.tiny_images import CELLS, CODES, SETTINGS, joint, painted, table, tiny_painter
+from mmspec.modalities.image.measures import SpeculativeDrawing
+from mmspec.modalities.image.toys import (
+    CELLS,
+    CODES,
+    SETTINGS,
+    FromScratch,
+    joint,
+    painted,
+    table,
+    tiny_painter,
+    tiny_pair,
+)
+from mmspec.recipe import Tailored
 from mmspec.verifiers import Recursive
 from mmspec.verifiers.law import ancestral
 from tests.bench.test_certify import Hasty
 
 
 def outcomes(name: str, samples: int = 1000) -> tuple[str, dict[str, str]]:
-    found = certify(name, samples=samples, seeds=3, draws=True)
+    found = certify(name, samples=samples, seeds=3, modality="image")
     return found.verdict, {check.name: check.outcome for check in found.checks}
 
 
@@ -42,10 +53,21 @@ def test_recipes_with_a_codebook_are_tested_drawing_unasked() -> None:
 
 
 def test_a_wrong_claim_is_refuted_drawing() -> None:
-    wrong = replace(recipes.get("sjd"), verifier=Recursive(Hasty()))
-    found = certify(wrong, samples=500, draws=True)
-    assert found.verdict == "refuted"
+    late = Tailored(lambda kit: Recursive(Hasty()), "recursive, hasty")
+    for verifier in (Recursive(Hasty()), late):
+        wrong = replace(recipes.get("sjd"), verifier=verifier)
+        found = certify(wrong, samples=500, seeds=2, modality="image")
+        assert (found.verdict, found.modality) == ("refuted", "image")
     assert {c.name: c.outcome for c in found.checks}["enumeration"] == "refuted"
+
+
+def test_greedy_codes_are_held_against_laws_from_scratch() -> None:
+    model, request = tiny_painter(), {**painted(2), **SETTINGS, "temperature": 0.0}
+    wanted = FromScratch(model).answer(request, 0)
+    found = SpeculativeDrawing(mmspec.accelerate(model, "plain")).answer(request, 0)
+    assert (wanted.values, wanted.calls) == (found.values, found.calls)
+    plain = {c.name: c.outcome for c in certify("plain", modality="image", samples=500).checks}
+    assert (plain["greedy equality"], plain["seeded equality"]) == ("passed", "skipped")
 
 
 def test_the_tiny_law_is_that_of_the_loop() -> None:

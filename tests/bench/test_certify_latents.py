@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,17 +11,12 @@ import torch
 from mmspec import recipes
 from mmspec.bench import certify
 from mmspec.bench.certificate import ALPHA
-from mmspec.bench.chains import plain, sample, settings
-from mmspec.bench.gaussian_tests import (
-    cells,
-    increments,
-    kolmogorov,
-    kolmogorov_p_value,
-    lines,
-    moments,
-)
+from mmspec.bench.gaussian_tests import kolmogorov, kolmogorov_p_value, moments
 from mmspec.draft import Draft, Kind, Scores, Verdict
 from mmspec.laws.noise import Noise
+from mmspec.modalities.diffusion.sample_tests import cells, increments, lines
+from mmspec.modalities.diffusion.toys import by_hand, plain, sample, settings
+from mmspec.recipe import Tailored
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 
 
@@ -54,13 +49,39 @@ def test_every_recipe_is_what_it_claims(name: str) -> None:
     assert found.verdict == ("exact" if recipes.get(name).exact else "lossy")
 
 
-def test_a_wrong_claim_is_refuted() -> None:
-    wrong = replace(recipes.get("accelerated-diffusion-frozen"), verifier=Careless())
+@dataclass(frozen=True)
+class Drifting:
+    """Claims to be lossless, and makes every state of its own a little wider."""
+
+    lossless: ClassVar[bool] = True
+    trees: ClassVar[bool] = False
+    kinds: ClassVar[tuple[Kind, ...]] = ToleranceWindow.kinds
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        found = ToleranceWindow(0.0).verify(draft, scores, noise)
+        return replace(found, next=None if found.next is None else 1.05 * found.next)
+
+
+LATE = Tailored(lambda kit: Careless(), "careless")
+
+
+@pytest.mark.parametrize("verifier", [Careless(), LATE], ids=["own", "late"])
+def test_a_wrong_claim_is_refuted(verifier: Any) -> None:
+    wrong = replace(recipes.get("accelerated-diffusion-frozen"), verifier=verifier)
     found = certify(wrong, samples=200, seeds=3)
     outcomes = {check.name: check.outcome for check in found.checks}
-    assert found.verdict == "refuted"
+    assert (found.verdict, found.modality) == ("refuted", "diffusion")
     assert outcomes["frequencies, ancestral"] == "refuted"
     assert outcomes["seeded equality, window of one"] == "passed"
+
+
+def test_samples_are_not_held_against_the_recipe_s_own() -> None:
+    """What is wrong without a draft, too, shows in the seeds and in the samples."""
+    wrong = replace(recipes.get("accelerated-diffusion-frozen"), verifier=Drifting())
+    found = certify(wrong, samples=200, seeds=3)
+    outcomes = {check.name: check.outcome for check in found.checks}
+    assert outcomes["seeded equality, window of one"] == "refuted"
+    assert outcomes["frequencies, ancestral"] == "refuted"
 
 
 def test_a_lossy_recipe_is_called_lossy_and_measured() -> None:
@@ -92,6 +113,7 @@ def test_the_window_of_one_is_plain_whatever_the_recipe() -> None:
     )
     assert torch.equal(one.states, other.states)
     assert one.calls == other.calls == place.kernel.steps
+    assert torch.equal(one.states, by_hand(place, range(3)).states)
 
 
 def test_every_test_of_samples_can_fail() -> None:

@@ -1,119 +1,209 @@
-"""The benchmark reports what it promises, and its peers leave nothing behind."""
+"""The benchmark of models that write: what it promises, and peers that leave nothing behind."""
 
 from __future__ import annotations
 
 import json
 from copy import deepcopy
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+import torch
 
 import mmspec
-from mmspec.bench import Workload, compare, growth, scale
-from mmspec.bench.players import Answer, Assisted, Generate, Speculative, new_tokens
-from mmspec.bench.pool import histogram, tokens_per_target_call
-from mmspec.bench.timing import Ratio, race
-from mmspec.bench.workload import agreement
-from tests import toys
-
-GREEDY = {"do_sample": False}
-KEYS = (
-    *("recipe", "model", "speedup_end_to_end", "speedup_decode", "mean_acceptance_length"),
-    *("acceptance_histogram", "tokens_per_target_call", "draft_share", "verify_share"),
-    *("host_share", "engine_efficiency", "ideal_speedup", "exact", "quality_target"),
-    *("quality_method", "peers", "spread", "environment"),
+from mmspec.bench import Comparison, Row, compare, growth, scale
+from mmspec.bench.aggregate import histogram, tokens_per_target_call
+from mmspec.bench.race import race
+from mmspec.bench.row import Found, row
+from mmspec.bench.workload import agreement, facts_right, repeated
+from mmspec.modalities.vlm.baselines import (
+    AssistedGenerate,
+    Generate,
+    SpeculativeGenerate,
+    new_tokens,
 )
+from mmspec.modalities.vlm.measures import of_requests
+from mmspec.modality import Answer, Workload
+from tests import toys
 
 
 def pair(family: str = "llava") -> tuple[Any, Any]:
     return toys.model(family), toys.model(family, seed=1)
 
 
-def test_a_comparison_has_every_key() -> None:
-    target, drafter = pair()
-    requests = [toys.inputs("llava", seed) for seed in range(2)]
-    found = compare(target, "coupled", drafter, Workload(requests), room=8, repeats=2)
+def asked(family: str, *args: Any, room: int = 8, **more: Any) -> dict[str, Any]:
+    return {**toys.inputs(family, *args, **more), "do_sample": False, "max_new_tokens": room}
+
+
+def compared(family: str, recipe: str, *requests: Any, batch: int = 1, **more: Any) -> Comparison:
+    target, drafter = pair(family)
+    small = drafter if mmspec.recipes.get(recipe).takes_drafter else None
+    work = of_requests(target, requests or [asked(family)], None, batch, drafter)
+    fast = mmspec.accelerate(target, recipe, drafter=small)
+    return compare("toy", {recipe: fast}, work, **{"repeats": 1, **more})
+
+
+def test_a_comparison_measures_everything() -> None:
+    requests = [asked("llava", seed) for seed in range(2)]
+    found = compared("llava", "coupled", *requests, repeats=2, drafters={"coupled": "small"})
     document = json.loads(json.dumps(found.to_dict()))
-    assert not [key for key in KEYS if key not in document]
-    assert document["exact"] is True
-    assert document["identical"] == 1
-    assert document["quality_method"] == document["quality_target"] == 1
-    assert document["peers"]["generate"]["speedup_end_to_end"] == 1
-    assert document["peers"]["generate"]["tokens_per_target_call"] == 1
-    for peer in ("assisted_as_shipped", "assisted"):
-        assert document["peers"][peer]["tokens_per_target_call"] >= 1
-        assert document["peers"][peer]["identical"] == 1
-    assert sum(document["acceptance_histogram"]) > 0
-    shares = [document[f"{part}_share"] for part in ("prefill", "draft", "verify", "host")]
+    assert [one["recipe"] for one in document["rows"]] == ["plain", "coupled"]
+    plain, mine = found.rows
+    assert (mine.exact, mine.identical, mine.drafter) == (True, 1, "small")
+    assert (plain.calls, plain.fewer_calls, plain.tokens_per_target_call) == (7, 1, 1)
+    assert plain.fewer_calls_error == 0
+    assert mine.calls is not None
+    assert mine.fewer_calls == pytest.approx(7 / mine.calls)
+    assert mine.qualities["agreement with generate"]["value"] == 1
+    own = found.row("generate")
+    assert (own.speedup_end_to_end, own.speedup_decode, own.calls) == (1, 1, 7)
+    for name in ("assisted_as_shipped", "assisted", "prompt_lookup"):
+        assert found.row(name).identical == 1
+        assert (found.row(name).fewer_calls or 0) >= 1
+    assert sum(mine.acceptance_histogram) > 0
+    shares = [getattr(mine, f"{part}_share") for part in ("prefill", "draft", "verify", "host")]
     assert sum(shares) == pytest.approx(1)
-    low, high = document["spread"]["speedup_end_to_end"]
-    assert low <= document["speedup_end_to_end"] <= high
+    assert set(mine.spread) == {"speedup_over_plain", "speedup_end_to_end", "speedup_decode"}
+    for name, (least, most) in mine.spread.items():
+        assert least <= getattr(mine, name) <= most
+    assert 0.1 < (mine.engine_efficiency or 0) < 1.2
+    assert plain.ideal_speedup == 1
+    assert (mine.distance, mine.fallback, mine.unverified_share) == (None, None, 0)
+    assert (found.modality, found.settings["max_new_tokens"]) == ("vlm", 8)
+
+
+def test_several_recipes_and_a_control_are_raced_together() -> None:
+    target, drafter = pair("llama")
+    ways = {
+        name: mmspec.accelerate(target, name, drafter=small)
+        for name, small in (("coupled", drafter), ("prompt-lookup", None))
+    }
+    work = of_requests(target, [asked("llama")], None)
+    found = compare("toy", ways, work, repeats=1, peers=False, efficiency=False, controls=True)
+    assert [one.recipe for one in found.rows] == ["plain", *ways]
+    (control,) = found.controls
+    assert control.identical == 1  # a control is exact, too
+    assert control.qualities == {}
+    assert control.mean_acceptance_length is not None
+    assert [one.recipe for one in found.baselines] == ["generate"]
+    with pytest.raises(ValueError, match="two contestants are called generate"):
+        compare("toy", {"generate": ways["coupled"]}, work)
+    with pytest.raises(ValueError, match="drop controls"):
+        compare("toy", ways, replace(work, controls=None), controls=True)
 
 
 def test_batches_compare_with_batched_generate() -> None:
-    target, drafter = pair()
-    request = toys.inputs("llava", batch=3, ragged=True)
-    found = compare(target, "coupled", drafter, Workload([request], 3), room=8, repeats=1)
-    assert found.identical == 1
-    assert "batch 1" in found.peers["assisted_as_shipped"]["skipped"]
-    assert "batch 1" in found.peers["assisted"]["skipped"]
-    assert found.environment["batch"] == 3
+    request = asked("llava", batch=3, ragged=True)
+    found = compared("llava", "coupled", request, batch=3, efficiency=False)
+    assert found.row("coupled").identical == 1
+    for name in ("assisted_as_shipped", "assisted"):
+        assert "batch 1" in str(found.row(name).skipped)
+    assert found.environment["batch"] == found.batch == 3
 
 
 def test_a_recipe_without_a_drafter_still_meets_assisted_generation() -> None:
-    target, drafter = pair("llama")
-    found = compare(
-        target, "prompt-lookup", drafter, Workload([toys.inputs("llama")]), room=8, repeats=1
-    )
-    assert found.drafter is None
-    assert found.peers["assisted_as_shipped"]["speedup_end_to_end"] > 0
+    found = compared("llama", "prompt-lookup", efficiency=False)
+    assert (found.row("assisted_as_shipped").speedup_end_to_end or 0) > 0
+    target = toys.model("llama")
+    work = of_requests(target, [asked("llama")])
+    ways = {"prompt-lookup": mmspec.accelerate(target, "prompt-lookup")}
+    found = compare("toy", ways, work, repeats=1, efficiency=False)
+    assert found.row("assisted").skipped == "no draft model was given"
 
 
 def test_assisted_generation_puts_the_configuration_back() -> None:
     target, drafter = pair("llama")
     before, kept = drafter.generation_config, deepcopy(drafter.generation_config.to_dict())
-    answer = Assisted(target, drafter, 3, GREEDY).answer(toys.inputs("llama"), 8)
+    answer = AssistedGenerate(target, drafter, 3).answer(asked("llama"), 0)
     assert drafter.generation_config is before
     assert before.to_dict() == kept
-    assert answer.tokens == Generate(target, GREEDY).answer(toys.inputs("llama"), 8).tokens
+    assert answer.values == Generate(target).answer(asked("llama"), 0).values
     assert 1 <= answer.calls <= 8
 
 
 def test_our_calls_and_theirs_are_counted_alike() -> None:
     target, _ = pair("llama")
-    plain = Speculative(mmspec.accelerate(target, "plain"), GREEDY)
-    for player in (plain, Generate(target, GREEDY)):
-        assert player.answer(toys.inputs("llama"), 8).calls == 7
+    for one in (SpeculativeGenerate(mmspec.accelerate(target, "plain")), Generate(target)):
+        assert one.answer(asked("llama"), 0).calls == 7
+        assert one.first(asked("llama"), 0).values == [one.answer(asked("llama"), 0).values[0][:1]]
 
 
-def test_who_may_fail_leaves_the_race() -> None:
+def test_a_peer_that_cannot_run_leaves_the_race() -> None:
     target, _ = pair("llama")
-    good = Generate(target, GREEDY)
-    bad = Generate(target, GREEDY, "bad", {"assistant_model": "nothing"})
-    held = race([good, bad], [toys.inputs("llama")], 4, 2, may_fail=frozenset({"bad"}))
+    entered = {"generate": Generate(target), "bad": Generate(target, {"assistant_model": "none"})}
+    held = race(entered, [asked("llama")], 2, may_fail={"bad"})
     assert list(held.laps) == ["generate"]
     assert "AttributeError" in held.failed["bad"]
     with pytest.raises(AttributeError):
-        race([good, bad], [toys.inputs("llama")], 4, 2)
+        race(entered, [asked("llama")], 2)
 
 
 def test_tokens_end_with_the_end_token() -> None:
     target, _ = pair("llama")
-    ids = Generate(target, GREEDY).answer(toys.inputs("llama"), 6).tokens[0]
+    ids = Generate(target).answer(asked("llama", room=6), 0).values[0]
     target.generation_config.eos_token_id = ids[2]
     sequences = toys.inputs("llama")["input_ids"].new_tensor([[9, *ids]])
     assert new_tokens(target, sequences, 1) == [ids[: ids.index(ids[2]) + 1]]
 
 
-def test_ratios_are_medians_with_extremes() -> None:
-    found = Ratio.of([2.0, 4.0, 9.0], [1.0, 1.0, 1.0])
-    assert (found.median, found.spread) == (4.0, [2.0, 9.0])
-
-
 def test_agreement_counts_places() -> None:
-    mine, other = Answer([[1, 2, 3]], 2), Answer([[1, 5, 3, 4]], 3)
-    assert agreement([mine], [mine]) == 1
-    assert agreement([mine], [other]) == pytest.approx(2 / 4)
+    mine, other = Answer([[1, 2, 3]], 3, 2), Answer([[1, 5, 3, 4]], 4, 3)
+    judge = agreement("generate").judge
+    assert judge([mine], {"generate": [mine]}) == [1]
+    assert list(judge([mine], {"generate": [other]})) == pytest.approx([2 / 4])
+    assert judge([mine], {}) == []
+
+
+class Fixed:
+    """Answers with the calls it was given."""
+
+    def __init__(self, *calls: int) -> None:
+        self.calls = calls
+
+    def answer(self, request: Any, seed: int) -> Answer:
+        return Answer([[seed]], 1, self.calls[seed])
+
+    def first(self, request: Any, seed: int) -> None:
+        return None
+
+
+def test_ratios_of_calls_have_an_error_over_requests() -> None:
+    entered = {
+        "plain": Fixed(10, 10, 10, 10),
+        "same": Fixed(5, 5, 5, 5),
+        "other": Fixed(4, 6, 4, 6),
+    }
+    requests: list[dict[str, Any]] = [{}] * 4
+    quality = facts_right(lambda answers: [(one.values[0][0] % 2, 1) for one in answers])
+    work = Workload(requests, entered["plain"], lambda fast: fast, qualities=(quality,))
+    laps = race(entered, requests, 1).laps
+    shown = {name: lap.answers for name, lap in laps.items()}
+    found = Found(work, laps, shown, "plain", None)
+    same, other = row("same", found), row("other", found)
+    assert (same.fewer_calls, same.fewer_calls_error) == (2, 0)
+    assert other.fewer_calls == 2
+    left = torch.tensor([2.0, -2.0, 2.0, -2.0])  # plain's less twice these
+    assert other.fewer_calls_error == pytest.approx(float(left.std()) / 2 / 5)
+    assert other.qualities["facts right"] == {
+        **{"value": 0.5, "error": pytest.approx(3**0.5 / 6)},
+        **{"gap": 0, "gap_error": 0},
+    }
+    assert (same.speedup_end_to_end, same.mean_acceptance_length) == (None, None)
+
+
+def test_shares_are_of_all_facts() -> None:
+    judge = facts_right(lambda answers: [(1, 1), (1, 3)]).judge
+    assert sum(judge([], {})) / 2 == pytest.approx(2 / 4)
+
+
+def test_a_row_has_the_same_keys_whatever_it_says() -> None:
+    assert set(Row("one").to_dict()) == {one.name for one in fields(Row)}
+    assert Row("one", skipped="no model").to_dict()["skipped"] == "no model"
+
+
+def test_prompts_fill_whole_batches() -> None:
+    assert repeated(["a", "b", "c"], 2) == [["a", "b"]]
+    assert repeated(["a"], 3) == [["a", "a", "a"]]
 
 
 def test_statistics_of_requests_are_pooled() -> None:

@@ -7,88 +7,101 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmspec.bench import rows
-from mmspec.bench.latents import Drawing, LatentComparison, compare_latents
-from mmspec.bench.pictures import apart, own_pictures
+import mmspec
+from mmspec.bench import Comparison, Row, compare
+from mmspec.modalities.diffusion import row_costs
+from mmspec.modalities.diffusion.measures import of_requests
+from mmspec.modalities.diffusion.picture_distance import apart, own_pictures
+from mmspec.modalities.scenes import judged_by
 from tests.toys.pipelines import asked, pipeline
 
 STEPS = 6
 
 
-def compared(name: str, recipe: str, **settings: Any) -> LatentComparison:
-    requests = [{**asked(name, 1), "num_inference_steps": STEPS}]
-    return compare_latents(pipeline(name), recipe, Drawing(requests), repeats=1, **settings)
+def compared(name: str, recipe: str, drafter: Any = None, **parts: Any) -> Comparison:
+    pipe = pipeline(name)
+    work = of_requests(pipe, [{**asked(name, 1), "num_inference_steps": STEPS}])
+    fast = mmspec.accelerate(pipe, recipe, drafter=drafter, **parts)
+    return compare("big", {recipe: fast}, work, drafters={recipe: "small"}, repeats=1)
+
+
+def value(row: Row, name: str) -> float | None:
+    return row.qualities[name]["value"] if name in row.qualities else None
 
 
 def test_an_exact_recipe_is_counted() -> None:
     found = compared("sd", "accelerated-diffusion-carried", window=3)
-    assert found.exact
-    assert found.steps == found.calls_plain == STEPS
-    assert found.rows_plain == 2 * STEPS  # guidance
-    assert found.calls <= STEPS
-    assert found.rows >= found.rows_plain
-    assert found.calls_saved == 1 - found.calls / STEPS
-    assert found.speedup_if_rows_were_free == STEPS / found.calls
-    assert found.row_costs[1] == 1
-    assert set(found.row_costs) == set(rows.STATES)
-    assert found.speedup_from_row_costs is not None
-    assert found.speedup_from_row_costs <= found.speedup_if_rows_were_free
-    assert min(found.seconds_per_request.values()) > 0
-    assert (found.relative_distance, found.quality_method) == (None, None)
+    plain, mine, own = *found.rows, found.row("pipeline")
+    assert (plain.exact, mine.exact) == (True, True)
+    assert plain.calls == own.calls == STEPS
+    assert plain.network_rows == own.network_rows == 2 * STEPS  # guidance
+    assert mine.calls is not None
+    assert mine.calls <= STEPS
+    assert (mine.network_rows or 0) >= 2 * STEPS
+    assert mine.fewer_calls == STEPS / mine.calls
+    assert mine.extras["row_costs"][1] == 1
+    assert set(mine.extras["row_costs"]) == set(row_costs.STATES)
+    assert mine.extras["speedup_from_row_costs"] <= mine.fewer_calls
+    assert own.extras == {}
+    assert min(row.seconds_per_request or 0 for row in (plain, mine, own)) > 0
+    assert mine.qualities == {}
+    assert (mine.speedup_end_to_end or 0) > 0
+    assert found.environment["scheduler"]
 
 
 @pytest.mark.parametrize("name", ["ddpm", "ddim"])  # with noise, and without
 def test_a_window_of_one_saves_nothing_and_loses_nothing(name: str) -> None:
     found = compared(name, "paradigms", window=1)
-    assert (found.calls, found.rows, found.calls_saved) == (STEPS, STEPS, 0)
-    assert found.mean_acceptance_length == 1
-    assert found.states_per_call == 1
-    assert (found.relative_distance, found.psnr) == (0, None)
+    row = found.row("paradigms")
+    assert (row.calls, row.network_rows, row.fewer_calls) == (STEPS, STEPS, 1)
+    assert row.mean_acceptance_length == 1
+    assert row.extras["states_per_call"] == 1
+    assert (value(row, "relative"), value(row, "psnr")) == (0, None)
 
 
 def test_a_draft_pipeline_is_raced_too() -> None:
-    found = compared(
-        "ddpm",
-        "accelerated-diffusion",
-        drafter=pipeline("ddpm"),
-        names=("big", "small"),
-        window=4,
-    )
-    assert found.drafter == "small"
-    assert found.draft_acceptance_rate == 1  # it is the target itself
-    assert found.calls < STEPS
+    found = compared("ddpm", "accelerated-diffusion", pipeline("ddpm"), window=4)
+    row = found.row("accelerated-diffusion")
+    assert row.drafter == "small"
+    assert row.draft_acceptance_rate == 1  # it is the target itself
+    assert (row.fewer_calls or 0) > 1
 
 
-def test_forecasts_keep_the_pipeline_s_loop() -> None:
-    found = compared("dit", "taylorseer")
-    assert found.speedup_over_plain is None
-    assert found.calls < found.calls_plain == STEPS
-    assert found.rows < found.rows_plain == 2 * STEPS
-    assert found.row_costs == {}
-    assert found.relative_distance is not None
-    assert found.relative_distance > 0
+def test_forecasts_keep_the_pipeline_s_loop_and_noise() -> None:
+    pipe = pipeline("dit")
+    work = of_requests(pipe, [{**asked("dit", 1), "num_inference_steps": STEPS}])
+    ways = {name: mmspec.accelerate(pipe, name) for name in ("taylorseer", "asd")}
+    found = compare("big", ways, work, repeats=1)  # beside a chain, which has noise of its own
+    row = found.row("taylorseer")
+    assert row.calls is not None
+    assert (row.fewer_calls, row.extras) == (STEPS / row.calls, {})
+    assert row.calls < STEPS
+    assert (row.network_rows or 0) < 2 * STEPS
+    assert (row.unverified_share or 0) > 0
+    assert (value(row, "relative") or 0) > 0
+    again = of_requests(pipe, [{**asked("dit", 1), "num_inference_steps": STEPS}])
+    same = mmspec.accelerate(pipe, "taylorseer", interval=1)
+    neutral = compare("big", {"taylorseer": same}, again, repeats=1)
+    assert value(neutral.rows[1], "relative") == 0
 
 
 def test_pictures_are_judged_in_order() -> None:
     requests = [{**asked("ddpm", 2), "num_inference_steps": 2} for _ in range(2)]
     seen: list[Any] = []
 
-    def judge(drawn: Any) -> float:
+    def judge(drawn: Any) -> list[tuple[int, int]]:
         seen.append([picture.shape for picture in drawn])
-        return 0.5
+        return [(1, 2)] * len(drawn)
 
-    drawing = Drawing(requests, "facts", judge)
-    found = compare_latents(pipeline("ddpm"), "paradigms", drawing, repeats=1)
-    assert (found.quality_metric, found.quality_pipeline, found.quality_method) == (
-        "facts",
-        0.5,
-        0.5,
-    )
-    assert seen[0] == seen[1] == [(2, 8, 8, 3)] * 2
+    pipe = pipeline("ddpm")
+    work = of_requests(pipe, requests, (judged_by(judge),), 2)
+    found = compare("big", {"p": mmspec.accelerate(pipe, "paradigms")}, work, repeats=1)
+    assert [value(row, "facts right") for row in (*found.rows, *found.baselines)] == [0.5] * 3
+    assert seen[0] == seen[1] == [(8, 8, 3)] * 4
 
 
 def test_costs_are_read_between_those_measured() -> None:
-    costs = rows.Costs((1, 2, 4), (1.0, 1.5, 3.5))
+    costs = row_costs.Costs((1, 2, 4), (1.0, 1.5, 3.5))
     assert [costs.at(n) for n in (1, 1.5, 3, 4, 6)] == [1, 1.25, 2.5, 3.5, 5.5]
     assert costs.at(0.5) == 1  # a call has a state at least
     assert costs.relative()[4] == 3.5

@@ -10,16 +10,15 @@ import pytest
 
 import mmspec
 from mmspec import recipes
-from mmspec.bench.certify_images import tiny_pair
-from mmspec.bench.gallery import Gallery
-from mmspec.bench.sweep import KNOBS, Sweep, sweep, tiny_distance
-from mmspec.bench.tiny_images import SETTINGS, painted, tiny_painter
+from mmspec.bench.sweep import KNOBS, Sweep, sweep
+from mmspec.modalities.image import toys
+from mmspec.modalities.image.measures import of_requests, toy_distance
 
 IN_VERIFIER = ("gsd", "lantern", "lantern-pp", "cool-sd", "lenience")
 
 
 def distance(name: str, value: float) -> float | None:
-    return tiny_distance(tiny_pair(recipes.get(name), 0, **KNOBS[name].parts(value)).recipe)
+    return toy_distance(name, KNOBS[name].parts(value))
 
 
 @pytest.mark.parametrize("name", IN_VERIFIER)
@@ -33,18 +32,19 @@ def test_knobs_begin_exact_and_move_away(name: str) -> None:
 
 def test_what_is_lost_outside_the_verifier_has_no_enumerated_distance() -> None:
     assert distance("sjd-pp", 1.0) is None
-    assert tiny_distance(recipes.get("sjd")) is None
-    assert tiny_distance(recipes.get("zipar")) is None
+    assert toys.distance(recipes.get("sjd")) is None
+    assert toys.distance(recipes.get("zipar")) is None
 
 
 def measured(*chosen: str) -> Sweep:
-    target, small = tiny_painter(), tiny_painter(layers=1, seed=1)
+    target, small = toys.tiny_painter(), toys.tiny_painter(layers=1, seed=1)
 
     def accelerated(name: str, **parts: Any) -> Any:
         drafter = small if recipes.get(name).takes_drafter else None
         return mmspec.accelerate(target, name, drafter=drafter, **parts)
 
-    return sweep(chosen, accelerated, Gallery([painted(1)]), SETTINGS, repeats=1)
+    work = of_requests(target, [{**toys.painted(1), **toys.SETTINGS}])
+    return sweep(chosen, accelerated, work, repeats=1)
 
 
 def test_points_are_written_and_drawn(tmp_path: Path) -> None:
@@ -52,12 +52,12 @@ def test_points_are_written_and_drawn(tmp_path: Path) -> None:
     wanted = [(name, value) for name in ("cool-sd", "gsd") for value in KNOBS[name].values]
     assert [(point.recipe, point.value) for point in found.points] == wanted
     assert len(found.plain) == 2
-    assert found.points[0].over_accepted_mass == pytest.approx(0, abs=1e-6)
+    assert found.points[0].row.distance == pytest.approx(0, abs=1e-6)
     found.write_csv(tmp_path / "points.csv")
     with (tmp_path / "points.csv").open() as opened:
         lines = list(csv.DictReader(opened))
     assert [float(line["value"]) for line in lines] == [value for _, value in wanted]
-    assert lines[0]["facts_right"] == ""
+    assert float(lines[0]["log likelihood"]) < 0
     pytest.importorskip("matplotlib")
     from mmspec.bench.plots import relaxed
 

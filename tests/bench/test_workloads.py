@@ -1,0 +1,105 @@
+"""What each modality is measured on: the zoo's held-out requests, or what a user asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mmspec import registry, zoo
+from mmspec.modality import Answer, Workload
+from mmspec.zoo import language
+
+
+class Typed:
+    """Turns prompts into requests, as the asker of a modality does."""
+
+    def __init__(self, source: str, request: Callable[..., dict[str, Any]], processor: Any = None):
+        self.source, self.request, self.processor = source, request, processor
+        self.sees = True
+
+    def text(self, output: Any) -> None:
+        return None
+
+    def render(self, output: Any, path: Any) -> tuple[Any, ...]:
+        return ()
+
+
+def workload(name: str, model: Any, asker: Any, settings: Any, **how: Any) -> Workload:
+    asked = {"prompts": None, "count": 4, "batch": 2, "seed": 0, **how}
+    return registry.measures(registry.get(name)).workload(model, asker, settings, **asked)
+
+
+def words(source: str = "zoo:llava") -> tuple[Any, Any]:
+    model, processor = zoo.load("llava"), zoo.processor("llava")
+
+    def request(prompts: Sequence[str], images: Any = None) -> dict[str, Any]:
+        texts = [language.format_prompt(processor, one) for one in prompts]
+        made = processor(text=texts, images=images, padding=True, return_tensors="pt")
+        return {**made, "do_sample": False, "max_new_tokens": 4}
+
+    return model, Typed(source, request, processor)
+
+
+def test_models_that_write_are_asked_about_held_out_scenes() -> None:
+    model, asker = words()
+    found = workload("vlm", model, asker, SimpleNamespace(kind="caption", image=None))
+    assert [len(one["input_ids"]) for one in found.timed] == [2, 2]
+    assert (found.is_greedy, found.batch, list(found.baselines)) == (True, 2, ["generate"])
+    assert found.settings == {"do_sample": False, "max_new_tokens": 4}
+    (facts,) = found.qualities
+    examples = language.examples(4, "held-out", 0, "caption")
+    ids = [asker.processor.tokenizer(one.answer)["input_ids"] for one in examples]
+    right = [Answer(ids[start : start + 2], 1, 1) for start in (0, 2)]
+    assert sum(facts.judge(right, {})) / 4 == 1
+    assert sum(facts.judge(right[::-1], {})) / 4 < 1
+
+
+def test_others_are_asked_about_the_bundled_scene_and_held_against_generate() -> None:
+    model, asker = words("folder")
+    found = workload("vlm", model, asker, SimpleNamespace(kind=None, image=None), batch=1)
+    assert len(found.timed) == 1
+    assert "pixel_values" in found.timed[0]
+    assert [quality.name for quality in found.qualities] == ["agreement with generate"]
+    again = workload("vlm", model, asker, SimpleNamespace(kind=None, image=None), prompts=["Go"])
+    assert [len(one["input_ids"]) for one in again.timed] == [2]
+
+
+def test_picture_tokens_are_asked_for_scenes() -> None:
+    asker = Typed("zoo:image", lambda prompts: {"prompt": list(prompts), "temperature": 1.0})
+    asker.processor = zoo.processor("image")
+    found = workload("image", zoo.load("image"), asker, SimpleNamespace(pictures=20))
+    assert [len(one["prompt"]) for one in found.timed] == [2, 2]
+    assert [len(one["prompt"]) for one in found.judged] == [16]  # whole batches of sixteen
+    assert [quality.name for quality in found.qualities] == ["facts right", "log likelihood"]
+    assert not found.is_greedy
+    timed = workload("image", zoo.load("image"), asker, SimpleNamespace(pictures=0))
+    assert timed.judged == []
+
+
+def test_continuous_tokens_are_asked_for_classes() -> None:
+    asker = Typed("zoo:mar", lambda prompts: {"class_labels": [int(one) for one in prompts]})
+    found = workload("mar", zoo.load("mar"), asker, SimpleNamespace(pictures=40))
+    assert [len(one["class_labels"]) for one in found.timed] == [2, 2]
+    assert [len(one["class_labels"]) for one in found.judged] == [32]
+    assert found.baselines == {}
+    own = workload("mar", zoo.load("mar"), asker, SimpleNamespace(pictures=0), prompts=["3"])
+    assert own.timed == [{"class_labels": [3, 3]}]
+
+
+def test_pipelines_are_asked_for_scenes() -> None:
+    asker = Typed("zoo:diffusion", lambda prompts: {"prompt": list(prompts)})
+    found = workload("diffusion", zoo.load("diffusion"), asker, None)
+    assert [len(one["prompt"]) for one in found.timed] == [2, 2]
+    assert list(found.baselines) == ["pipeline"]
+    names = [quality.name for quality in found.qualities]
+    assert names == ["facts right", "relative", "psnr", "ssim"]
+
+
+@pytest.mark.parametrize("name", ["vlm", "image", "mar", "diffusion"])
+def test_every_modality_has_both(name: str) -> None:
+    measures = registry.measures(registry.get(name))
+    assert callable(measures.workload)
+    assert callable(measures.certify)
