@@ -7,6 +7,7 @@ transformers' `generate`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -132,6 +133,15 @@ def eos_ids(config: GenerationConfig) -> frozenset[int]:
     return frozenset(torch.as_tensor(ids).reshape(-1).tolist())
 
 
+def forward_names(model: Any) -> frozenset[str]:
+    """What a model's forward takes by name.
+
+    `torch.compile(model)` hides it behind (*args, **kwargs) and keeps the model as `_orig_mod`.
+    """
+    inner = dict(model.named_children()).get("_orig_mod", model)
+    return frozenset(inspect.signature(inner.forward).parameters)
+
+
 def prefill_inputs(model: Any, inputs: Mapping[str, Any], cache: Any) -> dict[str, Any]:
     """The arguments of the first forward, positions and first-iteration preparation included.
 
@@ -140,12 +150,13 @@ def prefill_inputs(model: Any, inputs: Mapping[str, Any], cache: Any) -> dict[st
     given = {name: value for name, value in inputs.items() if value is not None}
     ids = given.pop("input_ids", None)
     mask = given.pop("attention_mask", None)
+    if "position_ids" not in given:  # M-RoPE wants a mask: it knows the number of rows by it
+        source = ids if ids is not None else given["inputs_embeds"]
+        seen = torch.ones(source.shape[:2], dtype=torch.int64, device=source.device)
+        hints = {**given, "attention_mask": seen if mask is None else mask, "past_key_values": None}
+        given["position_ids"] = model._prepare_position_ids_for_generation(source, hints)
     if mask is not None and bool(mask.all()):
         mask = None  # lets the kernel use its own causal mask
-    if "position_ids" not in given:
-        source = ids if ids is not None else given["inputs_embeds"]
-        hints = {**given, "attention_mask": mask, "past_key_values": None}
-        given["position_ids"] = model._prepare_position_ids_for_generation(source, hints)
     if ids is None:
         ids = torch.zeros(given["inputs_embeds"].shape[:2], dtype=torch.int64, device=model.device)
     prepared = model.prepare_inputs_for_generation(
@@ -159,6 +170,28 @@ def prefill_inputs(model: Any, inputs: Mapping[str, Any], cache: Any) -> dict[st
     )
     assert isinstance(prepared, dict)
     return prepared
+
+
+def whole_logits(model: Any, inputs: Mapping[str, Any]) -> Tensor:  # (B, L, V)
+    """The model's own scores at every place of a prompt, in one forward without a cache."""
+    prepared = {**prefill_inputs(model, inputs, None), "use_cache": False, "logits_to_keep": 0}
+    logits: Tensor = model(**prepared, return_dict=True).logits
+    return logits
+
+
+def inferred_mask(
+    model: Any, ids: Tensor, config: GenerationConfig | None = None
+) -> Tensor | None:  # (B, L)
+    """The attention mask that `generate()` makes of padding in `ids` (B, L) where none is given.
+
+    None where nothing is padded or padding cannot be told: no pad token, or one that also ends a
+    sequence. `config` is a prepared one; without it the model's own answers.
+    """
+    if config is None:
+        config = merge_config(model, None, {})
+        set_special_tokens(model, config, ids.device, len(ids), has_mask=True)  # it only warns
+    mask: Tensor = model._prepare_attention_mask_for_generation(ids, config, {})
+    return None if bool(mask.all()) else mask
 
 
 def encode_media(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ out.sequences, out.stats
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ class Accelerated:
         self.modality = modality
         self.given = dict(given)  # the parts that the user replaced, for save_pretrained
         self.last_stats: Stats | None = None
-        self.warned = False
+        self.warned = self.is_disabled = False
         if session.signature is not None:  # what inspect.signature gives to transformers
             self.__signature__ = session.signature
 
@@ -126,7 +126,7 @@ class Accelerated:
         """As a pipeline is called; or as the `custom_generate` hook of `model.generate`."""
         return self._ask("__call__", args, arguments)
 
-    def stream(self, *args: Any, **arguments: Any) -> Iterator[Round]:
+    def stream(self, *args: Any, **arguments: Any) -> Generator[Round, None, Any]:
         """The same, one `Round` of verified tokens at a time, asked in the customary way.
 
         A model that writes and draws draws; `call="generate"` makes it write. The iterator returns
@@ -134,6 +134,16 @@ class Accelerated:
         """
         name = arguments.pop("call", self.session.calls[0])
         return streamed(lambda watch: self._ask(name, args, arguments, watch))
+
+    def disable(self) -> None:
+        """From now on calls are the model's own; also at the end of a `with` block."""
+        self.is_disabled = True
+
+    def __enter__(self) -> Accelerated:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.disable()
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save the recipe and its drafter (not the target) for `mmspec.load`."""
@@ -170,6 +180,8 @@ class Accelerated:
                 f"{type(self.model).__name__} is not asked by {call}(); call "
                 f"{' or '.join(f'{name}()' for name in self.session.calls)}"
             )
+        if self.is_disabled:
+            return _asked_itself(self.model, call, args, arguments)
         arguments = dict(arguments)
         own = arguments.pop("on_round", None)
         check_seed(arguments.get("seed"), arguments.get("row_ids"))
@@ -224,6 +236,17 @@ class _Run:
 
     def report(self, stats: Stats) -> None:
         self.reported = stats
+
+
+def _asked_itself(model: Any, call: str, args: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
+    """What the model itself answers. Raises ValueError for arguments that only we take."""
+    ours = sorted({"seed", "row_ids", "on_round"} & set(arguments))
+    if ours:
+        raise ValueError(
+            f"{', '.join(ours)} is an argument of mmspec, and this object was disabled; drop it, "
+            "or call accelerate() again"
+        )
+    return (model if call == "__call__" else getattr(model, call))(*args, **arguments)
 
 
 def check_seed(seed: Any, row_ids: Any) -> None:

@@ -243,13 +243,17 @@ class Verifier(Protocol):
 
 
 class Rule(Protocol):
-    """Acceptance maths on laws; knows no trees, caches, models."""
+    """Acceptance maths on laws of batch shape (...); knows no trees, caches, models.
+
+    Under greedy decoding `p` is a point mass, whose `scores` still rank the other tokens. A rule
+    that asks for ranks returns `p` or `p.residual(q)`, so that they are there for the next sibling.
+    """
 
     @property
     def lossless(self) -> bool: ...
 
-    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor: ...  # (..., V) x2, (...) -> (...)
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor: ...  # -> (..., V), sums to 1
+    def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor: ...  # (...) in [0, 1]
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical: ...
 
 
 @runtime_checkable

@@ -2,22 +2,80 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
+
+import torch
 
 from mmspec.draft import Draft, Drafter, Gate, Kind, Scores, Verdict, Verifier
-from mmspec.drafters.denoising.window import Window
-from mmspec.drafters.dynamic_tree import DynamicTree
-from mmspec.drafters.forecast.gate import Stepwise
-from mmspec.drafters.growth import Chain, StaticTree
-from mmspec.drafters.length import Fixed, parse
-from mmspec.drafters.rows.wavefront import Rows
 from mmspec.laws.noise import Noise
-from mmspec.trees import Tree
 
-Partner = Literal["drafter", "head", "sketch"]  # a draft model, a feature head, a smaller picture's
 Part = TypeVar("Part", Verifier, Gate | None)
+
+
+class Execution(Protocol):
+    """The shape of a draft, in words: how it is drafted, and how it is verified."""
+
+    @property
+    def words(self) -> str: ...  # draft execution
+    @property
+    def walk(self) -> str: ...  # verification execution
+
+
+LINEAR, TREE = "linear, one pass", "tree, one pass"  # walks
+
+
+class DraftModelKind(ABC):
+    """A sort of draft model: how one is told, loaded, bound to a target, and saved.
+
+    Stands in the file of its drafter; nobody else knows which sorts there are. A *target* is what
+    reads the user's model (`mmspec.targets.reader.Reader`, or what a modality has in its place).
+    """
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """What people call it: "draft model", "feature head"."""
+
+    @abstractmethod
+    def accepts(self, model: Any) -> bool:
+        """Whether a loaded model is of this sort."""
+
+    @abstractmethod
+    def owns(self, folder: Path) -> bool:
+        """Whether a folder holds one, as far as can be told without reading weights."""
+
+    @abstractmethod
+    def load(self, source: str | Path, target: Any, dtype: torch.dtype | None = None) -> Any:
+        """A model from a folder or a hub name; safetensors only, as it was saved or in `dtype`.
+
+        Raises ValueError for what is none.
+        """
+
+    @abstractmethod
+    def read(self, model: Any, target: Any, sees: str) -> Any:
+        """The model bound to a target: what stands in a `Kit` as `drafter`.
+
+        Raises ValueError where it cannot draft for this target, or not see what it should.
+        """
+
+    def default_sees(self, model: Any, target: Any, asked: str) -> str:
+        """What it sees, where a recipe or a user asked for that; "auto" leaves it open.
+
+        Raises ValueError for what this sort can never see.
+        """
+        return asked
+
+    @abstractmethod
+    def random(self, target: Any, seed: int) -> Any:
+        """A model that could draft for this target, with random weights, for certificates."""
+
+    def save(self, model: Any, folder: Path, target: Any, drafter: Any) -> None:
+        """Write what `load` reads; `drafter` was built of it and may hold more that is learned."""
+        model.save_pretrained(folder)
 
 
 @dataclass(frozen=True)
@@ -25,7 +83,7 @@ class Kit:
     """What a recipe's draft architecture is built from."""
 
     target: Any  # a `Backbone`, or the `ChainTarget` of a denoising chain
-    drafter: Any | None  # the draft model of the same sort, where the recipe takes one
+    drafter: Any | None  # the draft model, as its sort reads it, where the recipe takes one
     shape: Any
     sees: str
     compressor: Any | None = None
@@ -69,12 +127,12 @@ class Recipe:
     """
 
     architecture: Callable[[Kit], Any]  # draft architecture: makes the `Drafter`
-    execution: Any  # draft execution: a `Shape` of tokens, or the `Window` of a denoising chain
+    execution: Any  # an `Execution`: a `Shape` of tokens, or the `Window` of a denoising chain
     verifier: Verifier  # verification execution and optimisation
     optimisation: str = "none"  # draft optimisation: how the drafter was or is tuned
     compressor: Any | None = None  # of what the drafter sees of the picture
     sees: str = "nothing"  # default sight of the draft model
-    partner: Partner | None = None  # what drafter= must be; None = there is none
+    draft_model: tuple[DraftModelKind, ...] = ()  # sorts that drafter= may be of; empty = none
     options: Mapping[str, Any] = field(default_factory=dict)  # further knobs and their defaults
     gate: Gate | None = None
     paper: str = ""
@@ -91,41 +149,17 @@ class Recipe:
     @property
     def takes_drafter(self) -> bool:
         """Whether drafter= must be given."""
-        return self.partner is not None
+        return bool(self.draft_model)
 
     def axes(self) -> dict[str, str]:
         """The five parts in words."""
         return {
             "draft architecture": self.architecture.__name__.replace("_", " "),
-            "draft execution": describe(self.execution),
+            "draft execution": self.execution.words,
             "draft optimisation": self.optimisation,
-            "verification execution": _walk(self.execution),
+            "verification execution": self.execution.walk,
             "verification optimisation": _rule(self.verifier) + _gate(self.gate),
         }
-
-
-def describe(shape: Any) -> str:
-    """A shape in a few words."""
-    if isinstance(shape, StaticTree):
-        return f"static tree of {shape.tree.nodes} nodes"
-    if isinstance(shape, DynamicTree):
-        return f"dynamic tree of {shape.nodes} nodes"
-    if isinstance(shape, Window | Stepwise | Rows):
-        return str(shape)
-    if not isinstance(shape, Chain):
-        return repr(shape)
-    if isinstance(shape.length, Fixed):
-        return f"chain of {shape.length.most}"
-    return (
-        f"chain of at most {shape.length.most}, while {type(shape.length).__name__.lower()} holds"
-    )
-
-
-def _walk(shape: Any) -> str:
-    if isinstance(shape, Stepwise):
-        return shape.check
-    chain = not shape.branching if isinstance(shape, Window) else isinstance(shape, Chain | Rows)
-    return "linear, one pass" if chain else "tree, one pass"
 
 
 def _rule(verifier: Verifier) -> str:
@@ -140,28 +174,6 @@ def _gate(gate: Gate | None) -> str:
     if gate is None:
         return ""
     return f"; {gate.words}" if isinstance(gate, Tailored) else f"; {gate!r}"
-
-
-def shape_of(default: Any, tree: Any, length: Any) -> Any:
-    """The shape a user asks for: `tree=` a topology, `length=` a draft length, or neither."""
-    if tree is not None and length is not None:
-        raise ValueError("tree= and length= both say how far to draft; give one of them")
-    if length is not None:
-        return Chain(parse(length))
-    if tree is None:
-        return default
-    if isinstance(tree, Tree):
-        return StaticTree(tree)
-    if isinstance(tree, StaticTree | DynamicTree | Chain):
-        return tree
-    if tree == "dynamic":
-        return DynamicTree()
-    if isinstance(tree, list | tuple) and all(isinstance(width, int) for width in tree):
-        return StaticTree(Tree.branching(tree))
-    raise ValueError(
-        f"tree={tree!r} is not a topology; give branching widths such as [3, 2, 1], a Tree, a "
-        "DynamicTree, or 'dynamic'"
-    )
 
 
 def made(part: Part, kit: Kit) -> Part:

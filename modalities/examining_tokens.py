@@ -11,15 +11,15 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as VISION,
 )
 
+from mmspec.drafters.neural.small_model import check_pair
 from mmspec.modalities import examining
 from mmspec.modalities.examining import both
 from mmspec.modalities.families import backbone, family
-from mmspec.modalities.vlm import families as vlm
 from mmspec.modality import Finding, Outcome
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.recipe import Recipe
-from mmspec.targets.backbone import Backbone
 from mmspec.targets.cache import SlotCache
+from mmspec.targets.reader import Reader
 
 Bind = Callable[[Any, Recipe, Any], Any]  # target, recipe, drafter
 
@@ -94,13 +94,13 @@ def _branches(model: Any) -> bool:
     return SlotCache(model.config).can_branch
 
 
-def _pair(target: Backbone, drafter: Backbone) -> Iterator[Finding]:
+def _pair(target: Reader, drafter: Reader) -> Iterator[Finding]:
     """What the draft model can see; refused where it can draft for this target in no way."""
     for sees in ("nothing", "pixels"):
         if sees == "pixels" and not target.family.media:
             continue
         try:
-            vlm.check_pair(target, drafter, sees)
+            check_pair(target, drafter, sees)
         except ValueError as error:
             verdict: Outcome = "refused" if sees == "nothing" else "note"
             yield Finding(f"drafter sees {sees}", None, False, verdict, str(error))

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mmspec import _hf
 from mmspec.modalities.image import families as image
 from mmspec.modalities.vlm import families as vlm
 from mmspec.modalities.vlm import recognisers as speech
-from mmspec.targets.backbone import Backbone, Family
+from mmspec.models.loading import is_pipeline
+from mmspec.targets.backbone import Backbone
 from mmspec.targets.encoder_decoder import EncoderDecoder
+from mmspec.targets.family import Family
+from mmspec.targets.reader import Reader
 
 _PLAIN_HEADS = frozenset(
     ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "smollm3")
@@ -26,9 +30,13 @@ def family(model: Any) -> Family:
     known = {**vlm.FAMILIES, **speech.FAMILIES, **image.FAMILIES}
     if kind in known and (kind not in image.FAMILIES or image.draws(model)):
         return known[kind]
-    takes = sorted(set(getattr(model, "input_modalities", ("text",))))
+    listed = getattr(model, "input_modalities", ("text",))
+    takes = sorted({listed} if isinstance(listed, str) else set(listed))
+    pixels = "pixel_values" in _hf.forward_names(model)
     composite = model.config.get_text_config(decoder=True) is not model.config
-    if (composite and takes != ["text"]) or "audio" in takes:  # a text tower may list them all
+    if (
+        pixels or (composite and takes != ["text"]) or "audio" in takes
+    ):  # a text tower may list them all
         raise ValueError(
             f"{type(model).__name__} ({kind}) takes {takes}, but its family is not "
             f"described; known: {', '.join(sorted(known))}. Add a Family on the modalities shelf"
@@ -36,19 +44,21 @@ def family(model: Any) -> Family:
     return Family(direct=kind in _PLAIN_HEADS)
 
 
-def backbone(model: Any) -> Backbone:
-    """The backbone that reads a model.
+def backbone(model: Any) -> Reader:
+    """What reads a model: a `Backbone`, or what has its calls.
 
     Raises ValueError for what cannot work, before any forward.
     """
     described = family(model)
+    reader: Reader
     if described.draws:
-        guided: Any = image.backbone(model)
-        return guided  # type: ignore[no-any-return]  # the same calls
-    if getattr(model.config, "is_encoder_decoder", False):
-        reader: Any = EncoderDecoder(model, described)
-        return reader  # type: ignore[no-any-return]  # the same calls
-    return Backbone(model, described)
+        reader = image.backbone(model)
+    elif getattr(model.config, "is_encoder_decoder", False):
+        reader = EncoderDecoder(model, described)
+    else:
+        reader = Backbone(model, described)
+    reader.reader_maker = backbone
+    return reader
 
 
 def surface(model: Any) -> Callable[..., Any] | None:
@@ -62,8 +72,3 @@ def surface(model: Any) -> Callable[..., Any] | None:
 
         return accelerate
     return None
-
-
-def is_pipeline(model: Any) -> bool:
-    """Whether this is a diffusers pipeline (asked by name: diffusers may not be loaded yet)."""
-    return any(base.__name__ == "DiffusionPipeline" for base in type(model).__mro__)

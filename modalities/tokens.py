@@ -11,22 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.codes.resampling import Trained
+from mmspec import _hf
 from mmspec.compressors.naming import named as compressor_named
 from mmspec.decode import Parts
 from mmspec.draft import Drafter
-from mmspec.drafters.neural import massv
-from mmspec.drafters.rows.upsampled import Upsampled
+from mmspec.draft_models import DraftModel, draft_model, is_drafter
+from mmspec.drafters.neural.small_model import VOCABULARY_PADDING
+from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.laws.sampling import Sampling
 from mmspec.modalities.examining import refuse_other_words
-from mmspec.modalities.vlm.families import VOCABULARY_PADDING
 from mmspec.modalities.vlm.families import check as check_request
 from mmspec.modality import Call, Loop
-from mmspec.models import code_resampler
-from mmspec.models.heads.feature_head import FeatureHead
-from mmspec.partner import bind_draft_model, is_drafter
-from mmspec.recipe import Kit, Recipe, made, pair, shape_of
+from mmspec.recipe import Kit, Recipe, made, pair
 from mmspec.stats import Stats
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Request
@@ -56,19 +53,19 @@ class Output:
     stats: Stats
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bound:
     """A reader of token ids with the parts of a recipe made for it."""
 
     backbone: Any  # the reader
     recipe: Recipe
     drafter: Drafter
-    draft_model: Any = None  # its reader, where the recipe takes one
+    draft_model: DraftModel | None = None  # where the recipe takes one
     target: CausalTarget = field(init=False)
 
     def __post_init__(self) -> None:
-        target = CausalTarget(self.backbone, frozenset(getattr(self.drafter, "wants", ())))
-        object.__setattr__(self, "target", target)
+        wants = frozenset(getattr(self.drafter, "wants", ()))
+        self.target = CausalTarget(self.backbone, wants)
 
     @property
     def model(self) -> Any:
@@ -112,8 +109,9 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
         sees=parts.get("sees") or recipe.sees,
     )
     own = drafter if is_drafter(drafter) else None
-    small, sees = (None, recipe.sees) if own else bind_draft_model(recipe, drafter, backbone)
-    kit = Kit(backbone, small, recipe.execution, sees, recipe.compressor, recipe.options)
+    small = None if own else draft_model(recipe, drafter, backbone)
+    reader, sees = (None, recipe.sees) if small is None else (small.reader, small.sees)
+    kit = Kit(backbone, reader, recipe.execution, sees, recipe.compressor, recipe.options)
     recipe = replace(recipe, verifier=made(recipe.verifier, kit), gate=made(recipe.gate, kit))
     paired = pair(own or recipe.architecture(kit), recipe.verifier, backbone)
     recipe = replace(recipe, truthful=recipe.truthful and getattr(paired, "lossless", True))
@@ -165,8 +163,7 @@ class Text:
     def __init__(self, bound: Bound, prepared: Callable[[Mapping[str, Any]], dict[str, Any]]):
         self.bound = bound
         self.prepared = prepared  # inputs as the reader takes them
-        forward = inspect.signature(bound.model.forward).parameters
-        self.inputs = MODEL_INPUTS | set(forward)
+        self.inputs = MODEL_INPUTS | set(_hf.forward_names(bound.model))
 
     def generate(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Output:
         """As `model.generate`, plus `seed` and `row_ids`.
@@ -293,13 +290,7 @@ def save_drafter(bound: Bound, folder: Path) -> None:
     if recipe.takes_drafter and bound.draft_model is None:
         raise ValueError(f"{type(bound.drafter).__name__} was made by hand and cannot be saved")
     if bound.draft_model is not None:
-        small = bound.draft_model
-        (small if isinstance(small, FeatureHead) else small.model).save_pretrained(folder)
-    drafter: Any = bound.drafter
-    if "projector" in recipe.options and drafter.model.sight.projector is not None:
-        massv.save_projector(folder, drafter.model.sight.projector)
-    if isinstance(drafter, Upsampled) and isinstance(drafter.sampler, Trained):
-        drafter.sampler.model.save_pretrained(folder / code_resampler.FOLDER)
+        bound.draft_model.save(folder, bound.backbone, bound.drafter)
 
 
 def _placed(args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # HF_HUB_OFFLINE=0 pytest -m hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import mmspec
 from mmspec import recipes
-from mmspec.bench.tiny import tiny_head
+from mmspec.bench.tiny import random_drafter
 from tests import toys
 
 
@@ -27,6 +29,12 @@ def _seeded() -> None:
 def _one_thread() -> None:
     """Toys are too small to share out; more threads only wait for each other."""
     torch.set_num_threads(1)
+
+
+def unchecked(fast: mmspec.Accelerated) -> mmspec.Accelerated:
+    """The same without `mmspec.targets.check`, for tests that count or break forwards."""
+    fast.session.bound.target = replace(fast.session.bound.target, checks=False)
+    return fast
 
 
 def noisy(family: str, scale: float = 0.04, seed: int = 5) -> Any:
@@ -44,6 +52,9 @@ def noisy(family: str, scale: float = 0.04, seed: int = 5) -> Any:
 def partner(recipe: str, family: str) -> Any:
     """What a recipe drafts with for a family's toy: a model right in part, a head, or nothing."""
     plan = recipes.get(recipe)
-    if plan.partner == "head":
-        return tiny_head(toys.model(family))
-    return noisy(family) if plan.takes_drafter else None
+    if not plan.takes_drafter:
+        return None
+    model = noisy(family)
+    if any(kind.accepts(model) for kind in plan.draft_model):
+        return model
+    return random_drafter(plan, toys.model(family))

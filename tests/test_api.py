@@ -163,7 +163,7 @@ def test_a_saved_recipe_comes_back(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_new_tokens": ROOM, "temperature": 1.0, "seed": 1}
     first, second = (each.generate(**request, **settings) for each in (fast, again))
     assert torch.equal(first.sequences, second.sequences)
-    saved = again.drafter.model.backbone.model.state_dict()  # type: ignore[attr-defined]
+    saved = again.session.bound.drafter.model.backbone.model.state_dict()
     weights = {
         k: v for k, v in drafter.state_dict().items() if k != "lm_head.bias"
     }  # the toy's own

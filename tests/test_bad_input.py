@@ -50,17 +50,6 @@ def without_picture() -> Request:
     return {name: value for name, value in request.items() if name != "pixel_values"}
 
 
-def unequal() -> Request:
-    """Two pictures in the first row, one in the second."""
-    request = toys.inputs("llava", batch=2)
-    pictures = torch.cat((request["pixel_values"], request["pixel_values"][:1]))
-    one = [toys.IMAGE] * 16
-    first = [toys.BOS, *one, 5, *one, 9]
-    second = [toys.PAD] * 17 + [toys.BOS, *one, 9]
-    ids = torch.tensor([first, second])
-    return {"input_ids": ids, "attention_mask": (ids != toys.PAD).long(), "pixel_values": pictures}
-
-
 def padded_right() -> Request:
     request = toys.inputs("llama", batch=2)
     mask = request["attention_mask"].clone()
@@ -75,6 +64,12 @@ def picture_for_text() -> Request:
 def empty() -> Request:
     nothing = torch.zeros(1, 0, dtype=torch.int64)
     return {"input_ids": nothing, "attention_mask": nothing}
+
+
+def padded_by_another_token() -> Request:
+    """Padding that only this call says is padding, and no mask."""
+    ids = toys.inputs("llama", batch=2, ragged=True)["input_ids"]
+    return {"input_ids": ids.masked_fill(ids == toys.PAD, 141)}
 
 
 AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
@@ -180,10 +175,6 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
         lambda: generate("llava", without_picture()),
         ["image tokens", "no picture", "images="],
     ),
-    "unequal numbers of pictures": (
-        lambda: generate("llava", unequal()),
-        ["[2, 1]", "different numbers of pictures", "group"],
-    ),
     "unknown keyword": (
         lambda: generate(temprature=0.5),
         ["temprature", "did you mean temperature"],
@@ -200,6 +191,10 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
     "padding on the right": (
         lambda: generate(request=padded_right()),
         ["attention_mask", "left", "padding_side"],
+    ),
+    "padding of this call only, without a mask": (
+        lambda: generate(request=padded_by_another_token(), pad_token_id=141),
+        ["pad_token_id=141", "the model's own (0)", "attention_mask"],
     ),
     "an assistant": (
         lambda: generate(assistant_model=small()),
@@ -244,12 +239,6 @@ def test_the_hook_refuses_what_generate_refuses(setting: dict[str, Any]) -> None
     request = toys.inputs("llama")
     with pytest.raises(ValueError, match=next(iter(setting))):
         model.generate(**request, max_new_tokens=4, custom_generate=fast, **setting)
-
-
-def test_a_group_of_pictures_with_tiles_is_one_request() -> None:
-    """Families that break a picture into runs are not refused for it."""
-    request = toys.inputs("mistral3", batch=3, ragged=True)
-    assert fast("mistral3").generate(**request, max_new_tokens=2).sequences.shape[0] == 3
 
 
 def trees() -> list[Any]:

@@ -16,7 +16,7 @@ from mmspec.draft import Draft, Kind, Round, Scores, Verdict
 from mmspec.drafters.oracle import Oracle, Random
 from mmspec.targets.context import Context
 from tests import toys
-from tests.conftest import noisy
+from tests.conftest import noisy, unchecked
 
 ROOM = 18
 STEPS = ("begin", "propose", "observe")
@@ -146,7 +146,7 @@ def test_broken_logits_name_their_round_and_lose_nothing(
     model = toys.model("llama")
     model.lm_head = Breaking(model.lm_head, calls, value, row=1)
     drafter = noisy("llama") if name == "coupled" else None
-    fast = mmspec.accelerate(model, name, drafter=drafter)
+    fast = unchecked(mmspec.accelerate(model, name, drafter=drafter))
     with pytest.raises(BrokenLogits, match=rf"NaN or .*round {calls} \(row 1") as caught:
         fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
     assert caught.value.round_index == calls
@@ -167,7 +167,8 @@ def test_broken_logits_of_a_finished_row_hurt_nobody() -> None:
     model.generation_config.eos_token_id = end
     expected = greedy(model, request)
     model.lm_head = Breaking(model.lm_head, rows[1].index(end) + 1, float("nan"), row=1)
-    out = mmspec.accelerate(model, "plain").generate(**request, max_new_tokens=ROOM)
+    fast = unchecked(mmspec.accelerate(model, "plain"))
+    out = fast.generate(**request, max_new_tokens=ROOM)
     assert torch.equal(out.sequences, expected)
 
 

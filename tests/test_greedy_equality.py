@@ -20,6 +20,7 @@ FAMILIES = tuple(family for family in toys.FAMILIES if family != "whisper")
 HYBRID = ("lfm2", "lfm2_vl", "qwen3_5")
 BRANCHING = tuple(family for family in FAMILIES if family not in HYBRID)
 EXACT = tuple(name for name in mmspec.recipes.names("tokens") if mmspec.recipes.get(name).exact)
+PER_ROW = ("idefics3", "smolvlm", "llava_onevision")  # pictures of a row are laid out together
 WIDE = Tree.branching([2, 2, 1])
 ROOM = 16
 BATCHES: dict[str, dict[str, Any]] = {"one": {}, "ragged": {"batch": 4, "ragged": True}}
@@ -92,6 +93,67 @@ def test_a_chain(family: str, batch: str) -> None:
 def test_a_tree(family: str, batch: str) -> None:
     check_with_a_drafter(family, batch, range(1), tree=WIDE)
     check_with_an_oracle(family, batch, range(1))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_without_padding(family: str) -> None:
+    """Without a padded row a mask of ones says nothing, and may as well be missing."""
+    model, drafter = pair(family)
+    request = toys.inputs(family, seed=1, batch=2)
+    assert bool(request["attention_mask"].all())
+    expected = reference(model, request)
+    shapes: list[dict[str, Any]] = [{"length": 3}]
+    if family in BRANCHING:
+        shapes.append({"tree": WIDE})
+    for shape in shapes:
+        fast = mmspec.accelerate(model, "coupled", drafter=drafter, **shape)
+        assert torch.equal(speculated(fast, request), expected)
+    bare = {name: value for name, value in request.items() if name != "attention_mask"}
+    assert torch.equal(speculated(fast, bare), expected)
+    assert torch.equal(reference(model, request, custom_generate=fast), expected)
+    plain = mmspec.decode_plain(model, **request, max_new_tokens=ROOM, do_sample=False)
+    assert torch.equal(plain.sequences, expected)
+
+
+@pytest.mark.parametrize("family", [f for f in toys.VLMS if f not in PER_ROW])
+def test_rows_with_different_numbers_of_pictures(family: str) -> None:
+    """Two, one and none: the model itself hands features out in order."""
+    model, drafter = pair(family)
+    request = toys.unequal(family)
+    expected = reference(model, request)
+    fast = mmspec.accelerate(model, "coupled", drafter=drafter, length=3)
+    assert torch.equal(speculated(fast, request), expected)
+    if family in BRANCHING:
+        fast = mmspec.accelerate(model, "coupled", drafter=drafter, tree=WIDE)
+        assert torch.equal(speculated(fast, request), expected)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+@pytest.mark.parametrize("sees", ["target-features", "nothing"])
+def test_a_drafter_may_see_them_too(family: str, sees: str) -> None:
+    model, request = pair(family)[0], toys.unequal(family)
+    fast = mmspec.accelerate(model, "coupled", drafter=toys.model(family), sees=sees, length=3)
+    assert torch.equal(speculated(fast, request), reference(model, request))
+    if sees == "target-features":
+        assert fast.last_stats is not None
+        assert fast.last_stats.target_calls == ROOM // 4  # as a copy that sees it all
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "gemma3-text", "lfm2", "llava", "qwen2_5_vl", "gemma3"]
+)
+def test_padding_without_a_mask(family: str) -> None:
+    """`generate()` infers the mask from the padding token; drafters see the same prompt."""
+    model, drafter = pair(family)
+    request = toys.inputs(family, seed=1, batch=3, ragged=True)
+    del request["attention_mask"]
+    expected = reference(model, request, repetition_penalty=1.1)
+    fast = mmspec.accelerate(model, "coupled", drafter=drafter, length=3)
+    assert torch.equal(speculated(fast, request, repetition_penalty=1.1), expected)
+    model.generation_config.eos_token_id = toys.PAD  # then it tells nothing: both attend to it
+    expected = reference(model, request)
+    assert torch.equal(speculated(fast, request), expected)
+    model.generation_config.eos_token_id = None
 
 
 @pytest.mark.slow

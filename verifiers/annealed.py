@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Rule
+from mmspec.laws.categorical import Categorical
 from mmspec.verifiers.exact import Exact
 
 
@@ -20,10 +21,10 @@ class Weighted:
     weight: Tensor = field(repr=False)  # broadcasts against x
     lossless: ClassVar[bool] = False
 
-    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # (..., V) x2, (...) -> (...)
-        return (self.weight.to(p) * self.inner.accept(p, q, x)).clamp_max(1)
+    def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:  # (...) -> (...)
+        return (self.weight.to(p.probs) * self.inner.accept(p, q, x)).clamp_max(1)
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # -> (..., V), sums to 1
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
         return self.inner.residual(p, q, x)
 
 

@@ -34,7 +34,7 @@ class Block:
         if not draft.nodes:
             return nothing(scores, noise)
         p = categorical(scores.law).probs
-        q = proposals(draft, p)
+        q = proposals(draft, p).probs
         index = torch.arange(1, draft.nodes + 1, device=p.device)
         batch = torch.arange(draft.batch, device=p.device)
         rho = path_ratio(at_token(p[:, :-1], draft.tokens), at_token(q, draft.tokens))  # 0 .. gamma

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from mmspec.laws.categorical import residual
-from mmspec.verifiers.walk import at_token
+from mmspec.laws.categorical import Categorical
+from mmspec.verifiers.walk import ratio
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,8 @@ class Exact:
 
     lossless: ClassVar[bool] = True
 
-    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # (..., V) x2, (...) -> (...)
-        return (at_token(p, x) / at_token(q, x).clamp_min(torch.finfo(q.dtype).tiny)).clamp_max(1)
+    def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:  # (...) -> (...)
+        return ratio(p.prob(x), q.prob(x))
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # -> (..., V), sums to 1
-        return residual(p, q)
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
+        return p.residual(q)

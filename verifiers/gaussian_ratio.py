@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
 from mmspec.laws.gaussian import Gaussian, GaussianResidual
@@ -41,24 +42,36 @@ class GaussianRatio:
         if not draft.nodes:
             return plain(draft, scores, noise)
         p, q, driving = pairs(self, draft, scores)
-        p, q = _wide(p), _wide(q)
-        if bool(((p.std <= 0) | (q.std <= 0)).flatten(2).any(-1).logical_and(draft.mask).any()):
-            raise ValueError(
-                "a step with standard deviation 0 has no density; draft random steps only, or use "
-                "a sampler that draws noise"
-            )
-        x = q.mean + q.std * driving
-        ratio = (p.log_prob(x) - q.log_prob(x)).clamp_max(0).exp()
-        hits = noise.flip(ratio, Lane.ACCEPT) & draft.mask
+        hits = noise.flip(density_ratio(p, q, driving, draft.mask), Lane.ACCEPT) & draft.mask
         length = hits.cumprod(-1).sum(-1)
         following = own(scores, length, noise)
         refused = (length < draft.mask.sum(-1)).nonzero().squeeze(1)
-        if len(refused):
-            node = length[refused]
-            left = GaussianResidual(p[refused, node], q[refused, node], self.most_tries)
-            keys = Keys(noise.fresh(Lane.RESIDUAL, torch.zeros_like(length[:1])).key[refused, 0])
-            following = following.index_copy(0, refused, left.sample(keys).to(following))
-        return chain(draft, length, following)
+        drawn = redrawn(p, q, length, refused, noise, self.most_tries)
+        return chain(draft, length, following.index_copy(0, refused, drawn.to(following)))
+
+
+def density_ratio(p: Gaussian, q: Gaussian, driving: Tensor, mask: Tensor) -> Tensor:
+    """min(1, p(x) / q(x)) (B, N) float64 of the states x drawn from q with the noise `driving`."""
+    p, q = _wide(p), _wide(q)
+    if bool(((p.std <= 0) | (q.std <= 0)).flatten(2).any(-1).logical_and(mask).any()):
+        raise ValueError(
+            "a step with standard deviation 0 has no density; draft random steps only, or use "
+            "a sampler that draws noise"
+        )
+    x = q.mean + q.std * driving
+    return (p.log_prob(x) - q.log_prob(x)).clamp_max(0).exp()
+
+
+def redrawn(
+    p: Gaussian, q: Gaussian, node: Tensor, rows: Tensor, noise: Noise, most_tries: int
+) -> Tensor:  # laws (B, N), (B,), (R,) -> (R, *E)
+    """Draws from norm((p - q)+) at the refused `node` of some rows."""
+    if not len(rows):
+        return p.mean[rows, 0]
+    at = node[rows]
+    left = GaussianResidual(_wide(p)[rows, at], _wide(q)[rows, at], most_tries)
+    fresh = noise.fresh(Lane.RESIDUAL, torch.zeros(1, dtype=torch.int64, device=at.device))
+    return left.sample(Keys(fresh.key[rows, 0]))
 
 
 def _wide(law: Gaussian) -> Gaussian:

@@ -54,16 +54,20 @@ def steps(verifier: Verifier, draft: Draft, scores: Scores, *, trees: bool = Fal
     for a missing `Draft.driving`, and where the two standard deviations differ or are 0.
     """
     p, q, noise = pairs(verifier, draft, scores, trees=trees)
-    std, other = spread(p), spread(q)
-    differ = ((std - other).abs() > ROUNDING * std) | (std <= 0)
-    mask = draft.mask.reshape(*draft.mask.shape, *(1,) * (differ.dim() - 2))
-    if bool((differ & mask).any()):
+    if bool((~one_deviation(p, q) & draft.mask).any()):
         raise ValueError(
             f"{type(verifier).__name__} couples steps of one positive standard deviation, but "
             "target and draft have different ones, or 0; draft with the target's kernel, use "
-            "GaussianRatio, or a sampler that draws noise"
+            "Reflection on a chain, or a sampler that draws noise"
         )
-    return Steps(p, q, std, noise)
+    return Steps(p, q, spread(p), noise)
+
+
+def one_deviation(p: Gaussian, q: Gaussian) -> Tensor:  # laws (B, N) -> (B, N) bool
+    """Where both laws have the same positive standard deviation, number by number."""
+    std, other = spread(p), spread(q)
+    same = ((std - other).abs() <= ROUNDING * std) & (std > 0)
+    return same.flatten(2).all(-1)
 
 
 def pairs(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.laws.categorical import residual
+from mmspec.laws.categorical import Categorical, residual
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.sample_and_match import matching
 from mmspec.verifiers.walk import Family, at_token, check, descend, one_hot, proposal, without
@@ -38,14 +38,14 @@ def drawn_last(family: Family) -> tuple[Tensor, Tensor, Tensor]:  # (B,), (B,), 
     slot = family.last.clamp_min(0)[:, None]
     x = family.tokens.gather(1, slot).squeeze(1)
     there = family.real.gather(1, slot).squeeze(1)
-    q = family.q
+    q = family.q.probs
     for j, sure in enumerate(family.tokens.unbind(1)):
         q = torch.where((family.real[:, j] & (j < family.last))[:, None], without(q, sure), q)
-    return x, there, proposal(q, x, Kind.HUB)
+    return x, there, proposal(Categorical.having(q), x, Kind.HUB).probs
 
 
 def _step(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
-    p = family.p
+    p = family.p.probs
     x, there, q = drawn_last(family)
     hit = noise.flip(torch.where(there, (at_token(p, x) / at_token(q, x)).clamp_max(1), 0), lane)
     correction = noise.pick(torch.where(there[:, None], residual(p, q), p), lane + 1)

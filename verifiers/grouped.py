@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from mmspec.codes.codebook import Codebook
-from mmspec.laws.categorical import residual
-from mmspec.verifiers.walk import at_token
+from mmspec.laws.categorical import Categorical
+from mmspec.verifiers.walk import at_token, ratio
 
 
 class Grouping(Protocol):
@@ -33,12 +33,11 @@ class Grouped:
     grouping: Grouping
     lossless: ClassVar[bool] = False
 
-    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # (..., V) x2, (...) -> (...)
-        wanted, proposed = self.grouping.masses(p, q, x)
-        return (wanted / proposed.clamp_min(torch.finfo(q.dtype).tiny)).clamp_max(1)
+    def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:  # (...) -> (...)
+        return ratio(*self.grouping.masses(p.probs, q.probs, x))
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # -> (..., V), sums to 1
-        return residual(p, q)
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
+        return p.residual(q)
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,3 @@ class RankWindow:
             kept &= self.codebook.squared_distance(x[..., None], near) < self.distance
         kept |= inside & (near == x[..., None])
         return (theirs * kept).sum(-1), (q.gather(-1, near) * kept).sum(-1)
-
-
-@dataclass(frozen=True, eq=False)
-class Partition:
-    """Fixed groups, one label per token."""
-
-    labels: Tensor = field(repr=False)  # (V,) int64
-
-    def masses(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        same = self.labels == self.labels[x][..., None]
-        return (p * same).sum(-1), (q * same).sum(-1)

@@ -34,7 +34,7 @@ class KSeq:
 
 
 def _step(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
-    p, q = family.p, family.q
+    p, q = family.p.probs, family.q.probs
     k = family.real.sum(-1, keepdim=True).to(p)
     rho = acceptance_ratio(p, q, k) if family.tokens.shape[1] > 1 else torch.ones_like(k)
     tiny = torch.finfo(p.dtype).tiny

@@ -1,7 +1,7 @@
 """What is drawn after LANTERN rejects a token: the optimum, and what its released code does.
 
 LANTERN (Jang et al. 2025) and LANTERN++ (Park et al. 2025) ship several corrections, none of them
-the one with the least distance. `Optimal` is the default; the others serve reproduction.
+the one with the least distance. `Optimal` is the default; `ClearedTarget` serves reproduction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmspec.laws.categorical import residual
+from mmspec.laws.categorical import Categorical
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,18 @@ class Residual(Protocol):
     """
 
     def __call__(
-        self, p: Tensor, q: Tensor, x: Tensor, pool: Callable[[], Pool]
-    ) -> Tensor: ...  # (..., V) x2, (...) -> (..., V), sums to 1
+        self, p: Categorical, q: Categorical, x: Tensor, pool: Callable[[], Pool]
+    ) -> Categorical: ...  # laws (...) x2, (...) -> law (...)
 
 
 @dataclass(frozen=True)
 class Optimal:
     """norm((p - q)+): the least distance for any relaxed acceptance (Cool-SD, Li et al. 2026)."""
 
-    def __call__(self, p: Tensor, q: Tensor, x: Tensor, pool: Callable[[], Pool]) -> Tensor:
-        return residual(p, q)
+    def __call__(
+        self, p: Categorical, q: Categorical, x: Tensor, pool: Callable[[], Pool]
+    ) -> Categorical:
+        return p.residual(q)
 
 
 @dataclass(frozen=True)
@@ -54,20 +56,10 @@ class ClearedTarget:
     where nothing is left; the released code to a uniform law over the whole vocabulary.
     """
 
-    def __call__(self, p: Tensor, q: Tensor, x: Tensor, pool: Callable[[], Pool]) -> Tensor:
-        return _difference(_cleared(p, pool()), q, p)
-
-
-@dataclass(frozen=True)
-class ClearedDraft:
-    """norm((p - q')+), q' without the neighbours of x.
-
-    As released for static trees of LlamaGen and Anole. Keeps p's own mass at the neighbours. The
-    same neighbours go, and the same fall-back holds, as for `ClearedTarget`.
-    """
-
-    def __call__(self, p: Tensor, q: Tensor, x: Tensor, pool: Callable[[], Pool]) -> Tensor:
-        return _difference(p, _cleared(q, pool()), p)
+    def __call__(
+        self, p: Categorical, q: Categorical, x: Tensor, pool: Callable[[], Pool]
+    ) -> Categorical:
+        return Categorical.having(_difference(_cleared(p.probs, pool()), q.probs, p.probs))
 
 
 def _cleared(law: Tensor, pool: Pool) -> Tensor:  # (..., V) -> (..., V)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.codebook import Neighbours
+from mmspec.laws.categorical import Categorical
 from mmspec.verifiers.lantern_residuals import Optimal, Pool, Residual
-from mmspec.verifiers.walk import at_token
+from mmspec.verifiers.walk import at_token, ratio
 
 
 class Bound(Protocol):
@@ -59,7 +60,7 @@ class LatentNeighbourhood:
     output, which is the over-accepted mass, the sum of min((q - p)+, m), with the optimal
     `correction`. A bound of nothing is `Exact`, whatever q. With a point mass p and less than the
     whole mass allowed it is greedy matching; the released code relaxes greedy decoding by the soft
-    p, which a rule does not see.
+    p behind it.
     """
 
     table: Neighbours
@@ -75,12 +76,11 @@ class LatentNeighbourhood:
                 f"Codebook.neighbours({max(self.k, 1)})"
             )
 
-    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # (..., V) x2, (...) -> (...)
-        backing = at_token(p, x) + self.pool(p, x).mass
-        return (backing / at_token(q, x).clamp_min(torch.finfo(q.dtype).tiny)).clamp_max(1)
+    def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:  # (...) -> (...)
+        return ratio(p.prob(x) + self.pool(p.probs, x).mass, q.prob(x))
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # -> (..., V), sums to 1
-        return self.correction(p, q, x, lambda: self.pool(p, x))
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
+        return self.correction(p, q, x, lambda: self.pool(p.probs, x))
 
     def pool(self, p: Tensor, x: Tensor) -> Pool:  # (..., V), (...)
         """The longest run of nearest neighbours whose mass is within the bound."""

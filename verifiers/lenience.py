@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from mmspec.laws.categorical import residual
-from mmspec.verifiers.walk import at_token
+from mmspec.laws.categorical import Categorical
+from mmspec.verifiers.walk import ratio
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,8 @@ class Lenience:
         if not 0 < self.ell <= 1:
             raise ValueError(f"ell is {self.ell}, but lenience lies in (0, 1]; 1 is the exact rule")
 
-    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # (..., V) x2, (...) -> (...)
-        proposed = self.ell * at_token(q, x)
-        return (at_token(p, x) / proposed.clamp_min(torch.finfo(q.dtype).tiny)).clamp_max(1)
+    def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:  # (...) -> (...)
+        return ratio(p.prob(x), self.ell * q.prob(x))
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # -> (..., V), sums to 1
-        return residual(p, q)
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
+        return p.residual(q)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmspec.codes.connected_cells import around
 from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, categorical
+from mmspec.laws.categorical import Categorical
 from mmspec.laws.distances import excess
 from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.walk import check, one_hot
@@ -42,7 +43,7 @@ class LocalIslands:
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         check(self, draft, trees=False, law=False)
         law = categorical(scores.law)
-        failed, over = self._judged(draft, law.probs[:, :-1], noise)
+        failed, over = self._judged(draft, law.evaluated()[:, :-1], noise)
         taken = (draft.mask & ~failed).cumprod(-1)
         length = taken.sum(-1)
         row = length[:, None]
@@ -51,17 +52,22 @@ class LocalIslands:
         path = taken * (torch.arange(draft.nodes, device=row.device) + 1) - 1
         return Verdict(path, length, own[:, 0], (over * taken).sum(-1), failed=failed)
 
-    def _judged(self, draft: Draft, p: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:  # (B, N) x2
+    def _judged(
+        self, draft: Draft, p: Categorical, noise: Noise
+    ) -> tuple[Tensor, Tensor]:  # (B, N) x2
         """What is to be drawn anew, and what keeping a node would over-accept."""
         if not draft.nodes:
-            return draft.mask, torch.zeros_like(p[..., 0])
+            return draft.mask, torch.zeros_like(p.probs[..., 0])
         if draft.cells is None:
             raise ValueError(
                 "LocalIslands judges cells by where they stand, but the draft does not say; use it "
                 "with a drafter that sets Draft.cells, as recipe 'mulo-sd' has it"
             )
-        known = draft.law is not None
-        q = categorical(draft.law).probs.to(p) if known else one_hot(draft.tokens, p)
+        if draft.law is None:
+            q = Categorical.having(one_hot(draft.tokens, p.probs))
+        else:
+            q = categorical(draft.law).evaluated(p.probs)
         passes = noise.flip(self.rule.accept(p, q, draft.tokens), Lane.ACCEPT)
         failed = around(draft.cells, ~passes & draft.mask, self.reach)
-        return failed, excess(p, q, draft.tokens, torch.ones_like(p[..., 0]))
+        sure = torch.ones_like(p.probs[..., 0])
+        return failed, excess(p.probs, q.probs, draft.tokens, sure)

@@ -9,7 +9,7 @@ import torch
 
 from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, categorical
 from mmspec.laws.noise import Lane, Noise
-from mmspec.verifiers.walk import at_token, check, longest, nothing
+from mmspec.verifiers.walk import check, longest, nothing
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Longest:
             return nothing(scores, noise)
         law = categorical(scores.law)
         batch = torch.arange(draft.batch, device=draft.tokens.device)
-        p = law[batch[:, None], draft.parents + 1].probs
+        p = law[batch[:, None], draft.parents + 1]
         passed = noise.flip(self.rule.accept(p, p, draft.tokens), Lane.ACCEPT)
-        tie = at_token(p, draft.tokens).clamp_min(torch.finfo(p.dtype).tiny).log()
+        tie = p.prob(draft.tokens).clamp_min(torch.finfo(p.probs.dtype).tiny).log()
         path, length, row = longest(draft, passed, tie)
-        end = law[batch, row].probs
-        weights = self.rule.residual(end, end, end.argmax(-1))
-        return Verdict(path, length, noise.pick(weights, Lane.RESIDUAL))
+        end = law[batch, row]
+        left = self.rule.residual(end, end, end.probs.argmax(-1))
+        return Verdict(path, length, noise.pick(left.probs, Lane.RESIDUAL))

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from mmspec.codes.codebook import Neighbours
-from mmspec.verifiers.walk import at_token
+from mmspec.laws.categorical import Categorical
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class NeighbourhoodThreshold:
         if self.tau < 0:
             raise ValueError(f"tau is {self.tau}, but a mass is at least 0; 0 accepts everything")
 
-    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # (..., V) x2, (...) -> (...)
-        self.table.check(p.shape[-1])
+    def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:  # (...) -> (...)
+        self.table.check(p.size)
         tokens, real = self.table.of(x, self.k)
-        around = (p.gather(-1, tokens) * real).sum(-1)
-        return (at_token(p, x) + around >= self.tau).to(p)
+        around = (p.probs.gather(-1, tokens) * real).sum(-1)
+        return (p.prob(x) + around >= self.tau).to(p.probs)
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # -> (..., V), sums to 1
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
         return p

@@ -12,7 +12,7 @@ from mmspec.codes.phrases import Trie
 from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
 from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.exact import Exact
-from mmspec.verifiers.walk import at_token, check, nothing, proposals
+from mmspec.verifiers.walk import check, nothing, proposals
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,22 @@ class PhraseJoint:
         check(self, draft, trees=False)
         if not draft.nodes:
             return nothing(scores, noise)
-        p = categorical(scores.law).probs
-        q = proposals(draft, p)
-        drawn = at_token(q, draft.tokens)
+        p = categorical(scores.law).evaluated()
+        q = proposals(draft, p.probs)
+        drawn = q.prob(draft.tokens)
         phrase = self.trie.matches(draft.tokens, draft.mask & (drawn < 1))
-        ratio = at_token(p[:, :-1], draft.tokens).log() - drawn.log()
+        ratio = p[:, :-1].prob(draft.tokens).log() - drawn.log()
         whole = noise.flip(joint(ratio, phrase, self.trie.longest), Lane.WALK) & (phrase > 0)
         single = noise.flip(Exact().accept(p[:, :-1], q, draft.tokens), Lane.ACCEPT) & draft.mask
         length = walked(whole, single, phrase)
-        rows = torch.arange(draft.batch, device=p.device)
+        rows = torch.arange(draft.batch, device=phrase.device)
         stop = length.clamp_max(draft.nodes - 1)
         failed = (length < draft.nodes) & draft.mask[rows, stop]
         end = p[rows, length]
-        left = Exact().residual(end, q[rows, stop], draft.tokens[rows, stop])
-        index = torch.arange(draft.nodes, device=p.device)
+        left = Exact().residual(end, q[rows, stop], draft.tokens[rows, stop]).probs
+        index = torch.arange(draft.nodes, device=phrase.device)
         path = torch.where(index < length[:, None], index, -1)
-        weights = torch.where(failed[:, None], left, end)
+        weights = torch.where(failed[:, None], left, end.probs)
         return Verdict(path, length, noise.pick(weights, Lane.RESIDUAL))
 
 

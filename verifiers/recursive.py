@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict, categorical
+from mmspec.laws.categorical import Categorical
 from mmspec.laws.distances import excess
 from mmspec.laws.noise import Coins, Lane, Noise
 from mmspec.verifiers.exact import Exact
@@ -70,10 +71,10 @@ class Recursive:
         return replace(verdict, excess=torch.stack(over).sum(0))
 
     def _chain(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        p = categorical(scores.law).probs
-        q = proposals(draft, p)
-        x, batch = draft.tokens, torch.arange(draft.batch, device=p.device)
-        index = torch.arange(draft.nodes, device=p.device)
+        p = categorical(scores.law).evaluated()
+        q = proposals(draft, p.probs)
+        x, batch = draft.tokens, torch.arange(draft.batch, device=draft.tokens.device)
+        index = torch.arange(draft.nodes, device=x.device)
         chance = at_depth(self.rule, index, draft.nodes).accept(p[:, :-1], q, x)
         hits = noise.flip(chance, Lane.ACCEPT) & draft.mask
         kept = hits.cumprod(-1)
@@ -82,21 +83,22 @@ class Recursive:
         failed = (length < draft.nodes) & draft.mask[batch, stop]
         end = p[batch, length]
         last = at_depth(self.rule, stop, draft.nodes)
-        left = last.residual(end, q[batch, stop], x[batch, stop])
+        left = last.residual(end, q[batch, stop], x[batch, stop]).probs
         path = kept * (index + 1) - 1
-        weights = torch.where(failed[:, None], left, end)
+        weights = torch.where(failed[:, None], left, end.probs)
         verdict = Verdict(path, length, noise.pick(weights, Lane.RESIDUAL))
         if self.lossless:
             return verdict
         tested = draft.mask & (index <= length[:, None])
-        return replace(verdict, excess=(excess(p[:, :-1], q, x, chance) * tested).sum(-1))
+        over = excess(p.probs[:, :-1], q.probs, x, chance)
+        return replace(verdict, excess=(over * tested).sum(-1))
 
 
 def _siblings(rule: Rule, family: Family, kind: Kind, hits: Coins) -> tuple[Tensor, Tensor, Tensor]:
     """The slot accepted, the law of the next token if none was, and the over-accepted mass (B,)."""
     p, q = family.p, family.q
     slot = torch.full_like(family.last, -1)
-    over = torch.zeros_like(p[:, 0])
+    over = torch.zeros_like(p.probs[:, 0])
     for j, x in enumerate(family.tokens.unbind(1)):
         left = family.real[:, j:] & (slot < 0)[:, None]
         if nobody(left):
@@ -104,13 +106,13 @@ def _siblings(rule: Rule, family: Family, kind: Kind, hits: Coins) -> tuple[Tens
         tested = left[:, 0]
         drawn = proposal(q, x, kind)
         chance = torch.where(tested, rule.accept(p, drawn, x), 0)
-        over = over if rule.lossless else over + excess(p, drawn, x, chance)
+        over = over if rule.lossless else over + excess(p.probs, drawn.probs, x, chance)
         hit = hits((family.depth, j), chance)
         slot = torch.where(hit, j, slot)
-        missed = (tested & ~hit)[:, None]
+        missed = tested & ~hit
         if nobody(missed):
             continue
-        p = torch.where(missed, rule.residual(p, drawn, x), p)
+        p = Categorical.where(missed, rule.residual(p, drawn, x), p)
         if kind is Kind.WOR:
-            q = torch.where(missed, without(q, x), q)
-    return slot, p, over
+            q = Categorical.where(missed, Categorical.having(without(q.probs, x)), q)
+    return slot, p.probs, over

@@ -10,7 +10,20 @@ from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict
 from mmspec.laws.noise import Lane, Noise
-from mmspec.verifiers.gaussian_steps import Steps, chain, dot, fit, own, plain, steps
+from mmspec.verifiers.gaussian_ratio import density_ratio, redrawn
+from mmspec.verifiers.gaussian_steps import (
+    Steps,
+    chain,
+    dot,
+    fit,
+    one_deviation,
+    own,
+    pairs,
+    plain,
+    spread,
+)
+
+_MOST_TRIES = 100_000  # of a draw from a residual: 1 / TV(p, q) are expected
 
 
 @dataclass(frozen=True)
@@ -29,8 +42,12 @@ class Reflection:
     that of the states behind the first refused one is still unused and may drive the next draft.
     It stays exact as long as nothing that was seen *in* those refused states is used again.
 
-    Raises ValueError for trees, for states without `Draft.driving`, and where target and draft
-    differ in their standard deviation.
+    A step whose two laws differ in their standard deviations, as a network's that predicts its own,
+    cannot be reflected. It is accepted by the same rule, with full densities, and refused it is
+    drawn anew from norm((p - q)+) (`GaussianRatio`), which is maximal too. Which of the two serves
+    a state is known before its noise is looked at, so chains may have steps of both kinds.
+
+    Raises ValueError for trees, for states without `Draft.driving`, and for steps without noise.
     """
 
     lossless: ClassVar[bool] = True
@@ -40,12 +57,24 @@ class Reflection:
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         if not draft.nodes:
             return plain(draft, scores, noise)
-        step = steps(self, draft, scores)
-        hits = noise.flip(acceptance(step), Lane.ACCEPT) & draft.mask
+        p, q, driving = pairs(self, draft, scores)
+        alike = one_deviation(p, q)
+        step = Steps(p, q, spread(p), driving)
+        accepted = acceptance(step)
+        if not bool((alike | ~draft.mask).all()):
+            ratio = density_ratio(p, q, driving, draft.mask)
+            accepted = torch.where(alike, accepted, ratio)
+        hits = noise.flip(accepted, Lane.ACCEPT) & draft.mask
         length = hits.cumprod(-1).sum(-1)
-        mirrored = mirror(step.at(length.clamp_max(draft.nodes - 1)))
-        full = fit(length == draft.mask.sum(-1), mirrored) > 0
-        return chain(draft, length, torch.where(full, own(scores, length, noise), mirrored))
+        node = length.clamp_max(draft.nodes - 1)
+        moved = mirror(step.at(node))
+        rows = torch.arange(draft.batch, device=length.device)
+        is_whole = length == draft.mask.sum(-1)
+        other = (~alike[rows, node] & ~is_whole).nonzero().squeeze(1)
+        drawn = redrawn(p, q, node, other, noise, _MOST_TRIES)
+        moved = moved.index_copy(0, other, drawn.to(moved))
+        full = fit(is_whole, moved) > 0
+        return chain(draft, length, torch.where(full, own(scores, length, noise), moved))
 
 
 def acceptance(step: Steps) -> Tensor:  # (B, N) float64

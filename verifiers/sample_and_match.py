@@ -34,8 +34,8 @@ class SampleAndMatch:
 
 def match(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
     """One level: the slot that carries the target's token, and that token as a point mass."""
-    token = noise.pick(family.p, lane)
-    return matching(family, token), one_hot(token, family.p)
+    token = noise.pick(family.p.probs, lane)
+    return matching(family, token), one_hot(token, family.p.probs)
 
 
 def matching(family: Family, token: Tensor) -> Tensor:  # (B,) -> (B,)

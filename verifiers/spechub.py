@@ -38,7 +38,7 @@ class SpecHub:
 
 
 def _step(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
-    p = family.p
+    p = family.p.probs
     x, there, pair = drawn_last(family)
     pair = torch.where(there[:, None], pair, 0)
     spill = torch.where(there, (pair - p).clamp_min(0).sum(-1), 1)  # mass that x could not take

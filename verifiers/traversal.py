@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
+from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane, Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.block import scaled_residual, stopping
@@ -65,7 +66,7 @@ class _Walk:
         q = self.drafted(kids[0], p) if kids else p
         for kid in kids:
             x, real = self.draft.tokens[:, kid], self.draft.mask[:, kid]
-            drawn = proposal(q, x, kind)
+            drawn = proposal(Categorical.having(q), x, kind).probs
             ratio = (rho * at_token(p, x) / at_token(drawn, x)).clamp_max(1)
             self.visit(kid + 1, torch.where(real, ratio, 0))
             left = (rho[:, None] * p - drawn).clamp_min(0).sum(-1)

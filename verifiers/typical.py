@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.verifiers.walk import at_token
+from mmspec.laws.categorical import Categorical
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Typical:
                 "epsilon must be positive and delta in (0, 1), so that some token is typical"
             )
 
-    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # (..., V) x2, (...) -> (...)
-        return (at_token(p, x) > self.threshold(p)).to(p)
+    def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:  # (...) -> (...)
+        return (p.prob(x) > self.threshold(p.probs)).to(p.probs)
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:  # -> (..., V), sums to 1
-        typical = torch.where(
-            p > self.threshold(p)[..., None], p, 0
-        )  # holds the mode: e^-H <= max p
-        return typical / typical.sum(-1, keepdim=True)
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
+        probs = p.probs
+        least = self.threshold(probs)[..., None]
+        typical = torch.where(probs > least, probs, 0)  # holds the mode: e^-H <= max p
+        return Categorical.having(typical / typical.sum(-1, keepdim=True))
 
     def threshold(self, p: Tensor) -> Tensor:  # (..., V) -> (...)
         """The least probability that passes."""

@@ -39,6 +39,7 @@ class Unchecked:
         over = law.scores.new_zeros(draft.batch)
         if draft.nodes and draft.law is not None:
             p = law.probs[:, :-1]
-            found = excess(p, proposals(draft, p), draft.tokens, torch.ones_like(p[..., 0]))
+            q = proposals(draft, p).probs
+            found = excess(p, q, draft.tokens, torch.ones_like(p[..., 0]))
             over = (found * taken).sum(-1)
         return Verdict(path, length, own[:, 0], over)

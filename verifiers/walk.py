@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict, Verifier, categorical
+from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane, Noise
 
 STRIDE = 1 << 16  # lanes of one level; a level never has that many siblings
@@ -19,8 +20,8 @@ STRIDE = 1 << 16  # lanes of one level; a level never has that many siblings
 class Family:
     """The node that each row has reached, and the children it may go on to."""
 
-    p: Tensor  # (B, V) target law after the node
-    q: Tensor  # (B, V) drafter's law there; p where the draft has none
+    p: Categorical  # (B,) target law after the node
+    q: Categorical  # (B,) drafter's law there, in the dtype of p; p where the draft has none
     tokens: Tensor  # (B, C) the children, in the order they were drawn
     real: Tensor  # (B, C) bool, False = no such child, padding, or the row has stopped
     last: Tensor  # (B,) slot of the last child that was drawn, padding included; -1 = none
@@ -48,11 +49,10 @@ def descend(draft: Draft, scores: Scores, noise: Noise, step: Step) -> Verdict:
         child = kids[rows, at, :width]
         node = child.clamp_min(0)
         real = (child >= 0) & draft.mask.gather(1, node) & open_[:, None]
-        p = law[rows, at].probs
-        q = p
+        p = q = law[rows, at]
         if drafted is not None:
             first = node.gather(1, real.int().argmax(-1, keepdim=True)).squeeze(1)
-            q = categorical(drafted)[rows, first].probs.to(p)
+            q = categorical(drafted)[rows, first].evaluated(p.probs)
         tokens = draft.tokens.gather(1, node)
         family = Family(p, q, tokens, real, (child >= 0).sum(-1) - 1, depth)
         slot, left = step(family, noise, Lane.WALK + STRIDE * depth)
@@ -136,23 +136,28 @@ def nothing(scores: Scores, noise: Noise) -> Verdict:
     return Verdict(none, none.sum(-1), noise.pick(first, Lane.RESIDUAL))
 
 
-def proposal(q: Tensor, x: Tensor, kind: Kind) -> Tensor:  # (..., V), (...) -> (..., V)
+def proposal(q: Categorical, x: Tensor, kind: Kind) -> Categorical:  # (...) x2 -> (...)
     """The law x came from, given what was drawn before it: q, or a point mass where x was chosen.
 
     A token that q cannot produce was chosen too (a greedy drafter's second child, siblings that
     outnumber the support of q); the point mass is exact for it, however it was chosen.
     """
-    point = one_hot(x, q)
+    point = one_hot(x, q.probs)
     if kind is Kind.DET:
-        return point
-    return torch.where(at_token(q, x)[..., None] > 0, q, point)
+        return Categorical.having(point)
+    return Categorical.where(q.prob(x) > 0, q, Categorical(point.log, q.hard, point))
 
 
-def proposals(draft: Draft, like: Tensor) -> Tensor:  # (B, N, V)
+def proposals(draft: Draft, like: Tensor) -> Categorical:  # (B, N)
     """The proposal law of every node of a chain, in the dtype of `like` (..., V)."""
     if draft.law is None or draft.kind is Kind.DET:
-        return one_hot(draft.tokens, like)
-    return proposal(categorical(draft.law).probs.to(like), draft.tokens, draft.kind)
+        return Categorical.having(one_hot(draft.tokens, like))
+    return proposal(categorical(draft.law).evaluated(like), draft.tokens, draft.kind)
+
+
+def ratio(wanted: Tensor, proposed: Tensor) -> Tensor:  # (...) x2 -> (...)
+    """min(1, wanted / proposed), where nothing may be proposed."""
+    return (wanted / proposed.clamp_min(torch.finfo(proposed.dtype).tiny)).clamp_max(1)
 
 
 def at_depth(rule: Rule | Schedule, depth: Tensor | int, longest: int) -> Rule:

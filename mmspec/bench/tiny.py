@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
+from mmspec.modalities.families import backbone
+from mmspec.models.random_weights import random_model
+from mmspec.recipe import Recipe
 
 PROMPT = (1, 2, 3, 1, 2)  # repeats itself, so that drafters that copy find something
 
@@ -32,30 +34,14 @@ def tiny(vocabulary: int = 5, layers: int = 2, seed: int = 0) -> Any:
         tie_word_embeddings=False,
     )
     maker: Any = transformers.LlamaForCausalLM
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = maker(config).float().eval()
-        with torch.no_grad():
-            for weight in model.parameters():
-                if weight.dim() > 1:
-                    weight.normal_(0.0, 1.2 / weight.shape[1] ** 0.5)
+    model = random_model(lambda: maker(config), seed)
     model.generation_config.eos_token_id = None
     return model
 
 
-def tiny_head(model: Any, seed: int = 0) -> FeatureHead:
-    """A feature head of a small language model, untrained, with weights as wide."""
-    text = model.config.get_text_config(decoder=True)
-    config = FeatureHeadConfig.of(text, int(text.vocab_size))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        head = FeatureHead(config)
-        head.train(False)
-        with torch.no_grad():
-            for weight in head.parameters():
-                if weight.dim() > 1:
-                    weight.normal_(0.0, 1.2 / weight.shape[1] ** 0.5)
-    return head
+def random_drafter(plan: Recipe, target: Any, seed: int = 0) -> Any:
+    """A draft model of the first sort that a recipe takes, with random weights."""
+    return plan.draft_model[0].random(backbone(target), seed)
 
 
 @torch.no_grad()

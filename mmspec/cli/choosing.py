@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmspec import recipes, registry, zoo
 from mmspec.cli.options import PARTS, Choice, dashed, settings_for
 from mmspec.modality import Modality, settings_of
 from mmspec.registry import ZOO
+
+if TYPE_CHECKING:  # importing it costs torch
+    from mmspec.recipe import Recipe
 
 ALL = "all"
 
@@ -105,7 +108,7 @@ def _recipes(choice: Choice, owner: Modality, model: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(choice.recipe))
     if owner.drafted is not None:
         plan = recipes.get(owner.drafted)
-        if choice.drafter or default_drafter(model, plan.partner, plan.sees):
+        if choice.drafter or default_drafter(model, plan):
             return (owner.drafted,)
     return (owner.recipe,)
 
@@ -118,7 +121,7 @@ def _with_drafters(choice: Choice, chosen: Chosen) -> Chosen:
         if not takers:
             takes = ", ".join(chosen.recipes)
             raise ValueError(f"recipe {takes} takes no draft model; drop --drafter")
-        kinds = {plan.partner: name for name, plan in takers.items()}
+        kinds = {plan.draft_model: name for name, plan in takers.items()}
         if len(kinds) > 1:
             raise ValueError(
                 f"{' and '.join(kinds.values())} take draft models of different kinds; measure "
@@ -127,7 +130,7 @@ def _with_drafters(choice: Choice, chosen: Chosen) -> Chosen:
     found = dict[str, str | None].fromkeys(chosen.recipes)
     left_out: dict[str, str] = {}
     for name, plan in takers.items():
-        found[name] = choice.drafter or default_drafter(chosen.model, plan.partner, plan.sees)
+        found[name] = choice.drafter or default_drafter(chosen.model, plan)
         if found[name] is None:
             left_out[name] = f"recipe {name!r} needs a draft model; give --drafter DIR or zoo:NAME"
     if left_out and not (choice.recipe and ALL in choice.recipe):
@@ -136,21 +139,18 @@ def _with_drafters(choice: Choice, chosen: Chosen) -> Chosen:
     return replace(chosen, recipes=left, drafters=found, left_out=left_out)
 
 
-def default_drafter(model: str, partner: str | None, sees: str = "auto") -> str | None:
-    """The zoo's draft model for one of its targets: of the sort that is asked for.
+def default_drafter(model: str, recipe: Recipe) -> str | None:
+    """The zoo's draft model for one of its targets: of a sort that the recipe takes.
 
     Of several it is the one that sees as much of the prompt as the recipe wants.
     """
-    if partner is None or not model.startswith(ZOO):
+    if not recipe.takes_drafter or not model.startswith(ZOO):
         return None
     target = zoo.info(model.removeprefix(ZOO))
     small = [one for one in map(zoo.info, zoo.names()) if one.target == target.name]
-    if partner == "drafter":
-        named = next((one.name for one in small if one.sees == sees), target.drafter)
-    else:
-        wanted = f"{target.name}-{partner}"
-        named = next((one.name for one in small if one.name == wanted), None)
-    return None if named is None else f"{ZOO}{named}"
+    fits = [one for one in small if any(k.owns(zoo.path(one.name)) for k in recipe.draft_model)]
+    fits.sort(key=lambda one: (one.sees != recipe.sees, one.name != target.drafter))
+    return f"{ZOO}{fits[0].name}" if fits else None
 
 
 def check_source(name: str) -> None:

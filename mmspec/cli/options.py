@@ -117,7 +117,7 @@ def _parameter(one: Field[Any], hint: Any, default: Any) -> inspect.Parameter:
     panel = "Drafting (where the modality has it)" if one.name in PARTS else "Model"
     least, name = one.metadata.get("min"), one.metadata.get("option", dashed(one.name))
     about = typer.Option(name, help=one.metadata["help"], min=least, rich_help_panel=panel)
-    made = Annotated[hint, about]
+    made: Any = Annotated[hint, about]
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(one.name, kind, default=default, annotation=made)
 
@@ -145,7 +145,7 @@ def _shared(name: str, found: Mapping[str, tuple[Field[Any], Any]]) -> inspect.P
     names = (dashed(name), f"--no-{dashed(name)[2:]}") if hint is bool else (dashed(name),)
     panel = f"Of modality {', '.join(found)}"
     about = typer.Option(*names, help=" ".join(lines), rich_help_panel=panel)
-    made = Annotated[hint | None, about]  # type: ignore[valid-type]
+    made: Any = Annotated[hint | None, about]
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, default=None, annotation=made)
 

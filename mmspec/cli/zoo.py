@@ -9,7 +9,7 @@ import typer
 
 from mmspec import zoo
 from mmspec.cli.inputs import quiet
-from mmspec.cli.output import Json, console, emit, pairs, progress, table
+from mmspec.cli.output import Json, complain, console, emit, pairs, progress, table
 
 app = typer.Typer(help="The bundled models.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A name of `mmspec zoo list`.")]
@@ -48,16 +48,23 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder to write; the zoo's by default.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Cut every stage to so many.")] = None,
     seed: int = 0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite a model that is there.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train a model from a seed and measure it."""
-    from mmspec.modalities.vlm.zoo.train import train as run
-
     quiet()
-    with progress(json) as bar:
-        report = run(
-            name, out, steps, seed, lambda stage, step, total, loss: bar(stage, step, total)
-        )
+    try:
+        with progress(json) as bar:
+
+            def shown(stage: str, step: int, total: int, loss: float) -> None:
+                bar(stage, step, total)
+
+            report = zoo.train(name, out, steps, seed, shown, force)
+    except KeyboardInterrupt as stop:
+        complain(str(stop) or "interrupted")
+        raise typer.Exit(130) from stop
     if json:
         emit(report)
         return

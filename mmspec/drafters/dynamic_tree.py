@@ -6,7 +6,7 @@ Every round and row grows its own topology, out of what the drafter finds likely
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from mmspec.draft import Draft, Kind, Round
 from mmspec.drafters.growth import DraftModel, Layout, Nodes, Sprout, nothing
 from mmspec.drafters.length import useful
 from mmspec.laws.categorical import Categorical
+from mmspec.recipe import TREE
 from mmspec.targets.context import Context
 
 
@@ -33,12 +34,17 @@ class DynamicTree:
     beam: int = 8
     nodes: int = 24
     kinds: tuple[Kind, ...] = (Kind.RACE, Kind.DET)
+    walk: ClassVar[str] = TREE
 
     def __post_init__(self) -> None:
         if min(self.depth, self.beam, self.nodes) < 1:
             raise ValueError(
                 f"depth={self.depth}, beam={self.beam}, nodes={self.nodes}: all must be at least 1"
             )
+
+    @property
+    def words(self) -> str:
+        return f"dynamic tree of {self.nodes} nodes"
 
     def begin(self) -> Any:
         return None

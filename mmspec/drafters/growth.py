@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Round, Scores
 from mmspec.drafters.draws import draw
-from mmspec.drafters.length import Length, useful
+from mmspec.drafters.length import Fixed, Length, useful
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.sampling import Prefix
+from mmspec.recipe import LINEAR, TREE
 from mmspec.targets.context import Context
 from mmspec.targets.memory import Block
 from mmspec.trees import Tree
@@ -118,6 +119,10 @@ class Shape(Protocol):
 
     @property
     def kinds(self) -> tuple[Kind, ...]: ...
+    @property
+    def words(self) -> str: ...  # draft execution
+    @property
+    def walk(self) -> str: ...  # verification execution
     def begin(self) -> Any: ...
     def grow(
         self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind
@@ -131,6 +136,14 @@ class Chain:
 
     length: Length
     kinds: tuple[Kind, ...] = (Kind.RACE, Kind.IID, Kind.WOR, Kind.DET, Kind.HUB)
+    walk: ClassVar[str] = LINEAR
+
+    @property
+    def words(self) -> str:
+        if isinstance(self.length, Fixed):
+            return f"chain of {self.length.most}"
+        condition = type(self.length).__name__.lower()
+        return f"chain of at most {self.length.most}, while {condition} holds"
 
     def begin(self) -> Any:
         return self.length.begin()
@@ -173,12 +186,17 @@ class StaticTree:
 
     tree: Tree
     kinds: tuple[Kind, ...] = (Kind.RACE, Kind.WOR, Kind.DET, Kind.IID, Kind.HUB)
+    walk: ClassVar[str] = TREE
+
+    @property
+    def words(self) -> str:
+        return f"static tree of {self.tree.nodes} nodes"
 
     def begin(self) -> Any:
         return None
 
     def grow(self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind) -> Sprout:
-        tree = _trimmed(self.tree, useful(context))
+        tree = trimmed(self.tree, useful(context))
         if not tree.nodes:
             return nothing(context)
         plan = _plan(tree)
@@ -287,7 +305,7 @@ def _parent_rows(tree: Tree, device: torch.device) -> Tensor:  # (N,)
 
 
 @lru_cache(maxsize=256)
-def _trimmed(tree: Tree, depth: int) -> Tree:
+def trimmed(tree: Tree, depth: int) -> Tree:
     """The tree without nodes deeper than `depth` tokens."""
     if tree.depth <= depth:
         return tree

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from mmspec.draft import Draft, Kind, Round, Scores
+from mmspec.drafters.growth import trimmed
 from mmspec.drafters.length import useful
 from mmspec.laws.noise import KeyedNoise, Lane
 from mmspec.targets.context import Context
@@ -66,13 +67,14 @@ class Oracle:
         ]
 
     def propose(self, context: Context, state: list[list[Hint]]) -> Draft:
-        if not useful(context) or not self.tree.nodes:
+        tree = trimmed(self.tree, useful(context))
+        if not tree.nodes:
             return Draft.empty(context.batch, context.device)
         rows = [
-            _tokens(self.tree, state[row][context.generated(row) :], text[-1])
+            _tokens(tree, state[row][context.generated(row) :], text[-1])
             for row, text in enumerate(context.history)
         ]
-        return Draft.of(self.tree, torch.tensor(rows, device=context.device), Kind.DET)
+        return Draft.of(tree, torch.tensor(rows, device=context.device), Kind.DET)
 
     def observe(
         self, context: Context, state: list[list[Hint]], draft: Draft, scores: Scores, kept: Round
@@ -117,11 +119,12 @@ class Random:
 
     def propose(self, context: Context, state: tuple[KeyedNoise, int]) -> Draft:
         noise, vocabulary = state
-        if not useful(context) or not self.tree.nodes:
+        tree = trimmed(self.tree, useful(context))
+        if not tree.nodes:
             return Draft.empty(context.batch, context.device)
-        nodes = torch.arange(self.tree.nodes, device=context.device)
+        nodes = torch.arange(tree.nodes, device=context.device)
         keys = noise.at_round(context.noise.round).fresh(Lane.DRAFT, nodes)
-        return Draft.of(self.tree, (keys.uniform() * vocabulary).long(), Kind.DET)
+        return Draft.of(tree, (keys.uniform() * vocabulary).long(), Kind.DET)
 
     def observe(
         self,

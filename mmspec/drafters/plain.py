@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from mmspec.draft import Draft, Kind
+from mmspec.draft import Draft, Drafter, Kind
+from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 
 
@@ -22,3 +23,8 @@ class Silent:
 
     def observe(self, *news: Any) -> None:
         return None
+
+
+def no_drafter(kit: Kit) -> Drafter:
+    """Nothing is drafted."""
+    return Silent()

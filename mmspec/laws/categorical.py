@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -15,29 +15,41 @@ from mmspec.laws.noise import Keys
 
 @dataclass(frozen=True)
 class Categorical:
-    """Weights over a vocabulary, normalised only when asked for.
+    """A law over a vocabulary: scores, and the probabilities that they stand for.
 
     `scores` are log-probabilities up to a constant per entry; -inf is impossible. With `hard` the
     law is a point mass on the highest score (greedy decoding): `scores` still rank the other
-    tokens.
+    tokens. Both are worked out when first asked for; probabilities that are known already are
+    handed back bit for bit, by parts of the law, too.
     """
 
-    scores: Tensor  # (..., V) float
+    given: Tensor | Callable[[], Tensor]  # (..., V) float scores, or what makes them
     hard: bool = False
+    known: Tensor | None = None  # (..., V) probabilities, where they need no working out
     trouble: ClassVar[str] = "logits are NaN or all -inf"
 
     @classmethod
-    def of(cls, probs: Tensor) -> Categorical:
-        """From probabilities (..., V), normalised or not."""
-        return cls(probs.log())
+    def of(cls, weights: Tensor) -> Categorical:
+        """From weights (..., V), normalised or not."""
+        return cls(weights.log())
+
+    @classmethod
+    def having(cls, probs: Tensor) -> Categorical:
+        """The law with these very probabilities (..., V), which sum to 1."""
+        return cls(probs.log, known=probs)
+
+    @cached_property
+    def scores(self) -> Tensor:  # (..., V)
+        """Log-probabilities up to a constant; with `hard` they only rank."""
+        return self.given if isinstance(self.given, Tensor) else self.given()
 
     @property
     def batch(self) -> torch.Size:
-        return self.scores.shape[:-1]
+        return (self.scores if self.known is None else self.known).shape[:-1]
 
     @property
     def size(self) -> int:
-        return self.scores.shape[-1]
+        return (self.scores if self.known is None else self.known).shape[-1]
 
     @cached_property
     def log_probs(self) -> Tensor:  # (..., V)
@@ -49,10 +61,21 @@ class Categorical:
     @cached_property
     def probs(self) -> Tensor:  # (..., V)
         """Probabilities; exactly 0 and 1 for a point mass."""
+        if self.known is not None:
+            return self.known
         if self.hard:
             best = self.scores.argmax(-1, keepdim=True)
             return torch.zeros_like(self.scores).scatter_(-1, best, 1.0)
         return self.scores.softmax(-1)
+
+    @property
+    def mode(self) -> Tensor:  # (...)
+        """The likeliest token: what greedy decoding says."""
+        return self.scores.argmax(-1)
+
+    def prob(self, x: Tensor) -> Tensor:  # (...) -> (...)
+        """The probability of x."""
+        return self.probs.gather(-1, x[..., None]).squeeze(-1)
 
     def log_prob(self, x: Tensor) -> Tensor:  # (...) -> (...)
         return self.log_probs.gather(-1, x[..., None]).squeeze(-1)
@@ -71,8 +94,17 @@ class Categorical:
         return self.scores + keys.gumbel(self.size)
 
     def residual(self, other: Categorical) -> Categorical:
-        """The law proportional to (p - q)+; p itself where that is nowhere positive."""
-        return Categorical.of(residual(self.probs, other.probs))
+        """The law proportional to (p - q)+; p itself where that is nowhere positive.
+
+        That of a point mass is the point mass, whatever q: its `scores` go on ranking.
+        """
+        return self if self.hard else Categorical.having(residual(self.probs, other.probs))
+
+    def evaluated(self, like: Tensor | None = None) -> Categorical:
+        """The same law with its probabilities known, in the dtype and on the device of `like`."""
+        return Categorical(
+            self.given, self.hard, self.probs if like is None else self.probs.to(like)
+        )
 
     def broken(self, mask: Tensor | None = None) -> Tensor:  # law (B, M) -> (B,) bool
         """Rows in which some place has NaN, no possible token, or an infinite best score.
@@ -91,16 +123,32 @@ class Categorical:
         return -(probs * probs.clamp_min(torch.finfo(probs.dtype).tiny).log()).sum(-1)
 
     def __getitem__(self, index: Any) -> Categorical:
-        return Categorical(self.scores[index], self.hard)
+        if self.known is None:
+            return Categorical(self.scores[index], self.hard)
+        return Categorical(lambda: self.scores[index], self.hard, self.known[index])
+
+    @staticmethod
+    def where(chosen: Tensor, one: Categorical, other: Categorical) -> Categorical:
+        """Entry by entry one law or the other; `chosen` (...) is bool.
+
+        Where a point mass meets a law that is none, probabilities are all that is left of both.
+        """
+        if one is other:
+            return one
+        each = chosen[..., None]
+        probs = torch.where(each, one.probs, other.probs)
+        if one.hard != other.hard:
+            return Categorical.having(probs)
+        return Categorical(lambda: torch.where(each, one.scores, other.scores), one.hard, probs)
 
     @staticmethod
     def stack(laws: Sequence[Categorical], dim: int = 1) -> Categorical:
-        """Join laws of equal batch shape along a new batch axis."""
+        """Join laws of equal batch shape along a new batch axis; probabilities are made anew."""
         return Categorical(torch.stack([law.scores for law in laws], dim), laws[0].hard)
 
     @staticmethod
     def cat(laws: Sequence[Categorical], dim: int = 1) -> Categorical:
-        """Join laws along an existing batch axis."""
+        """Join laws along an existing batch axis; probabilities are made anew."""
         if len(laws) == 1:
             return laws[0]
         return Categorical(torch.cat([law.scores for law in laws], dim), laws[0].hard)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Rule
+from mmspec.laws.categorical import Categorical
 
 
 @dataclass(frozen=True)
@@ -31,17 +32,21 @@ class Step:
     distance: Tensor  # (...) total variation between output and p
 
 
-def measure(rule: Rule, p: Tensor, q: Tensor, chunk: int = 256) -> Step:  # (..., V) x2
-    """Play every token through `rule`, `chunk` of them at a time."""
+def measure(rule: Rule, p: Tensor | Categorical, q: Tensor | Categorical, chunk: int = 256) -> Step:
+    """Play every token through `rule`, `chunk` of them at a time.
+
+    Laws are probabilities (..., V), or `Categorical`, where a hard one is greedy decoding.
+    """
+    laws = [one if isinstance(one, Categorical) else Categorical.having(one) for one in (p, q)]
+    p, q = (one.probs for one in laws)
     accept = torch.empty_like(p)
     output = torch.zeros_like(p)
     for x in torch.arange(p.shape[-1], device=p.device).split(chunk):
-        shape = (*p.shape[:-1], len(x), p.shape[-1])
-        wanted, proposed = p[..., None, :].expand(shape), q[..., None, :].expand(shape)
-        tested = x.expand(shape[:-1])
+        wanted, proposed = (_repeated(one, len(x)) for one in laws)
+        tested = x.expand(*p.shape[:-1], len(x))
         accept[..., x] = rule.accept(wanted, proposed, tested)
         missed = q[..., x] * (1 - accept[..., x])
-        output += (missed[..., None] * rule.residual(wanted, proposed, tested)).sum(-2)
+        output += (missed[..., None] * rule.residual(wanted, proposed, tested).probs).sum(-2)
     output += q * accept
     return Step(
         accept,
@@ -50,6 +55,16 @@ def measure(rule: Rule, p: Tensor, q: Tensor, chunk: int = 256) -> Step:  # (...
         over_accepted=over_accepted(p, q, accept),
         distance=total_variation(output, p),
     )
+
+
+def _repeated(law: Categorical, count: int) -> Categorical:  # (...) -> (..., count)
+    """The law, `count` times along a new last axis."""
+    shape = (*law.batch, count, law.size)
+
+    def wide(values: Tensor) -> Tensor:
+        return values[..., None, :].expand(shape)
+
+    return Categorical(lambda: wide(law.scores), law.hard, wide(law.probs))
 
 
 def over_accepted(p: Tensor, q: Tensor, accept: Tensor) -> Tensor:  # (..., V) x3 -> (...)

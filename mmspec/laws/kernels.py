@@ -34,6 +34,7 @@ class GaussianKernel:
     std: Tensor  # s; 0 = deterministic
     alpha: Tensor
     sigma: Tensor
+    is_predicted: bool = False  # whether the network says the std of a step, and s is its scale
 
     def __post_init__(self) -> None:
         sizes = {len(table) for table in (self.state, self.clean, self.std)}

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 
-def read(maker: Any, folder: str | Path, kind: str) -> Any:
-    """The model in eval mode, in float32 or as it was saved.
+
+def read(maker: Any, folder: str | Path, kind: str, dtype: torch.dtype | None = None) -> Any:
+    """The model in eval mode, as it was saved or in `dtype`.
 
     `kind` is what people call it. Raises ValueError where the folder holds another kind of model.
     """
     model, found = maker.from_pretrained(
-        folder, dtype="auto", use_safetensors=True, output_loading_info=True
+        folder, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True
     )
     wrong = sorted({*found["missing_keys"], *found["unexpected_keys"]})
     if wrong:

@@ -6,7 +6,7 @@ the two means. Exact: the law of the samples is that of the same stochastic samp
 number of steps.
 """
 
-from mmspec.drafters.denoising.build import small_denoiser
+from mmspec.drafters.denoising.small_denoiser import DRAFT_PIPELINE, small_denoiser
 from mmspec.drafters.denoising.window import Window
 from mmspec.recipe import Recipe
 from mmspec.verifiers.reflection import Reflection
@@ -15,7 +15,7 @@ RECIPE = Recipe(
     architecture=small_denoiser,
     execution=Window(),
     verifier=Reflection(),
-    partner="drafter",
+    draft_model=(DRAFT_PIPELINE,),
     paper="De Bortoli et al. 2025",
     reconstructed="pace of the window",
     decodes="latents",

@@ -7,7 +7,7 @@ prediction made at a state is used for that step and later ones only, whose nois
 looked at yet. Takes the fewest calls of all recipes that need no draft model.
 """
 
-from mmspec.drafters.denoising.build import carried_window
+from mmspec.drafters.denoising.picard import carried_window
 from mmspec.drafters.denoising.window import Mismatch, Window
 from mmspec.recipe import Recipe
 from mmspec.verifiers.reflection import Reflection

@@ -7,7 +7,7 @@ clean sample is a martingale, which nothing improves on: expect a gain over the 
 for samplers with little noise, or networks that drift.
 """
 
-from mmspec.drafters.denoising.build import extrapolated_prediction
+from mmspec.drafters.denoising.extrapolated import extrapolated_prediction
 from mmspec.drafters.denoising.window import Mismatch, Window
 from mmspec.recipe import Recipe
 from mmspec.verifiers.reflection import Reflection

@@ -7,7 +7,7 @@ is kept: "clean" (the clean sample, the best choice for ancestral samplers), "ve
 ("prefetch", one call per round) or after a rejection ("refresh", as in the paper).
 """
 
-from mmspec.drafters.denoising.build import frozen_prediction
+from mmspec.drafters.denoising.frozen import frozen_prediction
 from mmspec.drafters.denoising.window import Mismatch, Window
 from mmspec.recipe import Recipe
 from mmspec.verifiers.reflection import Reflection

@@ -6,7 +6,7 @@ Bortoli et al. with a frozen clean sample. Exact for every ancestral sampler wit
 exchangeability, and with it most of the gain, needs DDPM's smaller variance ("fixed_small").
 """
 
-from mmspec.drafters.denoising.build import frozen_clean_sample
+from mmspec.drafters.denoising.frozen import frozen_clean_sample
 from mmspec.drafters.denoising.window import Mismatch, Window
 from mmspec.recipe import Recipe
 from mmspec.verifiers.reflection import Reflection

@@ -4,9 +4,10 @@ Sun et al. 2024 (ICLR 2025), algorithm 2. Exact in law and never shorter than sp
 the gain grows with draft length and temperature. Greedy output is the target's own.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.block import Block
 
@@ -15,6 +16,6 @@ RECIPE = Recipe(
     execution=Chain(Fixed(5)),
     verifier=Block(),
     sees="auto",
-    partner="drafter",
+    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Sun et al. 2024",
 )

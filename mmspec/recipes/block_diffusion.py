@@ -5,13 +5,13 @@ tokens (Sun et al. 2024) with densities for probabilities. Exact, and never shor
 than deciding step by step. The noise of a draft is that of its round.
 """
 
-from mmspec.drafters.denoising.build import frozen_prediction
+from mmspec.drafters.denoising.frozen import frozen_with_one_deviation
 from mmspec.drafters.denoising.window import Mismatch, Window
 from mmspec.recipe import Recipe
 from mmspec.verifiers.gaussian_block import GaussianBlock
 
 RECIPE = Recipe(
-    architecture=frozen_prediction,
+    architecture=frozen_with_one_deviation,
     execution=Window(pace=Mismatch()),
     verifier=GaussianBlock(),
     sees="target-memory",

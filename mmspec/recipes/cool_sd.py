@@ -8,9 +8,10 @@ a draft model. Reconstructed: mu, which is not public, makes delta the mean weig
 below 1.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.recursive import Recursive
@@ -20,7 +21,7 @@ RECIPE = Recipe(
     execution=Chain(Fixed(5)),
     verifier=Recursive(Annealed(delta=1.1, nu=0.7)),
     sees="auto",
-    partner="drafter",
+    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Li et al. 2026",
     reconstructed="the constant mu",
 )

@@ -6,9 +6,10 @@ whatever the drafter, draft length, tree or batch. Acceptance lies between (1 - 
 - TV.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 
@@ -17,6 +18,6 @@ RECIPE = Recipe(
     execution=Chain(Fixed(5)),
     verifier=Coupled(),
     sees="auto",
-    partner="drafter",
+    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Daliri et al. 2025; Kobus and Gunduz 2025",
 )

@@ -10,7 +10,7 @@ target itself took fewer, wider steps. For an exact variant see the recipe "cspd
 """
 
 from mmspec.draft import Verifier
-from mmspec.drafters.denoising.build_patches import aligned_to_milestones
+from mmspec.drafters.denoising.patches import SMALL_MAR, aligned_to_milestones
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
 from mmspec.recipe import Kit, Recipe, Tailored
@@ -30,7 +30,7 @@ RECIPE = Recipe(
     execution=Chain(Fixed(8)),
     verifier=Tailored(released_rule, "ReleasedRatio, tempered Gaussians of the last steps"),
     optimisation="trajectory alignment, pre-filling",
-    partner="drafter",
+    draft_model=(SMALL_MAR,),
     options={"prefill": 0.15, "tau": 42.0, "factor": "code", "tries": 100, "fallback": False},
     paper="Wang et al. 2024",
     decodes="patches",

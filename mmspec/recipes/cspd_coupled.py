@@ -11,7 +11,7 @@ calls take `last_noise=True`, which is another target (its tokens have noise of 
 for 100 steps and latents of variance 1) and the one that is kept.
 """
 
-from mmspec.drafters.denoising.build_patches import aligned_model
+from mmspec.drafters.denoising.patches import SMALL_MAR, aligned_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
@@ -22,7 +22,7 @@ RECIPE = Recipe(
     execution=Chain(Fixed(4)),
     verifier=PathRatio(),
     optimisation="trajectory alignment",
-    partner="drafter",
+    draft_model=(SMALL_MAR,),
     options={"prefill": 0.0},
     paper="after Wang et al. 2024",
     reconstructed="the coupling; the paper's rule is not exact as released",

@@ -7,9 +7,9 @@ the paper searches attention and MLP sub-layers with Bayesian optimisation; here
 skipped, every other inner one unless `skip` names them, and the threshold is fixed.
 """
 
-from mmspec.drafters.build import skipping
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Confidence
+from mmspec.drafters.neural.shared import skipping
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -4,8 +4,9 @@ The tree of EAGLE-2 (Li et al. 2024, section 4; OPT-Tree, Wang et al. 2024) over
 draft model. Exact: nodes are chosen by looking at them, so each counts as a deterministic proposal.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 
@@ -14,6 +15,6 @@ RECIPE = Recipe(
     execution=DynamicTree(depth=5, beam=4, nodes=16),
     verifier=Coupled(),
     sees="auto",
-    partner="drafter",
+    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Li et al. 2024; Wang et al. 2024",
 )

@@ -9,8 +9,8 @@ both branches and its logits are guided like the target's.
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.build import feature_head
 from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD, feature_head
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive
@@ -27,6 +27,6 @@ RECIPE = Recipe(
     verifier=Recursive(),
     optimisation="regression on the target's states",
     sees="target-states",
-    partner="head",
+    draft_model=(FEATURE_HEAD,),
     paper="Li et al. 2024",
 )

@@ -9,8 +9,8 @@ choose candidates too.
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.build import feature_head
 from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD, feature_head
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 
@@ -20,7 +20,7 @@ RECIPE = Recipe(
     verifier=Coupled(),
     optimisation="regression on the target's states",
     sees="target-states",
-    partner="head",
+    draft_model=(FEATURE_HEAD,),
     paper="Li et al. 2024",
     reconstructed="coupled noise instead of rejection",
 )

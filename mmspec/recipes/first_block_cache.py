@@ -5,13 +5,20 @@ speca: it checks before, with the first block, where SpeCa checks after, with th
 `threshold` below 0 changes nothing.
 """
 
-from mmspec.drafters.forecast.build import first_block_cache, residual_gate
+from mmspec.drafters.forecast.first_block import first_block_cache
 from mmspec.drafters.forecast.gate import Stepwise
-from mmspec.recipe import Recipe, Tailored
+from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.verifiers.first_block import FirstBlockGate
+
+
+def residual_gate(kit: Kit) -> FirstBlockGate:
+    """The threshold of the cache."""
+    return FirstBlockGate(kit.options["threshold"])
+
 
 RECIPE = Recipe(
     architecture=first_block_cache,
-    execution=Stepwise(check="first block, per step"),
+    execution=Stepwise(walk="first block, per step"),
     verifier=Tailored(residual_gate, "change of the first block's residual"),
     sees="target-memory",
     options={"threshold": 0.05},

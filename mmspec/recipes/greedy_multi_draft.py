@@ -5,8 +5,9 @@ Near-optimal acceptance at O(V).
 Hu et al. 2025, "Towards optimal multi-draft speculative decoding". Exact in law.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
@@ -16,6 +17,6 @@ RECIPE = Recipe(
     execution=StaticTree(Tree.branching([3, 2, 1, 1])),
     verifier=GreedyMultiDraft(),
     sees="auto",
-    partner="drafter",
+    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Hu et al. 2025",
 )

@@ -13,9 +13,9 @@ delta=1.
 
 from mmspec.codes.codebook import Neighbours, neighbours_for
 from mmspec.draft import Verifier
-from mmspec.drafters.build import small_model
 from mmspec.drafters.dynamic_tree import DynamicTree
-from mmspec.modalities.image import families as image
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Kit, Recipe, Tailored
 from mmspec.verifiers.latent_neighbourhood import Additive, LatentNeighbourhood
 from mmspec.verifiers.recursive import Recursive
@@ -31,8 +31,8 @@ def pooling(kit: Kit) -> Verifier:
 def table_of(kit: Kit) -> Neighbours:
     """The neighbours that the options ask for."""
     source = kit.options["codebook"]
-    if source is None and image.draws(kit.target.model):
-        source = image.image_family(kit.target.model).codebook
+    if source is None and kit.target.image_family is not None:
+        source = kit.target.image_family.codebook
     k = kit.options["neighbours"]
     return neighbours_for(source, k, kit.target.vocabulary, kit.target.device)
 
@@ -42,7 +42,7 @@ RECIPE = Recipe(
     execution=DynamicTree(depth=5, beam=10, nodes=59),
     verifier=Tailored(pooling, "Recursive, latent neighbourhood within delta"),
     sees="auto",
-    partner="drafter",
+    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     options={"codebook": None, "neighbours": 1000, "delta": 0.1},
     paper="Jang et al. 2025",
     reconstructed="the optimal residual",

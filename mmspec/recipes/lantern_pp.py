@@ -11,8 +11,9 @@ optimum, not those of the released code.
 """
 
 from mmspec.draft import Kind, Verifier
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Kit, Recipe, Tailored
 from mmspec.recipes.lantern import table_of
 from mmspec.trees import Tree
@@ -41,7 +42,7 @@ RECIPE = Recipe(
     ),
     verifier=Tailored(pooling, "Recursive, latent neighbourhood within a factor"),
     sees="auto",
-    partner="drafter",
+    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     options={"codebook": None, "neighbours": 10, "factor": 5.0},
     paper="Park et al. 2025",
     reconstructed="the optimal residual",

@@ -6,9 +6,9 @@ verification here reads the draft through all layers, where the paper reuses wha
 computed.
 """
 
-from mmspec.drafters.build import early_exit
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.shared import early_exit
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

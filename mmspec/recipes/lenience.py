@@ -4,9 +4,10 @@ Leviathan et al. 2023, appendix; CS-Drafting (Chen et al. 2023). Accept with min
 Lossy: the law m of a token obeys m <= p / ell; ell = 1 is speculative sampling, exact.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.recursive import Recursive
@@ -16,6 +17,6 @@ RECIPE = Recipe(
     execution=Chain(Fixed(5)),
     verifier=Recursive(Lenience(ell=0.8)),
     sees="auto",
-    partner="drafter",
+    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Leviathan et al. 2023; Chen et al. 2023",
 )

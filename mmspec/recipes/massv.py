@@ -8,9 +8,9 @@ target's width takes the target's projected features. Exact; verified with coupl
 where the paper uses speculative sampling.
 """
 
-from mmspec.drafters.build import massv_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.massv import PROJECTED, massv_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 
@@ -20,7 +20,7 @@ RECIPE = Recipe(
     verifier=Coupled(),
     optimisation="projector pre-training, then self-data distillation",
     sees="target-features",
-    partner="drafter",
+    draft_model=(PROJECTED,),
     options={"projector": None},
     paper="Ganesan et al. 2025",
     reconstructed="projected features where the encoder has several per image token",

@@ -7,7 +7,7 @@ stores the old one for those, which is biased).
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.build import OPTIONS, maximally_coupled_window
+from mmspec.drafters.jacobi.carry_over import OPTIONS, maximally_coupled_window
 from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.recursive import Recursive

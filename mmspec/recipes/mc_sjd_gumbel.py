@@ -7,7 +7,7 @@ output is that of plain decoding with the same seed, token for token.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.build import OPTIONS, noise_sharing_window
+from mmspec.drafters.jacobi.carry_over import OPTIONS, noise_sharing_window
 from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.recursive import Recursive

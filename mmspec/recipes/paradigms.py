@@ -6,14 +6,14 @@ at no gain. Takes deterministic chains too: errors are measured by the std that 
 would have on the same grid.
 """
 
-from mmspec.drafters.denoising.build import carried_window
+from mmspec.drafters.denoising.picard import carried_window
 from mmspec.drafters.denoising.window import Constant, Window
 from mmspec.recipe import Recipe
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 
 RECIPE = Recipe(
     architecture=carried_window,
-    execution=Window(pace=Constant(16), quiet=True),
+    execution=Window(pace=Constant(10), quiet=True),
     verifier=ToleranceWindow(0.1),
     sees="target-memory",
     options={"freeze": "increment", "root": "prefetch"},

@@ -3,9 +3,9 @@
 Exact. The baseline that every exact coupled recipe reproduces token for token, greedy or sampled.
 """
 
-from mmspec.drafters.build import no_drafter
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.plain import no_drafter
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

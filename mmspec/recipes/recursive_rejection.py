@@ -4,8 +4,9 @@ Jeon et al. 2024 (RSD-C); Chen et al. 2024 (Sequoia). Exact in law.
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive
@@ -15,6 +16,6 @@ RECIPE = Recipe(
     execution=StaticTree(Tree.branching([3, 2, 1, 1]), kinds=(Kind.WOR,)),
     verifier=Recursive(),
     sees="auto",
-    partner="drafter",
+    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Jeon et al. 2024; Chen et al. 2024",
 )

@@ -9,7 +9,7 @@ no training, no draft model, for any causal model. The papers' window of L token
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.build import OPTIONS, resampled_window
+from mmspec.drafters.jacobi.carry_over import OPTIONS, resampled_window
 from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.recursive import Recursive

@@ -13,45 +13,12 @@ embeddings of each noise level, the clean one first. Reconstructed from a digest
 with a freshly denoised token, the ends of the schedule, the form of the encoding.
 """
 
-import torch
-
-from mmspec.draft import Drafter
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.build import OPTIONS, initialiser, window_length
-from mmspec.drafters.jacobi.carry_over import Jacobi
-from mmspec.drafters.jacobi.denoised import Denoised, Levels, Space
+from mmspec.drafters.jacobi.carry_over import OPTIONS
+from mmspec.drafters.jacobi.denoised import denoised_window
 from mmspec.drafters.length import Fixed
-from mmspec.modalities.image import families as image
-from mmspec.recipe import Kit, Recipe
-from mmspec.targets.encoder_decoder import EncoderDecoder
+from mmspec.recipe import Recipe
 from mmspec.verifiers.recursive import Recursive
-
-
-def denoised_window(kit: Kit) -> Drafter:
-    """A window whose new slots are noise."""
-    if isinstance(kit.target, EncoderDecoder):
-        raise ValueError(
-            f"{type(kit.target.model).__name__} reads its decoder's tokens behind an encoder and "
-            "takes no embeddings in their place; use recipe='sjd'"
-        )
-    window = Jacobi(window_length(kit), initial=initialiser(kit.options["initial"]))
-    return Denoised(window, space(kit), Levels.karras(kit.options["steps"]), encoding(kit))
-
-
-def space(kit: Kit) -> Space:
-    """The embeddings of picture tokens, or of all tokens where the model draws none."""
-    ids = torch.arange(kit.target.vocabulary, device=kit.target.device)
-    if image.draws(kit.target.model):
-        ids = image.image_family(kit.target.model).codebook.ids
-    with torch.no_grad():
-        return Space.of(kit.target.embed, ids)
-
-
-def encoding(kit: Kit) -> torch.Tensor | None:
-    """The option as a tensor on the model's device."""
-    given = kit.options["encoding"]
-    return None if given is None else torch.as_tensor(given, device=kit.target.device)
-
 
 RECIPE = Recipe(
     architecture=denoised_window,

@@ -7,7 +7,7 @@ tokens behind it, the other candidates are leaves.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.build import OPTIONS, window_with_candidates
+from mmspec.drafters.jacobi.carry_over import OPTIONS, window_with_candidates
 from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.recursive import Recursive

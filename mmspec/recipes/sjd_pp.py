@@ -8,7 +8,7 @@ seen. MC-SJD keeps tokens too, loses nothing and accepts more.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.build import OPTIONS, reused_window
+from mmspec.drafters.jacobi.carry_over import OPTIONS, reused_window
 from mmspec.drafters.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.recursive import Recursive

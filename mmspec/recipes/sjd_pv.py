@@ -12,7 +12,7 @@ from pathlib import Path
 from mmspec.codes.phrases import Phrases, Trie
 from mmspec.draft import Verifier
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.build import OPTIONS, resampled_window
+from mmspec.drafters.jacobi.carry_over import OPTIONS, resampled_window
 from mmspec.drafters.length import Fixed
 from mmspec.recipe import Kit, Recipe, Tailored
 from mmspec.verifiers.phrase import PhraseJoint

@@ -8,9 +8,9 @@ verified with coupled noise here, where the paper uses speculative sampling (`ve
 gives that).
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 
@@ -20,6 +20,6 @@ RECIPE = Recipe(
     verifier=Coupled(),
     optimisation="fine-tuned as a language model",
     sees="nothing",
-    partner="drafter",
+    draft_model=(SMALL_MODEL,),
     paper="Gagrani et al. 2024",
 )

@@ -9,16 +9,29 @@ Other than in the published code a rejected step is redone at once (`rollback=Fa
 one instead), each picture is judged by itself (`per_sample=False`: the batch), and the error is
 ||a - b|| / ||b|| as in the paper's text (`metric="relative-l1"`: as in the code). With `lite=True`
 the state before the last block is extrapolated, and that block's layers, instead of all layers:
-less memory and time per forecast, under the same check.
+less memory and time per forecast, under the same check. The defaults are ours, near those for DiT;
+`mmspec.forecast.presets.SPECA` has the published ones, per model.
 """
 
-from mmspec.drafters.forecast.build import decaying_gate, forecast_features
-from mmspec.drafters.forecast.gate import Stepwise
-from mmspec.recipe import Recipe, Tailored
+from mmspec.drafters.forecast.forecast import chosen
+from mmspec.drafters.forecast.gate import DecayingThreshold, Stepwise
+from mmspec.drafters.forecast.hooks import forecast_features
+from mmspec.drafters.forecast.metric import METRICS
+from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.verifiers.forecast_gate import ForecastGate
+
+
+def decaying_gate(kit: Kit) -> ForecastGate:
+    """The threshold and the check; `metric` is a name of METRICS or an object like them."""
+    named = ("base", "decay", "floor", "least", "most", "warm_up")
+    schedule = DecayingThreshold(**{name: kit.options[name] for name in named})
+    metric = chosen("metric", kit.options["metric"], METRICS)
+    return ForecastGate(schedule, metric, kit.options["rollback"], kit.options["per_sample"])
+
 
 RECIPE = Recipe(
     architecture=forecast_features,
-    execution=Stepwise(check="last block, per step"),
+    execution=Stepwise(walk="last block, per step"),
     verifier=Tailored(decaying_gate, "decaying threshold on the error of the last block"),
     sees="target-memory",
     options={

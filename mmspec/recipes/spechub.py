@@ -3,8 +3,9 @@
 Sun et al. 2024 (EMNLP). Exact in law; the same acceptance as greedy multi-draft with two children.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.spechub import SpecHub
@@ -14,6 +15,6 @@ RECIPE = Recipe(
     execution=StaticTree(Tree.branching([2, 2, 1, 1])),
     verifier=SpecHub(),
     sees="auto",
-    partner="drafter",
+    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Sun et al. 2024",
 )

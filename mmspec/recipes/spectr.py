@@ -4,8 +4,9 @@ Sun et al. 2023, algorithm 3 (k-SEQ). Exact in law; within 1 - 1/e of the optima
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.kseq import KSeq
@@ -15,6 +16,6 @@ RECIPE = Recipe(
     execution=StaticTree(Tree.branching([3, 2, 1, 1]), kinds=(Kind.IID,)),
     verifier=KSeq(),
     sees="auto",
-    partner="drafter",
+    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Sun et al. 2023",
 )

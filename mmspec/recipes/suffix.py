@@ -3,9 +3,9 @@
 Hu et al. 2024 (SAM-Decoding), the dynamic automaton. Exact; O(1) amortised per token.
 """
 
-from mmspec.drafters.build import suffix_automaton
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.lookup.suffix import suffix_automaton
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

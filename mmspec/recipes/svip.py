@@ -5,9 +5,10 @@ exact. AdaEDL (Agrawal et al. 2024) is the same predicate with its bound adapted
 acceptance.
 """
 
-from mmspec.drafters.build import small_model
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Entropy
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 
@@ -16,6 +17,6 @@ RECIPE = Recipe(
     execution=Chain(Entropy(most=8)),
     verifier=Coupled(),
     sees="auto",
-    partner="drafter",
+    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Zhang et al. 2024",
 )

@@ -6,9 +6,9 @@ Reconstructed: SWIFT searches its set of sub-layers during decoding; here it is 
 spread whole layers unless `skip` names them.
 """
 
-from mmspec.drafters.build import skipping
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Confidence
+from mmspec.drafters.neural.shared import skipping
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

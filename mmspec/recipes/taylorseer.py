@@ -5,11 +5,20 @@ computed; in the others attention and feed-forward outputs follow their Taylor e
 given order (`basis="newton"`: divided differences, exact for polynomials). Lossy, with no measure
 of its own; `interval=1` changes nothing. With `lite=True` the output of the whole network is
 extrapolated instead: less memory, and networks that are no stack of transformer blocks.
+Differences of features begin with the last step of the warm-up, as in the published code. The
+defaults are careful ones of ours; `mmspec.forecast.presets.TAYLORSEER` has those of the authors.
 """
 
-from mmspec.drafters.forecast.build import cadence_gate, forecast_features
 from mmspec.drafters.forecast.gate import Stepwise
-from mmspec.recipe import Recipe, Tailored
+from mmspec.drafters.forecast.hooks import forecast_features
+from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.verifiers.forecast_gate import ForecastGate, fixed_cadence
+
+
+def cadence_gate(kit: Kit) -> ForecastGate:
+    """A fixed cadence, without any check."""
+    return fixed_cadence(kit.options["interval"], kit.options["warm_up"])
+
 
 RECIPE = Recipe(
     architecture=forecast_features,

@@ -15,9 +15,9 @@ decision is made for all rows of a batch, and what a head read of borrowed state
 
 from mmspec.codes.codebook import Codebook
 from mmspec.draft import Gate
-from mmspec.drafters.build import small_model
 from mmspec.drafters.dynamic_tree import DynamicTree
-from mmspec.modalities.image import families as image
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Kit, Recipe, Tailored
 from mmspec.recipes.lantern import pooling
 from mmspec.verifiers.skipping import Never, Policy, Similar, Skipping, Uniform
@@ -49,7 +49,7 @@ def codebook(kit: Kit) -> Codebook:
     """The vectors of the codes. Raises TypeError for a table of neighbours, which has none."""
     given = kit.options["codebook"]
     if given is None:
-        given = image.image_family(kit.target.model).codebook
+        given = kit.target.check_draws().codebook
     if not isinstance(given, Codebook):
         raise TypeError(
             f"skip='similarity' compares the vectors of codes, but codebook is a "
@@ -65,7 +65,7 @@ RECIPE = Recipe(
     verifier=Tailored(pooling, "Recursive, latent neighbourhood within delta"),
     gate=Tailored(skipping, "some rounds skipped"),
     sees="auto",
-    partner="drafter",
+    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     options={
         "codebook": None,
         "neighbours": 1000,

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from mmspec.targets.backbone import FULL, Backbone
+from mmspec.targets.backbone import FULL
+from mmspec.targets.reader import Reader
 
 
 class AttentionHook(TorchFunctionMode):
@@ -22,7 +23,7 @@ class AttentionHook(TorchFunctionMode):
     whose attention is not sdpa.
     """
 
-    def __init__(self, backbone: Backbone, layer: int | None = None) -> None:
+    def __init__(self, backbone: Reader, layer: int | None = None) -> None:
         super().__init__()
         if backbone.config._attn_implementation != "sdpa":
             raise ValueError(

@@ -17,28 +17,15 @@ from torch import Tensor, nn
 
 from mmspec import _hf
 from mmspec.targets.cache import SlotCache
+from mmspec.targets.family import Family
 from mmspec.targets.memory import Block, Memory, Rows
+from mmspec.targets.reader import Reader
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ROOM = 1024  # most slots set aside at once behind a prompt; buffers double when they are full
 
 
-@dataclass(frozen=True)
-class Family:
-    """What differs between model families, as far as decoding is concerned."""
-
-    name: str = "text"
-    media: tuple[str, ...] = ()  # request keys that carry pictures; empty = text only
-    rope_axes: int = 1  # rows of `position_ids`; 3 = M-RoPE
-    direct: bool = False  # logits are head(decoder(...)): skip the multimodal wrapper on blocks
-    placeholders: tuple[str, ...] = ()  # config names of the ids that stand for visual features
-    visual_ids: tuple[str, ...] = ()  # config names of further ids that only frame a picture
-    one_run: bool = True  # a picture is one run of placeholders (tiles and rows may break it up)
-    draws: bool = False  # speaks picture tokens: `generate_images`
-    writes: bool = True  # speaks text: `generate`
-
-
-class Backbone:
+class Backbone(Reader):
     """A causal model with its family; holds no state of any request.
 
     Raises ValueError at construction for what cannot work: a cache that cannot roll back, an
@@ -46,6 +33,7 @@ class Backbone:
     """
 
     def __init__(self, model: Any, family: Family) -> None:
+        takes_positions(model)
         self.model, self.family = model, family
         self.config = model.config.get_text_config(decoder=True)
         self.cache_config = model.config
@@ -59,6 +47,8 @@ class Backbone:
         self.decoder = model.get_decoder()
         self.head = model.get_output_embeddings()
         self.layer_kinds, self.window = layer_kinds_of(self.config)
+        self.last_position = last_position_of(self.config)
+        self.border = Border.of(self.config)
         # without a mask of ours transformers looks for one of its own, which costs as much as
         # masking a few layers: a deep model gains, a drafter of a layer or two would lose
         self.bare = self.layer_kinds == (FULL,) and self.config.num_hidden_layers > 4
@@ -71,6 +61,10 @@ class Backbone:
     @property
     def vocabulary(self) -> int:
         return int(self.config.vocab_size)
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        return (self.model, self.decoder, self.head)
 
     def embed(self, tokens: Tensor) -> Tensor:  # (B, q) -> (B, q, D)
         """What the decoder reads for tokens."""
@@ -85,8 +79,9 @@ class Backbone:
         `inputs` are the processor's tensors, left-padded; `room` is how many slots may be
         needed behind them.
         """
-        prepared = _hf.prefill_inputs(self.model, inputs, SlotCache(self.cache_config))
-        cache: SlotCache = prepared["past_key_values"]
+        cache = SlotCache(self.cache_config)
+        prepared = _hf.prefill_inputs(self.model, inputs, cache)
+        prepared["past_key_values"] = cache  # Phi-3 drops an empty one behind its short positions
         carrier = prepared.get("input_ids")
         carrier = prepared["inputs_embeds"] if carrier is None else carrier
         batch, length = carrier.shape[:2]
@@ -94,15 +89,25 @@ class Backbone:
         cache.plan_uniform(0, length)
         out = self.model(**prepared, return_dict=True)
         pads = padding(inputs.get("attention_mask"), batch)
-        rope = next_rope(prepared.get("position_ids"), batch, length)
+        rope, offsets = next_rope(prepared.get("position_ids"), batch, length)
+        last = self.last_position
+        if self.border is not None and max(rope) <= self.border.length:
+            last = self.border.length - 1
+        types = None if self.family.media else inputs.get("token_type_ids")
+        types = None if types is None else types[:, -1:]  # as generate() goes on with the last one
         like = torch.empty(0, dtype=self.model.dtype, device=self.device)
         how = (like, self.window, self.bare)
         if batch == 1 or self.can_branch:
-            return Memory(cache, length, pads, rope, *how), out.logits[:, -1], out
+            memory = Memory(cache, length, pads, rope, *how)
+            memory.offsets, memory.types, memory.last = offsets, types, last
+            return memory, out.logits[:, -1], out
         rows = []
         for row in range(batch):
-            own = cache.row(self.cache_config, row)
-            rows.append(Memory(own, length, pads[row : row + 1], rope[row : row + 1], *how))
+            one, own = slice(row, row + 1), cache.row(self.cache_config, row)
+            rows.append(Memory(own, length, pads[one], rope[one], *how))
+            rows[-1].offsets = None if offsets is None else offsets[:, one]
+            rows[-1].last = last
+            rows[-1].types = None if types is None else types[one]
         return Rows(rows), out.logits[:, -1], out
 
     def read(
@@ -122,8 +127,7 @@ class Backbone:
             ) if hidden else None
         positions, mask, queries = memory.place(block)
         if self.family.rope_axes > 1:
-            batch = block.tokens.shape[0]
-            positions = positions.expand(self.family.rope_axes, batch, -1)
+            positions = memory.on_axes(positions, self.family.rope_axes)
         arguments = {
             "input_ids": block.tokens if block.embeds is None else None,
             "inputs_embeds": None if block.embeds is None else block.embedded(self.embed),
@@ -132,6 +136,8 @@ class Backbone:
             "past_key_values": memory.cache,
             "use_cache": True,
         }
+        if memory.types is not None:
+            arguments["token_type_ids"] = memory.types.expand(-1, block.length)
         rows = block.length - max(block.waiting - 1, 0)
         if self.family.direct:
             states = self.decoder(**arguments).last_hidden_state[:, -rows:]
@@ -188,28 +194,106 @@ def padding(attention_mask: Tensor | None, batch: int) -> list[int]:
     leading = (attention_mask.cumsum(-1) == 0).sum(-1)
     if not torch.equal(pads, leading):
         raise ValueError(
-            "attention_mask hides tokens inside or after a prompt; pad on the left "
+            "attention_mask (given, or told by the padding token) hides tokens inside or after a "
+            "prompt; pad on the left "
             "(processor.tokenizer.padding_side = 'left')"
         )
     return [int(pad) for pad in pads.tolist()]
 
 
-def next_rope(position_ids: Tensor | None, batch: int, length: int) -> list[int]:
-    """Rotary position of the first token behind the prompt, per row."""
+def next_rope(
+    position_ids: Tensor | None, batch: int, length: int
+) -> tuple[list[int], Tensor | None]:
+    """Rotary position of the first token behind the prompt per row, and what each axis adds to it.
+
+    As in `generate()` every axis goes on from the last column, whatever stood higher before: the
+    frames of a long video pass the text behind it. The offsets (axes, B, 1) are None where all
+    axes agree, and so wherever a prompt ends on text.
+    """
     if position_ids is None:
-        return [length] * batch
-    if position_ids.dim() == 3:  # (1 + axes or axes, B, L): the first of four rows is text order
-        axes = position_ids[1:] if position_ids.shape[0] > 3 else position_ids
-        last = axes.amax((0, 2))
-    else:
-        last = position_ids.amax(-1)
-    return [int(value) + 1 for value in last.expand(batch).tolist()]
+        return [length] * batch, None
+    last = position_ids[..., -1]
+    if position_ids.dim() == 2:
+        return [int(value) + 1 for value in last.expand(batch).tolist()], None
+    axes = (last[1:] if len(last) > 3 else last).expand(
+        -1, batch
+    )  # the first of four is text order
+    rope = [int(value) + 1 for value in axes[0].tolist()]
+    offsets = axes - axes[:1]
+    return rope, offsets[..., None] if bool(offsets.any()) else None
+
+
+def takes_positions(model: Any) -> None:
+    """Refuse a model that no drafted block can be placed in. Raises ValueError.
+
+    A block stands behind what is kept, wherever rejected tokens were, so its positions and the
+    cache are given by name. A wrapper that names no argument at all is left to the first request.
+    """
+    names = _hf.forward_names(model)
+    missing = [name for name in ("position_ids", "past_key_values") if name not in names]
+    if "input_ids" in names and missing:
+        raise ValueError(
+            f"{type(model).__name__} takes no {' and no '.join(missing)}, so a draft cannot be "
+            "placed; use model.generate() for this model"
+        )
+
+
+def last_position_of(config: Any) -> int | None:
+    """The last row of a table of positions; None where positions are computed (RoPE)."""
+    if getattr(config, "rope_parameters", None) is not None:
+        return None
+    size = getattr(config, "max_position_embeddings", None)
+    return None if size is None else int(size) - 1
+
+
+@dataclass(frozen=True)
+class Border:
+    """The length at which rotary frequencies change, for all tokens of a forward at once.
+
+    Behind it `longrope` takes other frequencies, once, and `dynamic` others for every length. A
+    draft across it would turn the tokens before it as well.
+    """
+
+    kind: str
+    length: int
+
+    @classmethod
+    def of(cls, config: Any) -> Border | None:
+        """The border of a text configuration; its layer kinds may have parameters of their own."""
+        given = getattr(config, "rope_parameters", None) or {}
+        for kind in [given] if "rope_type" in given else [kind for kind in given.values() if kind]:
+            if kind["rope_type"] == "longrope":
+                return cls("longrope", int(kind["original_max_position_embeddings"]))
+            if kind["rope_type"] == "dynamic":
+                return cls("dynamic", int(config.max_position_embeddings))
+        return None
+
+    def check(self, prompt: int, room: int) -> None:
+        """Refuse a request of `prompt` and `room` new tokens that crosses it. Raises ValueError."""
+        if prompt + room - 1 <= self.length:  # the last token is not read any more
+            return
+        if prompt <= self.length:
+            raise ValueError(
+                f"{self.kind!r} positions change behind {self.length} tokens; a prompt of {prompt} "
+                f"and max_new_tokens={room} cross that, and a draft would change the tokens before "
+                f"it; give at most {self.length - prompt + 1}, or use model.generate()"
+            )
+        if self.kind == "dynamic":
+            raise ValueError(
+                f"'dynamic' positions change with every token behind {self.length}, and the prompt "
+                f"has {prompt}; shorten it, or use model.generate()"
+            )
 
 
 def layer_kinds_of(config: Any) -> tuple[tuple[str, ...], int | None]:
     """Kinds of decoder layers that want different masks, and the sliding window if any."""
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        raise ValueError(
+            f"{type(config).__name__} has local layers that see by slots, whatever a mask says, so "
+            "a draft would be misread behind their window; use model.generate() for this model"
+        )
     if types is None:
         return ((SLIDING,), window) if window else ((FULL,), None)
     kinds = tuple(sorted(set(types)))

@@ -245,7 +245,13 @@ def template(config: Any) -> list[Any]:
     what a rejected draft overwrote.
     """
     text = config.get_text_config(decoder=True)
-    layers = list(DynamicCache(config=config).layers)
+    try:
+        layers = list(DynamicCache(config=config).layers)
+    except AttributeError as error:  # a configuration of parts that counts no layers of its own
+        raise ValueError(
+            f"{type(text).__name__} does not say what layers keep a state ({error}); use plain "
+            "decoding for this model"
+        ) from error
     for index, layer in enumerate(layers):
         known = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer)
         if not known and type(layer).__name__ not in _STATELESS:

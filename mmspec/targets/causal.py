@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,9 +15,12 @@ from mmspec.draft import Draft, Round, Scores
 from mmspec.laws.sampling import Prefix
 from mmspec.targets.attention_hook import AttentionHook
 from mmspec.targets.backbone import Backbone, padding
+from mmspec.targets.check import check
 from mmspec.targets.context import Context, Request
+from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.hidden_state_hook import HiddenStateHook
 from mmspec.targets.memory import block
+from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,15 @@ class CausalTarget:
     Recurrent models replay lazily: their state stays at the last point where everything was
     accepted, and the tokens kept since then stay pending and are read again with the next draft.
     No forward is spent on that until `longest_replay` tokens wait.
+
+    `checks` has every text model read a dozen tokens both ways before its first request, see
+    `mmspec.targets.check`: a class that cannot be read in blocks is refused instead of misread.
     """
 
-    backbone: Backbone
+    backbone: Reader
     wants: frozenset[str] = frozenset()
     longest_replay: int = 16
+    checks: bool = True
 
     def __post_init__(self) -> None:
         self._tap()  # refuses what cannot be tapped
@@ -44,6 +51,12 @@ class CausalTarget:
 
     def prefill(self, request: Request) -> Context:
         """Read the prompt; `context.scores` then gives the first token without a forward."""
+        request = replace(request, inputs=_masked(self.backbone, request.inputs))
+        ids = request.inputs.get("input_ids")
+        if ids is not None:
+            self._check("chain" if len(ids) == 1 else "ragged", ids[-1].tolist())
+        if isinstance(self.backbone, Backbone) and self.backbone.border is not None:
+            self.backbone.border.check(_longest(request.inputs), request.room)
         inputs, offer = request.inputs, dict[str, Any](request.shared)
         if "vision" in self.wants:
             inputs = _encoded(self.backbone, inputs)
@@ -77,6 +90,8 @@ class CausalTarget:
                 f"{type(self.backbone.model).__name__} keeps a recurrent state and scores chains "
                 "only, but the drafter proposed a tree; give length= instead of tree="
             )
+        if not draft.is_chain:
+            self._check("tree", context.history[0])
         memory, calls = context.memory, 1
         if memory.saved is not None and max(context.pending) > self.longest_replay:
             self._settle(context)
@@ -99,6 +114,10 @@ class CausalTarget:
         skipped = context.skipped + 1 if kept.skips else 0
         return replace(context, scores=None, finished=kept.finished, skipped=skipped)
 
+    def _check(self, use: str, tokens: Sequence[int]) -> None:
+        if self.checks and isinstance(self.backbone, Backbone) and not self.backbone.family.media:
+            check(self.backbone, use, tokens)
+
     def _tap(self) -> AbstractContextManager[AttentionHook | None]:
         return AttentionHook(self.backbone) if "attention" in self.wants else nullcontext()
 
@@ -113,7 +132,26 @@ class CausalTarget:
         memory.advance([len(row) - 1 for row in context.waiting()])
 
 
-def _encoded(backbone: Backbone, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+def _masked(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The request with the mask that `generate()` would infer from padding, where it has none."""
+    ids = inputs.get("input_ids")
+    if ids is None or inputs.get("attention_mask") is not None:
+        return inputs
+    if isinstance(backbone, EncoderDecoder):  # a decoder's prompt is not padded
+        return inputs
+    mask = _hf.inferred_mask(backbone.model, ids)
+    return inputs if mask is None else {**inputs, "attention_mask": mask}
+
+
+def _longest(inputs: Mapping[str, Any]) -> int:
+    """Tokens of the longest prompt, padding excluded."""
+    mask, ids = inputs.get("attention_mask"), inputs.get("input_ids")
+    if mask is not None:
+        return int(mask.sum(-1).amax())
+    return int((inputs["inputs_embeds"] if ids is None else ids).shape[1])
+
+
+def _encoded(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     """The request with its pictures encoded; sizes and grids stay, positions are made of them."""
     rest = {name: value for name, value in inputs.items() if name not in backbone.family.media}
     rest.pop("pixel_attention_mask", None)

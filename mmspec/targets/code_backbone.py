@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mmspec.targets.backbone import FULL, ROOM, Family, layer_kinds_of, padding, without_layers
+from mmspec.targets.backbone import FULL, ROOM, layer_kinds_of, padding, without_layers
 from mmspec.targets.cache import SlotCache
+from mmspec.targets.family import Family
 from mmspec.targets.memory import Block, Memory
+from mmspec.targets.reader import Reader
 
 FOREIGN = -1  # the id of a prompt token that is no code
 
@@ -33,7 +35,7 @@ class Tables:
     size: int  # K
 
 
-class CodeBackbone:
+class CodeBackbone(Reader):
     """A causal model of picture codes; the calls of `mmspec.targets.backbone.Backbone`.
 
     Raises ValueError at construction for attention without a mask, and for layers that do not
@@ -64,6 +66,13 @@ class CodeBackbone:
     @property
     def vocabulary(self) -> int:
         return self.tables.size
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        """A model with several tables: every part that it is made of."""
+        parts = [part for child in self.model.children() for part in (child, *child.children())]
+        called = [part for part in parts if not isinstance(part, nn.ModuleList)]
+        return (self.model, self.decoder, *called)
 
     def embed(self, tokens: Tensor) -> Tensor:  # (B, q) -> (B, q, D)
         """What the decoder reads for codes."""

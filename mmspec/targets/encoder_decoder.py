@@ -7,7 +7,6 @@ are never rolled back. In a request, `input_ids` are the decoder's tokens.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,12 +14,15 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
-from mmspec.targets.backbone import ROOM, Backbone, Family
+from mmspec import _hf
+from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
+from mmspec.targets.family import Family
 from mmspec.targets.memory import Block, Memory
+from mmspec.targets.reader import Reader
 
 
-class EncoderDecoder:
+class EncoderDecoder(Reader):
     """A sequence-to-sequence model with explicit decoder positions (Whisper and its like).
 
     Raises ValueError at construction for models that cannot be told positions (BART, T5): a drafted
@@ -31,8 +33,7 @@ class EncoderDecoder:
 
     def __init__(self, model: Any, family: Family) -> None:
         self.model, self.family, self.config = model, family, model.config
-        self.names = set(inspect.signature(model.forward).parameters)
-        if "decoder_position_ids" not in self.names:
+        if "decoder_position_ids" not in _hf.forward_names(model):
             raise ValueError(
                 f"{type(model).__name__} takes no decoder_position_ids, so a draft cannot be "
                 "placed; use plain decoding for this model"
@@ -60,10 +61,11 @@ class EncoderDecoder:
         slots.plan_uniform(0, length)
         like = torch.empty(0, dtype=self.model.dtype, device=self.device)
         memory = Memory(slots, length, [0] * batch, [length] * batch, like)
+        memory.last = self.config.max_target_positions - 1  # a table of positions
         memory.beside = EncoderDecoderCache(slots, DynamicCache(config=self.cache_config))
         memory.source = inputs.get("encoder_outputs")
         if memory.source is None:
-            wanted = inspect.signature(self.model.get_encoder().forward).parameters
+            wanted = _hf.forward_names(self.model.get_encoder())
             given = {name: value for name, value in inputs.items() if name in wanted}
             given.pop("input_ids", None)
             memory.source = self.model.get_encoder()(**given, return_dict=True)
@@ -82,7 +84,7 @@ class EncoderDecoder:
         states = out.decoder_hidden_states[-1][:, -rows:] if hidden else None
         return out.logits[:, -rows:], states
 
-    def thinned(self, skip: Sequence[int], depth: int | None = None) -> Backbone:
+    def thinned(self, skip: Sequence[int], depth: int | None = None) -> Reader:
         raise ValueError(f"layers of {type(self.model).__name__} cannot be left out")
 
     def _forward(

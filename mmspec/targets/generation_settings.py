@@ -52,6 +52,8 @@ def resolve(
     merged = _hf.merge_config(model, config, settings)
     refuse_modes(merged)
     _hf.set_special_tokens(model, merged, device, batch, attention_mask is not None)
+    if attention_mask is None and inputs is not None and not model.config.is_encoder_decoder:
+        attention_mask = _inferred_mask(model, merged, inputs)
     if attention_mask is not None and bool((attention_mask == 1).all()):
         attention_mask = None  # as generate() does: no padding, nothing to skip
 
@@ -83,6 +85,19 @@ def resolve(
         prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
     )
     return Sampling.from_processors(made, do_sample), merged
+
+
+def _inferred_mask(model: Any, config: GenerationConfig, ids: Tensor) -> Tensor | None:
+    """What padding says where no mask is given; the target asks the model's own config alone."""
+    mask, own = _hf.inferred_mask(model, ids, config), _hf.inferred_mask(model, ids)
+    same = mask is own if mask is None or own is None else torch.equal(mask, own)
+    if not same:
+        raise ValueError(
+            f"input_ids hold pad_token_id={config.pad_token_id}, which is not the model's own "
+            f"({model.generation_config.pad_token_id}), and no attention_mask tells padding from "
+            "text; pass the tokenizer's attention_mask"
+        )
+    return mask
 
 
 def _check_values(settings: Mapping[str, Any]) -> None:

@@ -16,16 +16,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from mmspec.laws.sampling import guide
 from mmspec.targets.memory import Block, Memory, Rows
+from mmspec.targets.reader import Reader
 
 SCALE, NEGATIVE = "guidance_scale", "negative"  # what a guided request has among its inputs
 
 
-class Guided:
+class Guided(Reader):
     """A backbone whose logits are guided where a request asks for it; otherwise the backbone.
 
     A request asks by two more inputs: `guidance_scale`, and `negative`, the inputs of the
@@ -33,11 +34,12 @@ class Guided:
     the same inputs are guided alike, so that p and q are laws of the same kind.
     """
 
-    def __init__(self, reader: Any) -> None:
-        self.reader = reader  # a Backbone, or what has its calls
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
         self.model, self.family, self.config = reader.model, reader.family, reader.config
         self.cache_config, self.can_branch = reader.cache_config, reader.can_branch
         self.decoder, self.head = reader.decoder, reader.head
+        self.window, self.bare = reader.window, reader.bare
 
     @property
     def device(self) -> torch.device:
@@ -47,6 +49,10 @@ class Guided:
     @property
     def vocabulary(self) -> int:
         return int(self.reader.vocabulary)
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        return self.reader.networks
 
     def embed(self, tokens: Tensor) -> Tensor:  # (B, q) -> (B, q, D)
         """What the decoder reads for tokens, of any number of branches."""

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.targets.backbone import Backbone
 from mmspec.targets.encoder_decoder import EncoderDecoder
+from mmspec.targets.reader import Reader
 
 
 class HiddenStateHook:
@@ -19,7 +19,7 @@ class HiddenStateHook:
     for a model without a decoder of its own.
     """
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: Reader) -> None:
         if isinstance(backbone, EncoderDecoder):
             raise ValueError(
                 f"{type(backbone.model).__name__} hides the states of its decoder behind an "

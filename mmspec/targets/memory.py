@@ -1,6 +1,4 @@
-"""The state of one request inside one Hugging Face model.
-
-Cache, mask and the two position counters.
+"""The state of one request inside one Hugging Face model: cache, mask, two position counters.
 
 KV slots and rotary positions are different numbers (an image of 1 000 slots may span 32 rotary
 positions), so `kept` indexes slots, `rope` feeds `position_ids`, and neither is ever derived from
@@ -132,6 +130,9 @@ class Memory:
         self.bare = bare and not any(padding)  # a lone token goes without a mask
         self.mask = Mask(padding, slots, like)
         self.saved = cache.snapshot() if cache.recurrent else None  # recurrent state at `kept`
+        self.offsets: Tensor | None = None  # (axes, B, 1) what each rotary axis adds to `rope`
+        self.types: Tensor | None = None  # (B, 1) token type of all new tokens, where there are any
+        self.last: int | None = None  # no token is read at a later position, see `place`
         self.beside: Any = cache  # what the model is handed: an encoder-decoder wraps the slots
         self.source: Any = None  # encoder outputs of an encoder-decoder
 
@@ -163,11 +164,18 @@ class Memory:
         positions = block.depths + _column(self.rope, block.depths)
         if block.pads is not None:
             positions = positions.clamp_min(0)
+        if self.last is not None:  # a row reads on behind its end while others have room
+            positions = positions.clamp_max(self.last)
         queries = block.depths
         if self.window is not None:
             queries = queries + _column(self.kept, block.depths)
             self.cache.plan.low = max(min(self.kept) - self.window + 1, 0)
         return positions, mask, queries
+
+    def on_axes(self, positions: Tensor, axes: int) -> Tensor:  # (1 or B, q) -> (axes, B, q)
+        """Positions on every rotary axis (M-RoPE); behind a picture these are not the same."""
+        spread = positions.expand(axes, self.batch, -1)
+        return spread if self.offsets is None else spread + self.offsets
 
     def _slots(self, block: Block) -> Tensor:  # (B, q)
         columns = torch.arange(block.length, device=block.tokens.device)
@@ -178,10 +186,7 @@ class Memory:
         return base + (columns - pads) % block.length  # padding wraps around to the end
 
     def advance(self, steps: Sequence[int]) -> None:
-        """Keep the last block's first `steps[b]` slots of row b.
-
-        All of them, for a recurrent model.
-        """
+        """Keep the last block's first `steps[b]` slots of row b; all, if the model is recurrent."""
         for row, step in enumerate(steps):
             self.kept[row] += step
             self.rope[row] += step
@@ -223,10 +228,7 @@ class Memory:
         return torch.tensor(source, device=device), torch.tensor(target, device=device)
 
     def windowed(self, mask: Tensor, queries: Tensor) -> Tensor:
-        """The mask of sliding layers, over the slots they read.
-
-        Nothing far behind a query is seen.
-        """
+        """The mask of sliding layers over the slots they read: nothing far behind is seen."""
         assert self.window is not None
         low = self.cache.plan.low
         slots = torch.arange(low, mask.shape[-1], device=mask.device)
@@ -235,10 +237,7 @@ class Memory:
 
 
 class Rows:
-    """One memory per row, for recurrent models.
-
-    Their state cannot advance by a different step per row.
-    """
+    """One memory per row: recurrent states cannot advance by a different step per row."""
 
     def __init__(self, rows: Sequence[Memory]) -> None:
         self.rows = list(rows)
@@ -326,10 +325,7 @@ class Mask:
         return self.buffer[:, :, :lines, :view]
 
     def _shifted(self, block: Block, offset: Tensor) -> Tensor:
-        """The block's corner in slot offsets.
-
-        Padding on the left of the block has no slot there.
-        """
+        """The block's corner in slot offsets; padding on the left of it has no slot there."""
         lines, span = block.length, block.corner.shape[2]
         if block.pads is not None:
             offset = offset + torch.tensor(block.pads, device=self.device)[:, None]

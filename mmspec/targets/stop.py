@@ -25,8 +25,10 @@ class Stop:
     """Keep new tokens up to and including the first at which any condition holds.
 
     `criteria` are asked once per token, with the row's own tokens through it (1, L) on the CPU and
-    no scores. The clock of `max_time` (seconds) runs from `started`, is read once per `cut`, and
-    lets the round at hand finish.
+    no scores. A row that has ended is padded while others go on, also where no token ends a
+    sequence; `generate()` pads only where one does, and lets such a row speak on. The clock of
+    `max_time` (seconds) runs from `started`, is read once per `cut`, and lets the round at hand
+    finish.
     """
 
     max_new_tokens: int

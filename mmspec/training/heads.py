@@ -1,32 +1,29 @@
 """Teach a feature head what its target is going to say.
 
-model = ...                                            # the target, frozen
-reader = families.backbone(model)
+reader = accelerate(model, "plain").backbone           # the target, frozen
 head = FeatureHead(FeatureHeadConfig.of(reader.config, reader.vocabulary))
-learn_head(model, head, lessons, steps=2000, rate=1e-3)
+learn_head(reader, head, lessons, steps=2000, rate=1e-3)
 head.save_pretrained(folder)
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from mmspec.draft import Draft, Kind
 from mmspec.drafters.neural.feature_head import check_head
-from mmspec.modalities.families import backbone
 from mmspec.models.heads.feature_head import FeatureHead
-from mmspec.targets.backbone import Backbone
 from mmspec.targets.hidden_state_hook import HiddenStateHook
 from mmspec.targets.memory import block
-
-Progress = Callable[[str, int, int, float], None]  # (stage, step, steps, loss)
+from mmspec.targets.reader import Reader
+from mmspec.training.fitting import fit
+from mmspec.training.reporting import Report, silent
 
 
 @dataclass(frozen=True)
@@ -42,41 +39,35 @@ class Lesson:
     tokens: Tensor
 
 
-def silent(stage: str, step: int, steps: int, loss: float) -> None:
-    """Report nothing."""
-
-
 def learn_head(
-    model: Any,
+    reader: Reader,
     head: FeatureHead,
     lessons: Iterator[Lesson],
     steps: int,
     rate: float = 1e-4,
-    progress: Progress = silent,
+    progress: Report = silent,
     noise: float = 0.1,
     weight: float = 0.1,
 ) -> None:
-    """Train `head` to continue the states of `model`, which is read once per lesson and frozen.
+    """Train `head` to continue the states of a model, which is read once per lesson and frozen.
 
     EAGLE's loss (Li et al. 2024, section 4.2): smooth L1 between the states, plus `weight` times
     the cross entropy against the target's law, over the tokens of the lesson; the states that go in
     carry uniform noise of +-`noise`. AdamW, 3 % warm-up, then a cosine fall to a fiftieth. Raises
     ValueError for a head of another target.
     """
-    reader = backbone(model)
     check_head(head, reader)
-    parameters = list(head.parameters())
-    optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _share(step, steps))
     head.train()
-    for step in range(steps):
-        loss = _loss(read(reader, next(lessons)), reader, head, noise, weight)
-        optimiser.zero_grad()
-        torch.autograd.backward(loss, inputs=parameters)  # nothing gathers on the target
-        nn.utils.clip_grad_norm_(parameters, 0.5)
-        optimiser.step()
-        schedule.step()
-        progress("head", step + 1, steps, float(loss.detach()))
+    fit(
+        list(head.parameters()),
+        lessons,
+        lambda lesson: _loss(read(reader, lesson), reader, head, noise, weight),
+        *(steps, rate, "head", progress),
+        floor=0.02,
+        warm=max(1, 3 * steps // 100),
+        betas=(0.9, 0.95),
+        clip=0.5,
+    )
     head.train(False)
 
 
@@ -95,7 +86,7 @@ class Pairs:
 
 
 @torch.no_grad()
-def read(reader: Backbone, lesson: Lesson) -> Pairs:
+def read(reader: Reader, lesson: Lesson) -> Pairs:
     """Let the target read a lesson."""
     tokens = lesson.tokens.clamp_min(0)
     with HiddenStateHook(reader) as prompt:
@@ -112,7 +103,7 @@ def read(reader: Backbone, lesson: Lesson) -> Pairs:
     return Pairs(embeds, states, seen, after, (lesson.tokens >= 0).repeat(branches, 1))
 
 
-def _loss(pairs: Pairs, reader: Backbone, head: FeatureHead, noise: float, weight: float) -> Tensor:
+def _loss(pairs: Pairs, reader: Reader, head: FeatureHead, noise: float, weight: float) -> Tensor:
     shaken = pairs.states + noise * (2 * torch.rand_like(pairs.states) - 1)
     position = (pairs.seen.long().cumsum(-1) - 1).clamp_min(0)
     mask = None if bool(pairs.seen.all()) else pairs.seen
@@ -122,9 +113,3 @@ def _loss(pairs: Pairs, reader: Backbone, head: FeatureHead, noise: float, weigh
     said = reader.head(out).float().log_softmax(-1)
     spoken: Tensor = (law * said).sum(-1).mean()
     return functional.smooth_l1_loss(out, wanted) - weight * spoken
-
-
-def _share(step: int, steps: int) -> float:
-    warm = max(1, 3 * steps // 100)
-    fall = 0.5 * (1 + math.cos(math.pi * step / steps))
-    return min(1.0, (step + 1) / warm) * (0.02 + 0.98 * fall)

@@ -22,7 +22,7 @@ Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 
 @dataclass(frozen=True)
-class Lesson:
+class LearntPhrases:
     """A library, and what it was made of."""
 
     phrases: Phrases
@@ -48,7 +48,7 @@ def learn_phrases(
     least: int = 2,
     seed: int = 0,
     progress: Progress = silent,
-) -> Lesson:
+) -> LearntPhrases:
     """Draw every request of `generate_images`, each with a seed of its own, and merge their rows.
 
     `settings` go with all of them. Phrases stay within a row; `merges`, `longest` and `least` are
@@ -67,4 +67,4 @@ def learn_phrases(
         rows += ids.flatten(0, 1).tolist()
         progress("draw", index + 1, len(requests))
     library = Phrases.build(rows, merges, longest, least)
-    return Lesson(library, pictures, len(rows), sum(map(len, rows)))
+    return LearntPhrases(library, pictures, len(rows), sum(map(len, rows)))

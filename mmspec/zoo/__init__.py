@@ -10,6 +10,7 @@ downloaded to try, test or benchmark.
 from mmspec.modality import Entry
 from mmspec.zoo.catalogue import bundled_scene, info, is_present, modality, names, path
 from mmspec.zoo.loading import load, processor, vae
+from mmspec.zoo.training import train
 
 __all__ = [
     "Entry",
@@ -21,5 +22,6 @@ __all__ = [
     "names",
     "path",
     "processor",
+    "train",
     "vae",
 ]

@@ -17,7 +17,7 @@ from mmspec.zoo.scene import Scene, Split, sample
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
 
-Kind = Literal["caption", "question"]
+ExampleKind = Literal["caption", "question"]
 
 _CAPTION_RATE = 0.65
 _HELD_OUT_SEEDS = 1 << 40  # held-out scenes also come from seeds of their own
@@ -34,12 +34,12 @@ class Example:
     facts: Facts | None = None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ExampleKind:
         return "caption" if self.facts is None else "question"
 
 
 def examples(
-    n: int, split: Split = "train", seed: int = 0, kind: Kind | None = None, size: int = 192
+    n: int, split: Split = "train", seed: int = 0, kind: ExampleKind | None = None, size: int = 192
 ) -> list[Example]:
     """`n` examples with pictures of `size` pixels. No scene is on both sides of the split."""
     found: list[Example] = []
@@ -63,7 +63,9 @@ def scenes(n: int, split: Split = "train", seed: int = 0) -> list[tuple[Scene, i
     return found
 
 
-def write(scene: Scene, seed: int, kind: Kind | None = None) -> tuple[str, str, Facts | None]:
+def write(
+    scene: Scene, seed: int, kind: ExampleKind | None = None
+) -> tuple[str, str, Facts | None]:
     """A prompt, an answer and, for a question, the facts asked. `seed` picks the wording."""
     generator = np.random.default_rng((seed, 1))
     is_caption = generator.random() < _CAPTION_RATE if kind is None else kind == "caption"

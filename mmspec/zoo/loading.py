@@ -62,11 +62,14 @@ def load_folder(folder: Path, sees: bool, dtype: torch.dtype | None = None) -> P
 
 
 def load_processor(folder: Path, sees: bool) -> Any:
-    """The processor of a model of transformers; its tokenizer where it has no other."""
-    from transformers import AutoProcessor, AutoTokenizer
+    """The processor of a model of transformers; its tokenizer where it has no other.
 
-    auto: Any = AutoProcessor if sees else AutoTokenizer
-    return auto.from_pretrained(folder, local_files_only=True)
+    Not by `AutoTokenizer`: for some model types that ignores what the folder says, and loses words.
+    """
+    from transformers import AutoProcessor, PreTrainedTokenizerFast
+
+    kind: Any = AutoProcessor if sees else PreTrainedTokenizerFast
+    return kind.from_pretrained(folder, local_files_only=True)
 
 
 def load_vae(folder: Path, dtype: torch.dtype | None = None) -> AutoencoderTiny:

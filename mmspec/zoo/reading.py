@@ -77,6 +77,14 @@ def score_picture(scene: Scene, image: Image.Image | np.ndarray | Scene) -> tupl
     return score_mentions(scene, [Mention(t.name, t.size, t.colour, t.place) for t in shown.things])
 
 
+def score_pictures(
+    scenes: Sequence[Scene], images: Sequence[Image.Image | np.ndarray]
+) -> tuple[int, int]:
+    """Facts right and facts asked over pictures of some scenes."""
+    scored = [score_picture(s, shown) for s, shown in zip(scenes, read_all(images), strict=True)]
+    return sum(right for right, _ in scored), sum(asked for _, asked in scored)
+
+
 def _placed(drawn: Thing, colour: int, cell: int) -> Thing:
     row, column = divmod(cell, BOARD)
     return Thing(drawn.shape, COLOURS[colour], drawn.size, row, column, drawn.digit, drawn.shift)

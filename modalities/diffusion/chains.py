@@ -52,16 +52,17 @@ class Chains:
         if own["seed"] is not None and given.get("generator") is not None:
             raise ValueError("seed= and generator= both choose the noise; give one of them")
         eta = given.get("eta") if own["eta"] is None else own["eta"]
-        noises, counted = Noises(eta, own["churn"], self.quiet), self.network.rows
+        noises, begun = Noises(eta, own["churn"], self.quiet), list[int]()
 
         def sample(opening: PreparedCall) -> Tensor:
             target = ChainTarget(opening.denoiser, self.max_rows)
             small = self._draft_target(opening, given, noises)
             request = _request(opening, own, given)
+            begun.append(self.network.rows)
             return self._follow(self._call(target, small, request), request.start, loop)
 
         output = perform(self.pipe, self.network, given, sample, noises)
-        loop.report(replace(loop.stats(), network_rows=self.network.rows - counted))
+        loop.report(replace(loop.stats(), network_rows=self.network.rows - begun[0]))
         return output
 
     def _call(self, target: ChainTarget, small: ChainTarget | None, request: ChainRequest) -> Call:

@@ -21,6 +21,8 @@ Path = tuple[str | int, ...]  # where a value stands in (args, kwargs)
 STATES = ("hidden_states", "sample")  # names of the states among a network's keywords
 # Arguments that belong to places in a picture or a text, not to rows.
 UNBATCHED = frozenset(("img_ids", "txt_ids", "image_rotary_emb", "rotary_emb", "video_coords"))
+# Arguments of which a row may have several entries, one after the other.
+PER_FRAME = frozenset(("encoder_hidden_states",))
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class Call:
                 return states.to(self.shown.dtype)
             if path in self.told:
                 return self.told[path].to(states.device)[step]
-            return value[index.to(value.device)] if self._is_batched(path, value) else value
+            return (
+                value[self._places(path, value, index)] if self._is_batched(path, value) else value
+            )
 
         args, kwargs = _mapped(changed, (self.args, self.kwargs))
         return args, kwargs
@@ -61,7 +65,18 @@ class Call:
     def _is_batched(self, path: Path, value: Any) -> bool:
         if not isinstance(value, Tensor) or value.dim() == 0 or UNBATCHED & set(path):
             return False
-        return value.shape[0] == self.rows
+        return value.shape[0] == self.rows * self._each(path, value)
+
+    def _each(self, path: Path, value: Tensor) -> int:
+        """How many entries a row has: of what is told to frames (AnimateDiff) more than one."""
+        whole, left = divmod(value.shape[0], self.rows)
+        return whole if path[-1] in PER_FRAME and not left else 1
+
+    def _places(self, path: Path, value: Tensor, index: Tensor) -> Tensor:
+        """The entries of the rows `index`, (R,) -> (R * each,)."""
+        each = self._each(path, value)
+        inner = torch.arange(each, device=index.device)
+        return (index[:, None] * each + inner).flatten().to(value.device)
 
 
 class Recorder:
@@ -70,6 +85,7 @@ class Recorder:
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.first = Call(args, kwargs, _find_states(args, kwargs))
         self.told: dict[Path, list[Tensor]] = {}
+        self.shown = self.first.shown  # the states of the latest step
         self.steps = 1
 
     def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -85,6 +101,7 @@ class Recorder:
                 self.told[path] = [_number(path, old)] * self.steps
             if path in self.told:
                 self.told[path].append(_number(path, new))
+        self.shown = _at((args, kwargs), self.first.states)
         self.steps += 1
 
     def call(self) -> Call:

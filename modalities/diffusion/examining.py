@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import diffusers
-import transformers
 
+from mmspec.drafters.denoising.small_denoiser import between
 from mmspec.modalities import examining
-from mmspec.modalities.diffusion.loading import between
 from mmspec.modalities.diffusion.network import Network, check_scheduler
 from mmspec.modality import Finding
 from mmspec.models.folder import configuration
@@ -75,14 +75,13 @@ def _network(folder: Path, library: str, kind: str) -> Any:
     if library not in LIBRARIES:
         raise ValueError(f"{folder} is of {library}.{kind}, which is not run here")
     home = import_module(library)
-    maker = getattr(home, kind) if kind in dir(home) else None
-    if not isinstance(maker, type):
-        return None
-    build: Any = maker
-    if issubclass(maker, diffusers.ModelMixin):
-        return examining.skeleton(lambda: build.from_config(build.load_config(str(folder))))
-    if issubclass(maker, transformers.PreTrainedModel):
-        return examining.skeleton(lambda: build(build.config_class.from_pretrained(folder)))
+    maker: Any = getattr(home, kind) if kind in dir(home) else None
+    bases = {base.__name__ for base in inspect.getmro(maker)} if inspect.isclass(maker) else set()
+    if "ModelMixin" in bases:
+        return examining.skeleton(lambda: maker.from_config(maker.load_config(str(folder))))
+    if "PreTrainedModel" in bases:
+        config = maker.config_class.from_pretrained(folder)
+        return examining.skeleton(lambda: maker(config))
     return None
 
 
@@ -109,7 +108,7 @@ def _weights_of_draft(folder: Path, small: Mapping[str, Any]) -> Iterator[Findin
 def _pipeline(pipe: Any, folder: Path, small: Mapping[str, Any]) -> Any:
     """The draft pipeline, as `load_draft` would make it."""
     if "" in small:
-        return between(pipe, small[""])
+        return between(Network(pipe), small[""])
     return diffusers.DiffusionPipeline.from_pretrained(
         str(folder), trust_remote_code=False, **small
     )

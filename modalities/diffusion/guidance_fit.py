@@ -18,6 +18,16 @@ from torch import Tensor
 from mmspec.laws.kernels import at_step
 
 _FITTED = 4096  # numbers that a scale is fitted to
+_RESCALE = "guidance_rescale"
+# Arguments of pipelines that make guidance depend on what the branches are.
+_DEPENDENT = (
+    _RESCALE,
+    "cfg_normalization",
+    "enable_cfg_renorm",
+    "use_cfg_zero_star",
+    "stg_scale",
+    "true_cfg_scale",
+)
 
 
 class Join(Protocol):
@@ -70,36 +80,60 @@ class Rescaled:
 
 
 class Fitter:
-    """Collects what a pipeline made of random branches, step by step."""
+    """Collects what a pipeline made of random branches, in every step and maybe in two runs.
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self.scale = arguments.get("guidance_scale")
-        self.share = arguments.get("guidance_rescale")
+    Weights that are fitted to one draw may be an accident of it: whatever is done to two numbers
+    with a third, the scale of guidance brought back to a deviation or a norm among it, is a
+    weighted sum once. So the weights of every step must come out of a second, independent draw
+    too. Those of another step serve where all steps agree; where they differ, only a second run
+    can tell a schedule from a rule that depends on the branches.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], guiders: Sequence[str] = ()) -> None:
+        self.arguments, self.guiders = arguments, guiders
         self.axis, self.size = 1, None  # type: int, int | None
-        self.weights: list[Tensor] = []
-        self.rescaled: Rescaled | None = None
+        self.rules: list[Rescaled] | None = None  # without a free number, and never wrong so far
+        self.weights: dict[int, list[Tensor | None]] = {}  # by step, one entry per draw
+        self.limit = 0.0  # of the difference of two fits, in units of the largest weight
+        self.count = 0  # of branches
 
-    def add(self, branches: Sequence[Tensor], raw: Tensor) -> None:
-        """One step: branches (B, *E) each, and the prediction made of them."""
-        if not self.weights and self.rescaled is None:
+    def add(self, step: int, branches: Sequence[Tensor], raw: Tensor) -> None:
+        """One draw of a step: branches (B, *E) each, and the prediction made of them."""
+        if self.rules is None:
             self.axis, self.size = _narrowed(branches[0], raw)
-        if self.rescaled is None:
-            weights = self._fit(branches, raw)
-            if weights is not None:
-                self.weights.append(weights)
-                return
-        if self.weights or not self._rescale(branches, raw):
-            raise ValueError(
-                f"this pipeline joins its {len(branches)} branches of guidance in a way that is "
-                "not known (known: weighted sums, and guidance_rescale, the same kind in every "
-                "step); switch that kind of guidance off"
-            )
+            self.rules, self.count = self._known(len(branches)), len(branches)
+            self.limit = 1e-5 if _is_wide(raw) else 1e-2
+        self.rules = [rule for rule in self.rules if self._agrees(rule, branches, raw)]
+        draws = self.weights.setdefault(step, [])
+        draws.append(self._fit(branches, raw))
+        if not self.rules and any(None in drawn for drawn in self.weights.values()):
+            raise self._unknown("none of the known")
+        if not self.rules and not self._same(draws):
+            raise self._unknown("another one for other outputs of the same step")
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether two draws agree in every step."""
+        draws = list(self.weights.values())
+        repeated = all(len(drawn) > 1 for drawn in draws)
+        everything = [one for drawn in draws for one in drawn]
+        return bool(self.rules) or repeated or (len(everything) > 1 and self._same(everything))
 
     def join(self) -> Join:
         """The rule that all steps agree with."""
-        if self.rescaled is not None:
-            return self.rescaled
-        return Weighted(torch.stack(self.weights), self.axis, self.size)
+        assert self.is_sure
+        if self.rules:
+            return self.rules[0]
+        fits = [_stack(self.weights[step]).mean(0) for step in sorted(self.weights)]
+        return Weighted(torch.stack(fits), self.axis, self.size)
+
+    def _known(self, branches: int) -> list[Rescaled]:
+        """The rules that the pipeline's arguments name."""
+        scale, share = (self.arguments.get(name) for name in ("guidance_scale", _RESCALE))
+        if branches != 2 or scale is None or not share:
+            return []
+        orders = [(0, 1), (1, 0)]
+        return [Rescaled(scale, share, *pair, self.axis, self.size) for pair in orders]
 
     def _fit(self, branches: Sequence[Tensor], raw: Tensor) -> Tensor | None:  # (W,)
         cut = [_cut(branch, self.axis, self.size) for branch in branches]
@@ -110,22 +144,34 @@ class Fitter:
         made = Weighted(weights[None], self.axis, self.size)
         return weights if self._agrees(made, branches, raw) else None
 
-    def _rescale(self, branches: Sequence[Tensor], raw: Tensor) -> bool:
-        if self.scale is None or self.share is None or len(branches) != 2:
-            return False
-        orders = [(0, 1), (1, 0)]
-        made = [Rescaled(self.scale, self.share, *pair, self.axis, self.size) for pair in orders]
-        for rule in made if self.rescaled is None else [self.rescaled]:
-            if self._agrees(rule, branches, raw):
-                self.rescaled = rule
-                return True
-        return False
-
     def _agrees(self, join: Join, branches: Sequence[Tensor], raw: Tensor) -> bool:
         step = torch.zeros(raw.shape[0], dtype=torch.int64, device=raw.device)
-        exact = raw.dtype in (torch.float32, torch.float64)
-        limit = (1e-4 if exact else 2e-2) * raw.float().abs().max()
+        limit = (1e-4 if _is_wide(raw) else 2e-2) * raw.float().abs().max()
         return bool((join(branches, step) - raw.float()).abs().max() <= limit)
+
+    def _same(self, draws: Sequence[Tensor | None]) -> bool:
+        fits = _stack(draws)
+        return bool((fits - fits[0]).abs().max() <= self.limit * fits.abs().max())
+
+    def _unknown(self, what: str) -> ValueError:
+        given = [name for name in _DEPENDENT if self.arguments.get(name)]
+        named = [f"{name}={self.arguments[name]!r}" for name in given]
+        causes = [*named, *(f"pipe.{name}" for name in self.guiders)]
+        remedy = f"switch off {', '.join(causes)}, or " if causes else ""
+        return ValueError(
+            f"this pipeline makes its prediction of the {self.count} outputs of its network by a "
+            f"rule that is {what} (known are a sum with fixed weights in every step, and "
+            f"guidance_rescale throughout); {remedy}choose a recipe that leaves the loop to the "
+            "pipeline: speca or taylorseer"
+        )
+
+
+def _stack(draws: Sequence[Tensor | None]) -> Tensor:  # (draws, W)
+    return torch.stack([one for one in draws if one is not None])
+
+
+def _is_wide(raw: Tensor) -> bool:
+    return raw.dtype in (torch.float32, torch.float64)
 
 
 def _narrowed(branch: Tensor, raw: Tensor) -> tuple[int, int | None]:

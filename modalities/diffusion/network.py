@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,15 +73,36 @@ class Network:
         return output
 
     def learn(self, call: Call) -> Outline:
-        """The form of the network's output, from one row of a call."""
-        if self.outline is None:
-            one = torch.zeros(1, dtype=torch.int64, device=call.shown.device)
-            args, kwargs = call.replay(call.shown[:1], one, one)
-            self.rows += 1
+        """The form of the network's output, from one row of a call, twice where it has no other.
+
+        Raises ValueError where the network cannot be shown another number of rows than the
+        pipeline's.
+        """
+        if self.outline is not None:
+            return self.outline
+        index = torch.zeros(2 if call.rows == 1 else 1, dtype=torch.int64, device=call.shown.device)
+        args, kwargs = call.replay(call.shown[index], index, index)
+        self.rows += len(index)
+        try:
             given = self.module(*args, **kwargs)
-            ratios = zip(_content(given).shape[1:], call.shown.shape[1:], strict=True)
-            self.outline = Outline(tuple(ratios), given)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            raise _rowless(self.name, error) from error
+        shape = _content(given).shape
+        if len(shape) != call.shown.dim() or shape[0] != len(index):
+            raise _rowless(self.name, f"an output of shape {tuple(shape)}")
+        ratios = zip(shape[1:], call.shown.shape[1:], strict=True)
+        self.outline = Outline(tuple(ratios), given)
         return self.outline
+
+
+def _rowless(name: str, reason: object) -> ValueError:
+    return ValueError(
+        f"pipe.{name} cannot be shown other states than the pipeline's: with another number of "
+        f"rows it gives {reason!r}; this pipeline is not supported by recipes that sample chains: "
+        "use speca or taylorseer, which with lite=True takes any network"
+    )
 
 
 @dataclass(frozen=True)
@@ -91,20 +113,30 @@ class Outline:
     example: Any
 
     def random(self, call: Call, seed: int) -> Tensor:  # (rows, *E'), float32
-        """Numbers in the shape of the output of `call`."""
+        """Numbers in the shape of the output of `call`.
+
+        Rows have a part in common, and every place along every axis a scale of its own: so a norm,
+        a deviation or a projection, over whatever axes, comes out differently in every draw, where
+        that of plain normal numbers would hardly move.
+        """
         inner = call.shown.shape[1:]
         pairs = zip(inner, self.ratios, strict=True)
-        shape = [size * out // into for size, (out, into) in pairs]
-        device = call.shown.device
+        shape = (call.rows, *(size * out // into for size, (out, into) in pairs))
+        device, column = call.shown.device, (call.rows, *(1,) * len(inner))
         generator = torch.Generator(device).manual_seed(seed)
-        return torch.randn(call.rows, *shape, generator=generator, device=device)
+        normal = functools.partial(torch.randn, generator=generator, device=device)
+        made = normal(shape) + normal(column) * normal(shape[1:])
+        for axis, size in enumerate(shape):
+            scale = (0.3 * normal(size)).exp()
+            made *= scale.reshape(-1, *(1,) * (len(shape) - axis - 1))
+        return made + normal(column)
 
     def wrapped(self, content: Tensor) -> Any:
         """Content as the network would return it."""
         if isinstance(self.example, Tensor):
             return content
         if isinstance(self.example, tuple):
-            return (content,)
+            return (content, *self.example[1:])
         return type(self.example)(content)
 
 
@@ -133,10 +165,15 @@ def check_network(pipe: Any) -> None:
     """Refuse a pipeline whose network cannot be asked out of order. Raises ValueError."""
     name, kind = _network_name(pipe), type(pipe).__name__
     for part, module in pipe.components.items():
-        if module is not None and any(word in part for word in ("controlnet", "adapter")):
+        if module is not None and ("controlnet" in part or part == "adapter"):
             raise ValueError(
                 f"{kind} has a {part}, whose output depends on the state; it cannot be sampled in "
                 "parallel: use the pipeline without it"
+            )
+        if module is not None and part.startswith(f"{name}_"):
+            raise ValueError(
+                f"{kind} has a {part}, which takes turns with its {name} (experts for parts of the "
+                "chain), but all steps of a window share one network; use taylorseer or speca"
             )
     if getattr(getattr(pipe, name), "is_cache_enabled", False):
         raise ValueError(

@@ -2,27 +2,32 @@
 
 Nothing of a pipeline is copied here. Its own call encodes the prompt, draws the first noise and
 decodes the result; in between, its loop is rehearsed: the network is a stand-in that returns random
-numbers, the scheduler's step returns the state it was given. That costs no network call, and shows
-what the network is told at every step (`conditions`) and how the branches of guidance become one
-prediction (`branches`). In the last step the chain is sampled, and the pipeline goes on with it.
+numbers, the scheduler's step returns a random state. That costs no network call, and shows what the
+network is told at every step (`conditions`) and how the branches of guidance become one prediction
+(`branches`). In the last step the chain is sampled, and the pipeline goes on with it.
 
     pipeline  encode - noise - [ network - guidance - step ] x N - decode
     here                         stand-in  fitted     |
                                                       +- in step N: the chain is sampled
 
-Pipelines that look at more than the latents, or change them between steps, are found out in the
-rehearsal and refused: image conditions, inpainting, ControlNet, a start in mid-chain.
+Outputs and states are drawn anew in every step, from seeds of our own: what depends on them is
+found out and refused, such as guidance that is no fixed sum of its branches, or a network that is
+told something about its state. So is what looks at more than the latents, or changes them between
+steps: image conditions, inpainting, ControlNet, a start in mid-chain. Where guidance changes from
+step to step a second rehearsal has to agree with the first.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+from diffusers.guiders import BaseGuidance
 from diffusers.schedulers.scheduling_utils import SchedulerOutput
 from torch import Tensor
 
@@ -32,6 +37,7 @@ from mmspec.modalities.diffusion.network import Network, PipelineDenoiser, repea
 from mmspec.modalities.diffusion.schedulers import Sampler, sampler
 
 _STEP_KEYWORDS = frozenset(("eta", "generator", "return_dict"))
+_SEED = 0x5DEECE66D_1B2C5E  # of the numbers of a rehearsal: nobody else's, so none are the latents
 
 
 @dataclass(frozen=True)
@@ -71,16 +77,17 @@ def perform(
     `scheduler` is used instead of the pipeline's own. The pipeline is left as it was.
     """
     plain = pipe.scheduler if scheduler is None else scheduler
-    rehearsal = _Rehearsal(plain, network, arguments, act, noises or Noises())
-    shadow = copy.copy(pipe)
-    shadow.__dict__ |= {  # not by setattr, which would write into the shared configuration
-        network.name: _StandIn(network.module, rehearsal.called),
-        "scheduler": rehearsal.scheduler,
-        "maybe_free_model_hooks": lambda: None,  # the pipeline itself does that, below
-        "_progress_bar_config": {**getattr(pipe, "_progress_bar_config", {}), "disable": True},
-    }
+    guiders = [name for name, part in pipe.components.items() if isinstance(part, BaseGuidance)]
+    fitter, seeds = Fitter(arguments, guiders), itertools.count(_SEED)
+    rewind = _rewinding(arguments)
     try:
-        output = shadow(**arguments)
+        for last in (False, True):
+            rehearsal = _Rehearsal(plain, network, fitter, seeds, act, noises or Noises(), last)
+            try:
+                output = _shadow(pipe, rehearsal)(**arguments)
+                break
+            except _Again:
+                rewind()
     finally:
         pipe.maybe_free_model_hooks()
     if not rehearsal.done:
@@ -91,6 +98,38 @@ def perform(
     return output
 
 
+class _Again(Exception):
+    """Leaves a rehearsal that another one has to confirm."""
+
+
+def _shadow(pipe: Any, rehearsal: _Rehearsal) -> Any:
+    """The pipeline with stand-ins."""
+    network, shadow = rehearsal.network, copy.copy(pipe)
+    shadow.__dict__ |= {  # not by setattr, which would write into the shared configuration
+        network.name: _StandIn(network.module, rehearsal.called),
+        "scheduler": rehearsal.scheduler,
+        "maybe_free_model_hooks": lambda: None,  # the pipeline itself does that, at the end
+        "_progress_bar_config": {**getattr(pipe, "_progress_bar_config", {}), "disable": True},
+    }
+    return shadow
+
+
+def _rewinding(arguments: Mapping[str, Any]) -> Callable[[], None]:
+    """Sets all random generators of a call back to where they stand now."""
+    given = arguments.get("generator")
+    generators = given if isinstance(given, list) else [given] if given is not None else []
+    states = [one.get_state() for one in generators]
+    everywhere = torch.get_rng_state(), torch.cuda.get_rng_state_all()
+
+    def rewind() -> None:
+        for one, state in zip(generators, states, strict=True):
+            one.set_state(state)
+        torch.set_rng_state(everywhere[0])
+        torch.cuda.set_rng_state_all(everywhere[1])
+
+    return rewind
+
+
 class _Rehearsal:
     """The stand-ins of one call, and what they see."""
 
@@ -98,39 +137,40 @@ class _Rehearsal:
         self,
         scheduler: Any,
         network: Network,
-        arguments: Mapping[str, Any],
+        fitter: Fitter,
+        seeds: Iterator[int],
         act: Perform,
         noises: Noises,
+        is_last: bool,
     ) -> None:
         self.scheduler = copy.copy(scheduler)
         stepped = functools.partial(self.stepped)
         functools.update_wrapper(stepped, scheduler.step)  # pipelines read its signature
         self.scheduler.step = stepped  # on the copy
         self.network, self.act, self.noises = network, act, noises
-        self.fitter = Fitter(arguments)
+        self.fitter, self.seeds, self.is_last = fitter, seeds, is_last
         self.recorders: list[Recorder] = []  # one per network call of a step
-        self.outputs: list[Tensor] = []  # what each returns
+        self.outputs: list[Tensor] = []  # what each returns in this step
         self.sampler: Sampler | None = None
         self.start: Tensor | None = None
+        self.state: Tensor | None = None  # what the pipeline was given last
         self.images, self.copies = 0, 1  # B, and how often the pipeline carries every state
-        self.made = 0  # network calls of this step
         self.steps = 0
         self.done = False
 
     def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The network's stand-in."""
-        place, self.made = self.made, self.made + 1
+        place = len(self.outputs)
         if self.steps == 0:
-            recorder = Recorder(args, kwargs)
-            outline = self.network.learn(recorder.first)
-            self.recorders.append(recorder)
-            self.outputs.append(outline.random(recorder.first, place))
+            self.recorders.append(Recorder(args, kwargs))
         elif place < len(self.recorders):
             self.recorders[place].add(args, kwargs)
         else:
             raise self._uneven()
-        assert self.network.outline is not None
-        return self.network.outline.wrapped(self.outputs[place])
+        call = self.recorders[place].first
+        outline = self.network.learn(call)
+        self.outputs.append(outline.random(call, next(self.seeds)))
+        return outline.wrapped(self.outputs[place])
 
     def stepped(
         self, model_output: Tensor, timestep: Any, sample: Tensor, *rest: Any, **given: Any
@@ -141,20 +181,33 @@ class _Rehearsal:
         self._check_step(step, timestep, rest, given)
         if step == 0:
             self._open(model_output, sample)
-        assert self.start is not None
-        if self.start is not sample and not torch.equal(self.start, sample):
+        assert self.state is not None
+        if self.state is not sample and not torch.equal(self.state, sample):
             raise ValueError(
                 "this pipeline changes its latents between steps (as inpainting does), which "
                 "cannot be done in parallel; use it without a mask"
             )
+        self._check_shown(step, sample)
         branches = [part for out in self.outputs for part in out.split(self.images)]
-        self.fitter.add(branches, model_output[: self.images])
-        state = sample
-        if step == len(grid) - 1:
-            last = self.act(self._opening())
-            state = last.to(sample.dtype).repeat(self.copies, *(1,) * (last.dim() - 1))
-            self.done = True
+        self.fitter.add(step, branches, model_output[: self.images])
+        self.outputs = []
+        if "_step_index" in vars(self.scheduler):  # counted by the step that we replace
+            self.scheduler._step_index = self.steps
+        self.state = self._next(sample, step == len(grid) - 1)
+        state = self.state
         return (state, state) if given.get("return_dict") is False else SchedulerOutput(state)
+
+    def _next(self, sample: Tensor, is_end: bool) -> Tensor:
+        """The state that the pipeline is given: a random one, and at the end that of the chain."""
+        if is_end and not self.fitter.is_sure and not self.is_last:
+            raise _Again
+        if is_end:
+            state, self.done = self.act(self._opening()), True
+        else:
+            generator = torch.Generator(sample.device).manual_seed(next(self.seeds))
+            shape = (self.images, *sample.shape[1:])
+            state = torch.randn(shape, generator=generator, device=sample.device)
+        return state.to(sample.dtype).repeat(self.copies, *(1,) * (sample.dim() - 1))
 
     def _check_step(
         self, step: int, timestep: Any, rest: Sequence[Any], given: Mapping[str, Any]
@@ -172,9 +225,8 @@ class _Rehearsal:
                 f"the pipeline gives its scheduler's step more than is understood here "
                 f"({', '.join(sorted(unknown)) or 'further tensors'}); leave that option out"
             )
-        if self.made != len(self.recorders) or not self.made:
+        if len(self.outputs) != len(self.recorders) or not self.outputs:
             raise self._uneven()
-        self.made = 0
 
     def _uneven(self) -> ValueError:
         return ValueError(
@@ -188,13 +240,18 @@ class _Rehearsal:
         half = len(raw) // 2  # the network's numbers are random: equal halves are copies
         if len(raw) > 1 and len(raw) % 2 == 0 and torch.equal(raw[:half], raw[half:]):
             self.copies = 2
-        self.start, self.images = sample, len(sample) // self.copies
+        self.start = self.state = sample
+        self.images = len(sample) // self.copies
         noises = self.noises
         self.sampler = sampler(self.scheduler, noises.eta, noises.churn, noises.quiet)
-        first = torch.zeros(self.images, dtype=torch.int64, device=sample.device)
-        expected = self.sampler.scaled(sample[: self.images].float(), first)
+
+    def _check_shown(self, step: int, sample: Tensor) -> None:
+        """The network must see the latents as the scheduler scales them, and nothing else."""
+        assert self.sampler is not None
+        at = torch.full((self.images,), step, device=sample.device)
+        expected = self.sampler.scaled(sample[: self.images].float(), at)
         for recorder in self.recorders:
-            shown = recorder.first.shown
+            shown = recorder.shown
             branches, left = divmod(len(shown), self.images)
             fits = not left and shown.shape[1:] == expected.shape[1:]
             wanted = repeated(expected, branches)

@@ -8,15 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from mmspec import zoo
+from mmspec.draft_models import DraftModel, draft_model
+from mmspec.drafters.denoising.small_denoiser import DRAFT_PIPELINE
 from mmspec.drafters.denoising.window import Window
 from mmspec.modalities.diffusion import examining
 from mmspec.modalities.diffusion.asking import DiffusionAsker
 from mmspec.modalities.diffusion.chains import Chains
 from mmspec.modalities.diffusion.forecasts import Forecasts
-from mmspec.modalities.diffusion.loading import load_draft, load_pipeline
+from mmspec.modalities.diffusion.loading import load_pipeline
 from mmspec.modalities.diffusion.network import Network
 from mmspec.modalities.diffusion.settings import DiffusionSettings
-from mmspec.modalities.families import is_pipeline
 from mmspec.modality import Finding, Loop
 from mmspec.naming import unknown_message
 from mmspec.recipe import Recipe
@@ -45,11 +47,13 @@ class Session:
     calls = ("__call__", "generate")
     signature = None
 
-    def __init__(self, pipe: Any, recipe: Recipe, small: Any, max_rows: int | None) -> None:
+    def __init__(
+        self, pipe: Any, recipe: Recipe, small: DraftModel | None, max_rows: int | None
+    ) -> None:
         self.model, self.recipe, self.draft_model = pipe, recipe, small
         self.parameters = inspect.signature(pipe.__call__).parameters
         self.runner: PipelineRunner = (
-            Chains(pipe, recipe, small, max_rows)
+            Chains(pipe, recipe, None if small is None else small.model, max_rows)
             if isinstance(recipe.execution, Window)
             else Forecasts(pipe, recipe)
         )
@@ -60,7 +64,8 @@ class Session:
 
     @property
     def name(self) -> str | None:
-        return str(self.model.name_or_path) or None
+        name: str | None = self.model.name_or_path
+        return name or None
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         """What the pipeline returns, with `stats` on it.
@@ -75,14 +80,9 @@ class Session:
         return output
 
     def save(self, folder: Path) -> None:
-        """The draft pipeline; of one that has the target's parts only the network."""
-        small = self.draft_model
-        if small is None:
-            return
-        own, theirs = self.model.components, small.components
-        name = Network(small).name
-        shared = all(part is own.get(key) for key, part in theirs.items() if key != name)
-        (theirs[name] if shared else small).save_pretrained(folder, safe_serialization=True)
+        """The draft pipeline, where there is one."""
+        if self.draft_model is not None:
+            self.draft_model.save(folder, Network(self.model), None)
 
     def _split(
         self, args: Sequence[Any], arguments: Mapping[str, Any]
@@ -116,7 +116,7 @@ def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -
     network alone. Raises ValueError for parts that do not fit.
     """
     execution = _execution(recipe, parts.get("window"), parts.get("tree"))
-    small = _small(pipe, recipe, drafter)
+    small = draft_model(recipe, drafter, Network(pipe))
     return Session(pipe, replace(recipe, execution=execution), small, parts.get("max_rows"))
 
 
@@ -140,41 +140,16 @@ def _execution(recipe: Recipe, window: Any, tree: Any) -> Any:
     return replace(recipe.execution, most=window)
 
 
-def _small(pipe: Any, recipe: Recipe, drafter: Any) -> Any:
-    """The draft pipeline, where the recipe takes one."""
-    if drafter is None and recipe.takes_drafter:
-        raise ValueError(
-            f"recipe {recipe.name!r} needs a draft pipeline; give drafter= a smaller "
-            f"{type(pipe).__name__}, its folder or zoo:NAME"
-        )
-    if drafter is None:
-        return None
-    if not recipe.takes_drafter:
-        raise ValueError(f"recipe {recipe.name!r} takes no draft pipeline; drop drafter=")
-    if isinstance(drafter, str | Path):
-        drafter = load_draft(pipe, drafter)
-    if not is_pipeline(drafter):
-        raise ValueError(f"drafter= is a {type(drafter).__name__}; give a diffusers pipeline")
-    known = inspect.signature(pipe.__call__).parameters
-    wanted = inspect.signature(drafter.__call__).parameters.values()
-    needed = [one for one in wanted if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
-    missing = [one.name for one in needed if one.name not in known]
-    if missing:
-        raise ValueError(
-            f"the draft pipeline needs {', '.join(missing)}, which a {type(pipe).__name__} does "
-            "not take; give two pipelines with the same arguments"
-        )
-    return drafter
-
-
 def load(source: str | Path, **options: Any) -> Any:
     """A pipeline from a folder, a hub name, or "zoo:NAME"."""
     return load_pipeline(source, **options)
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
-    """A draft pipeline for a pipeline."""
-    return load_draft(model, source, **options)
+    """A draft pipeline for a pipeline; `options` are not needed: no code of its folder runs."""
+    name = str(source)
+    place = zoo.path(name.removeprefix("zoo:")) if name.startswith("zoo:") else name
+    return DRAFT_PIPELINE.load(place, Network(model))
 
 
 def asker(source: str, model: Any, settings: DiffusionSettings, **options: Any) -> DiffusionAsker:

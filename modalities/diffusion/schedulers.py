@@ -40,6 +40,7 @@ class Sampler:
     timesteps: Tensor  # (N,), what the network is told
     reading: Reading
     scale: Tensor | None = None  # (N,), of the states shown to the network; None = as they are
+    draws: bool = True  # whether it is one that draws noise, if only in longer chains
 
     def scaled(self, states: Tensor, step: Tensor) -> Tensor:  # (R, *E), (R,) -> (R, *E)
         """`scale_model_input`, each row at its own step."""
@@ -61,12 +62,12 @@ def sampler(
     `eta`: as DDIM's; for flow matching 1 is the ancestral kernel. `churn`: the noise of a
     stochastic flow (`GaussianKernel.flow_churn`). `quiet`: a chain that never draws noise will do.
     Raises ValueError where the scheduler is unknown, deterministic though not `quiet`, or takes no
-    eta or churn.
+    eta or churn. A chain too short for it, of one step, may draw no noise all the same.
     """
     for family, read in _READERS.items():  # a subclass may step in its own way
         if isinstance(scheduler, family) and type(scheduler).step is family.step:
             found = read(scheduler, eta, churn)
-            if quiet or any(found.kernel.is_random):
+            if quiet or found.draws:
                 return found
             raise _deterministic(scheduler, _LOSSY)
     raise _unusable(scheduler, quiet)
@@ -92,6 +93,7 @@ def _ddpm(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
         std = PredictedStd((small.std**2).clamp_min(1e-20), large.std**2)
     reading = Reading.of(config.prediction_type, levels[0][:-1], levels[1][:-1])
     reading = replace(reading, limit=_limit(config), std=std)
+    kernel = replace(kernel, is_predicted=std is not None)
     return Sampler(kernel, scheduler.timesteps, reading)
 
 
@@ -121,7 +123,7 @@ def _ddim(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
         rest = landing[0] / kernel.clean
     reading = Reading.of(config.prediction_type, levels[0][:-1], levels[1][:-1])
     reading = replace(reading, limit=limit, rest=rest)
-    return Sampler(kernel, scheduler.timesteps, reading)
+    return Sampler(kernel, scheduler.timesteps, reading, draws=bool(eta))
 
 
 def _euler_ancestral(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
@@ -141,7 +143,8 @@ def _in_sigma(scheduler: Any, eta: float, *kinds: str) -> Sampler:
     alpha = torch.ones_like(sigma)
     reading = Reading.of(_kind(scheduler, *kinds), alpha[:-1], sigma[:-1])
     scale = (sigma[:-1] ** 2 + 1).rsqrt()
-    return Sampler(GaussianKernel.ddim(alpha, sigma, eta), scheduler.timesteps, reading, scale)
+    kernel = GaussianKernel.ddim(alpha, sigma, eta)
+    return Sampler(kernel, scheduler.timesteps, reading, scale, draws=bool(eta))
 
 
 def _dpm(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
@@ -173,7 +176,8 @@ def _dpm(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
     limit = _threshold(config) if config.thresholding else None
     ignores = kind == "epsilon" and config.variance_type in ("learned", "learned_range")
     reading = replace(reading, limit=limit, ignores_variance=ignores)
-    return Sampler(GaussianKernel.ddim(alpha, level, share), scheduler.timesteps, reading)
+    kernel = GaussianKernel.ddim(alpha, level, share)
+    return Sampler(kernel, scheduler.timesteps, reading, draws=bool(share))
 
 
 def _flow(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
@@ -196,7 +200,7 @@ def _flow(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
     else:
         kernel = GaussianKernel.flow_churn(t, churn or 0.0)
     reading = Reading.of("flow_prediction", 1 - t[:-1], t[:-1])
-    return Sampler(kernel, scheduler.timesteps, reading)
+    return Sampler(kernel, scheduler.timesteps, reading, draws=bool(wanted))
 
 
 _VARIANCES = (

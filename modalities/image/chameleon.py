@@ -15,11 +15,8 @@ from mmspec.codes.grid import Grid
 from mmspec.codes.image_family import ImageFamily, codebook
 from mmspec.modalities.image.drawing import token_request
 from mmspec.models.chameleon import ChameleonForImageGeneration
-from mmspec.targets.backbone import Family
+from mmspec.targets.family import Family
 
-FAMILY = Family(
-    "Chameleon", ("pixel_values",), direct=True, placeholders=("image_token_id",), draws=True
-)
 NEWLINE, END, SIZES = 8803, 8196, 8804  # Lumina-mGPT: row end, image end, first size token
 SHRINKS = 16  # pixels per code
 
@@ -94,3 +91,12 @@ def lumina(
 def unconditional(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The last token of every prompt."""
     return {name: inputs[name][:, -1:] for name in ("input_ids", "attention_mask")}
+
+
+FAMILY = Family(
+    "Chameleon",
+    ("pixel_values",),
+    direct=True,
+    placeholders=("image_token_id",),
+    image_family=image_family,
+)

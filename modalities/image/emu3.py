@@ -16,11 +16,8 @@ from torch import Tensor
 from mmspec.codes.grid import Grid
 from mmspec.codes.image_family import ImageFamily, codebook
 from mmspec.modalities.image.drawing import token_request
-from mmspec.targets.backbone import Family
+from mmspec.targets.family import Family
 
-FAMILY = Family(
-    "Emu3", ("pixel_values",), direct=True, placeholders=("image_token_id",), draws=True
-)
 ENDS = ("<|extra_201|>", "<|image end|>")  # of the frame, of the picture
 
 
@@ -63,3 +60,12 @@ def words(processor: Any, texts: Sequence[str], grid: Grid) -> Mapping[str, Any]
     shape = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
     made = processor(text=list(texts), return_for_image_generation=True, **size, **shape)
     return {name: made[name] for name in ("input_ids", "attention_mask")}
+
+
+FAMILY = Family(
+    "Emu3",
+    ("pixel_values",),
+    direct=True,
+    placeholders=("image_token_id",),
+    image_family=image_family,
+)

@@ -9,8 +9,9 @@ from mmspec.codes.image_family import ImageFamily
 from mmspec.modalities.image import chameleon, emu3, janus, llamagen
 from mmspec.models.chameleon import ChameleonForImageGeneration
 from mmspec.models.llamagen import LlamaGenForImageGeneration
-from mmspec.targets.backbone import Backbone, Family
+from mmspec.targets.backbone import Backbone
 from mmspec.targets.code_backbone import CodeBackbone
+from mmspec.targets.family import Family
 from mmspec.targets.guidance import Guided
 
 FAMILIES: Mapping[str, Family] = {
@@ -26,12 +27,6 @@ CLASSES: Mapping[str, Any] = {  # of weights that transformers does not load as 
 _READERS: Mapping[str, Callable[[Any], CodeBackbone]] = {
     "janus": janus.reader,
     "llamagen": llamagen.reader,
-}
-_IMAGE_FAMILIES: Mapping[str, Callable[[Any], ImageFamily]] = {
-    "emu3": emu3.image_family,
-    "janus": janus.image_family,
-    "llamagen": llamagen.image_family,
-    "chameleon": chameleon.image_family,
 }
 
 
@@ -59,6 +54,8 @@ def image_family(model: Any) -> ImageFamily:
     if not draws(model):
         raise ValueError(
             f"{type(model).__name__} ({kind}) speaks no picture tokens; models that draw: "
-            f"{', '.join(sorted(_IMAGE_FAMILIES))}"
+            f"{', '.join(sorted(FAMILIES))}"
         )
-    return _IMAGE_FAMILIES[kind](model)
+    make = FAMILIES[kind].image_family
+    assert make is not None
+    return make(model)

@@ -18,11 +18,9 @@ from mmspec.codes.grid import Grid
 from mmspec.codes.image_family import ImageFamily, codebook
 from mmspec.laws.sampling import Sampling
 from mmspec.modalities.image.drawing import token_request
-from mmspec.targets.backbone import Family
 from mmspec.targets.code_backbone import CodeBackbone, Tables, counted, foreign
+from mmspec.targets.family import Family
 from mmspec.targets.guidance import SCALE
-
-FAMILY = Family("Janus", direct=True, draws=True, writes=False)
 
 
 def reader(model: Any) -> CodeBackbone:
@@ -128,3 +126,6 @@ def unconditional(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     ids = inputs["prompt_ids"]
     kept = (ids == begin) | (ids == (-1 if config.bos_token_id is None else config.bos_token_id))
     return {**inputs, "prompt_ids": ids.masked_fill(~kept, config.pad_token_id)}
+
+
+FAMILY = Family("Janus", direct=True, image_family=image_family, writes=False)

@@ -12,10 +12,8 @@ from torch import Tensor
 from mmspec.codes.grid import Grid
 from mmspec.codes.image_family import ImageFamily, codebook
 from mmspec.models.llamagen import LlamaGenForImageGeneration
-from mmspec.targets.backbone import Family
 from mmspec.targets.code_backbone import CodeBackbone, Tables, foreign
-
-FAMILY = Family("LlamaGen", direct=True, draws=True, writes=False)
+from mmspec.targets.family import Family
 
 
 def reader(model: LlamaGenForImageGeneration) -> CodeBackbone:
@@ -96,3 +94,6 @@ def unconditional(model: LlamaGenForImageGeneration, inputs: Mapping[str, Any]) 
         return {**inputs, "condition": torch.full_like(given, model.config.num_classes)}
     learned: Any = model.model.condition.unconditional
     return {**inputs, "condition": learned.to(given).expand_as(given)}
+
+
+FAMILY = Family("LlamaGen", direct=True, image_family=image_family, writes=False)

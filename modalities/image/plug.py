@@ -8,14 +8,16 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from mmspec.loading import check_folder, complete, load_model
+from mmspec import zoo
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.modalities import examining, examining_tokens, tokens
 from mmspec.modalities.image import drawing
 from mmspec.modalities.image.asking import ImageAsker
-from mmspec.modalities.image.families import CLASSES, image_family
+from mmspec.modalities.image.families import CLASSES
 from mmspec.modalities.image.families import backbone as reader
 from mmspec.modalities.image.settings import ImageSettings
 from mmspec.modality import Finding, Loop
+from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe
 from mmspec.registry import ZOO
 
@@ -26,7 +28,7 @@ class Session:
     def __init__(self, bound: tokens.Bound, processor: Any = None) -> None:
         self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
         self.processor = processor
-        self.image_family = image_family(bound.model)
+        self.image_family = bound.backbone.image_family
         self.text = tokens.Text(bound, dict)
         writes = bound.backbone.family.writes
         self.calls = ("generate_images", *(("generate", "__call__") if writes else ()))
@@ -38,7 +40,8 @@ class Session:
 
     @property
     def name(self) -> str | None:
-        return str(self.model.config._name_or_path) or None
+        name: str | None = self.model.config._name_or_path
+        return name or None
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         if call == "generate":
@@ -87,14 +90,12 @@ def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
 def load(source: str | Path, **options: Any) -> Any:
     """A model from a folder, a hub name, or "zoo:NAME"; of a class that draws.
 
-    Raises ValueError as `load_model` does.
+    Raises ValueError as `load_causal` does.
     """
-    own = None if str(source).startswith(ZOO) else CLASSES.get(_model_type(source))
-    if own is None:
-        return load_model(source, **options)
-    if Path(source).is_dir():
-        check_folder(Path(source))
-    return complete(own, str(source))
+    name = str(source)
+    if name.startswith(ZOO):
+        return zoo.load(name.removeprefix(ZOO))
+    return load_causal(name, maker=CLASSES.get(_model_type(source)), **options)
 
 
 def _model_type(source: str | Path) -> str:
@@ -104,6 +105,8 @@ def _model_type(source: str | Path) -> str:
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     """A draft model, a head or a model of smaller pictures, for a model."""
+    if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
+        return FEATURE_HEAD.load(source, model)
     return load(source, **options)
 
 

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
-from mmspec.bench.tiny import tiny_head
+from mmspec.bench.tiny import random_drafter
 from mmspec.draft import Kind
 from mmspec.laws.sampling import guide
 from mmspec.modality import Answer
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
+from mmspec.models.random_weights import random_model
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.law import ancestral
@@ -43,17 +44,11 @@ def tiny_painter(layers: int = 2, seed: int = 0) -> LlamaGenForImageGeneration:
         side=SIDE,
         vq_config={**picture, "channel_multiplier": [1, 1], "num_res_blocks": 1},
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: Any = LlamaGenForImageGeneration(config)
-        model.float().eval()
-        with torch.no_grad():
-            for weight in model.parameters():
-                if weight.dim() == 2:
-                    weight.normal_(0.0, 1.2 / weight.shape[1] ** 0.5)
+    model: LlamaGenForImageGeneration = random_model(
+        lambda: LlamaGenForImageGeneration(config), seed
+    )
     model.set_attn_implementation("sdpa")
-    image_family: LlamaGenForImageGeneration = model
-    return image_family
+    return model
 
 
 def tiny_pair(plan: Recipe, seed: int, **parts: Any) -> Accelerated:
@@ -64,10 +59,8 @@ def tiny_pair(plan: Recipe, seed: int, **parts: Any) -> Accelerated:
     target = tiny_painter(seed=2 * seed)
     if not plan.takes_drafter:
         return accelerate(target, plan, **parts)
-    drafter: Any = tiny_painter(layers=1, seed=2 * seed + 1)
-    if plan.partner == "head":
-        drafter = tiny_head(target, seed=2 * seed + 1)
-    return accelerate(target, plan, drafter=drafter, **parts)
+    small = random_drafter(plan, target, seed=2 * seed + 1)
+    return accelerate(target, plan, drafter=small, **parts)
 
 
 def painted(batch: int) -> dict[str, Tensor]:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmspec.drafters.denoising.patches import SHARED, check_tokens
 from mmspec.modalities import examining
 from mmspec.modalities.examining import both
-from mmspec.modalities.mar.reader import SHARED, check_pair
 from mmspec.modality import Finding
 from mmspec.models.folder import configuration, tensors
 from mmspec.models.mar import MarConfig, MarForImageGeneration
@@ -42,7 +42,8 @@ def examine(target: str, drafter: str | None, bind: Bind) -> list[Finding]:
 
 
 def _same_tokens(pair: Sequence[Any]) -> bool:
-    check_pair(*pair)
+    """Raises ValueError where target and draft model speak of other tokens."""
+    check_tokens(pair[1], pair[0])
     return True
 
 

@@ -13,14 +13,16 @@ from torch import Tensor
 from mmspec.codes.image_family import pictures
 from mmspec.decode import Parts, Scorer
 from mmspec.draft import Drafter
+from mmspec.draft_models import DraftModel, draft_model
+from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.modalities.mar import examining, reader
 from mmspec.modalities.mar.asking import MarAsker
-from mmspec.modalities.mar.reader import MarReader, check_pair, labels, numbers
+from mmspec.modalities.mar.reader import MarReader, labels, numbers
 from mmspec.modalities.mar.settings import MarSettings
 from mmspec.modality import Call, Finding, Loop
 from mmspec.naming import unknown_message
-from mmspec.recipe import Kit, Recipe, made, pair, shape_of
+from mmspec.recipe import Kit, Recipe, made, pair
 from mmspec.stats import Stats
 from mmspec.targets.patches import (
     BlindTarget,
@@ -60,8 +62,8 @@ class Session:
     calls = ("generate_images",)
     signature = None
 
-    def __init__(self, model: Any, recipe: Recipe, draft_model: Any = None) -> None:
-        self.model, self.recipe, self.draft_model = model, recipe, draft_model
+    def __init__(self, model: Any, recipe: Recipe, small: DraftModel | None = None) -> None:
+        self.model, self.recipe, self.draft_model = model, recipe, small
         self.drafter = self._bound(Plan(), labels(model, None)).drafter
 
     @property
@@ -70,7 +72,8 @@ class Session:
 
     @property
     def name(self) -> str | None:
-        return str(self.model.config._name_or_path) or None
+        name: str | None = self.model.config._name_or_path
+        return name or None
 
     def run(
         self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop
@@ -102,7 +105,7 @@ class Session:
 
     def save(self, folder: Path) -> None:
         if self.draft_model is not None:
-            self.draft_model.save_pretrained(folder)
+            self.draft_model.save(folder, self.model, self.drafter)
 
     def _classes(self, given: Any, prompt: str | Sequence[str] | None) -> Tensor:
         if prompt is not None and given is not None:
@@ -113,7 +116,7 @@ class Session:
         """The recipe for the classes and the sampler of a call."""
         small = None
         if self.draft_model is not None:
-            small = MarReader.of(self.draft_model, classes, plan)
+            small = MarReader.of(self.draft_model.model, classes, plan)
         return bind(self.recipe, MarReader.of(self.model, classes, plan), small)
 
     def _drawn(self, call: Call, request: PatchRequest, loop: Loop) -> Tensor:
@@ -162,26 +165,10 @@ def bind(recipe: Recipe, reader: Reader, small: Reader | None) -> Bound:
 
 def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:
     """A model bound to a recipe. Raises ValueError for parts that do not fit."""
-    small = _draft_model(model, recipe, drafter)
+    target = MarReader.of(model, labels(model, None), Plan())
+    small = draft_model(recipe, drafter, target)
     shape = shape_of(recipe.execution, None, parts.get("length"))
     return Session(model, replace(recipe, execution=shape), small)
-
-
-def _draft_model(model: Any, recipe: Recipe, drafter: Any) -> Any:
-    """The smaller model, where the recipe takes one."""
-    if drafter is None and recipe.takes_drafter:
-        raise ValueError(
-            f"recipe {recipe.name!r} needs a draft model; give drafter= a smaller "
-            f"{type(model).__name__}"
-        )
-    if drafter is None:
-        return None
-    if not recipe.takes_drafter:
-        raise ValueError(f"recipe {recipe.name!r} takes no draft model; drop drafter=")
-    if isinstance(drafter, str | Path):
-        drafter = load(drafter)
-    check_pair(model, drafter)
-    return drafter
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.models.mar_head import SampledHead
+from mmspec.models.reading import read
 from mmspec.targets.patches import Plan
 from mmspec.targets.paths import PathLaw
-
-SHARED = ("side", "channels", "patch_size", "num_classes", "base_steps", "latent_scale")
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,7 @@ def load(source: str | Path) -> MarForImageGeneration:
         return found
     if not (Path(source) / "config.json").exists():
         raise ValueError(f"{source} is no folder of a MAR model; give one, or zoo:NAME")
-    read: Any = MarForImageGeneration.from_pretrained
-    model: MarForImageGeneration = read(source, use_safetensors=True)
-    model.train(False)
+    model: MarForImageGeneration = read(MarForImageGeneration, source, "MAR model")
     return model
 
 
@@ -108,19 +105,3 @@ def _plain(name: str) -> str:
     """A name without capitals, spaces around it and an article."""
     words = name.lower().split()
     return " ".join(words[1:] if len(words) > 1 and words[0] in ("a", "an", "the") else words)
-
-
-def check_pair(target: Any, small: Any) -> None:
-    """Refuse a draft model of other tokens. Raises ValueError."""
-    if not isinstance(small, MarForImageGeneration):
-        raise ValueError(
-            f"drafter= is a {type(small).__name__}, but a MAR model is drafted for by a MAR model; "
-            "give a smaller one of the same tokens"
-        )
-    for name in SHARED:
-        own, theirs = getattr(target.config, name), getattr(small.config, name)
-        if own != theirs:
-            raise ValueError(
-                f"the draft model has {name}={theirs} and the target {name}={own}, so they speak "
-                "of other tokens; give two models for the same pictures"
-            )

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.loading import load_model
+from mmspec import zoo
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.modalities import examining_tokens, tokens
 from mmspec.modalities.families import backbone as reader
 from mmspec.modalities.vlm.asking import LanguageAsker
 from mmspec.modalities.vlm.settings import LanguageSettings
 from mmspec.modality import Finding, Loop
+from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe
 from mmspec.targets.encoder_decoder import EncoderDecoder, source_inputs
 
@@ -32,7 +34,8 @@ class Session:
 
     @property
     def name(self) -> str | None:
-        return str(self.model.config._name_or_path) or None
+        name: str | None = self.model.config._name_or_path
+        return name or None
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         asked = self.text.generate if call == "generate" else self.text.hook
@@ -54,12 +57,17 @@ def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
 
 def load(source: str | Path, **options: Any) -> Any:
     """A model from a folder, a hub name, or "zoo:NAME"."""
-    return load_model(source, **options)
+    name = str(source)
+    if name.startswith("zoo:"):
+        return zoo.load(name.removeprefix("zoo:"))
+    return load_causal(name, **options)
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     """A draft model or head for a model. Raises ValueError for one of another tokenizer."""
-    small = load_model(source, **options)
+    if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
+        return FEATURE_HEAD.load(source, model)
+    small = load(source, **options)
     tokens.check_words(model, small)
     return small
 

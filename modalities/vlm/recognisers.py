@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mmspec.targets.backbone import Family
+from mmspec.targets.family import Family
 
 FAMILIES: Mapping[str, Family] = {"whisper": Family("Whisper", media=("input_features",))}

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
-from mmspec.bench.tiny import joint, request, tiny, tiny_head
+from mmspec.bench.tiny import joint, random_drafter, request, tiny
 from mmspec.recipe import Recipe
 
 SAMPLED = {"do_sample": True, "temperature": 1.0, "top_k": 0}
+PICTURES = ("pixels", "target-features", "prompt")  # sights of what no text model reads
 ROOM = 48  # new tokens of an answer
 
 
@@ -21,10 +22,8 @@ def bound(recipe: Recipe, seed: int) -> Accelerated:
     target = tiny(seed=2 * seed)
     if not recipe.takes_drafter:
         return accelerate(target, recipe)
-    if recipe.partner == "head":
-        return accelerate(target, recipe, drafter=tiny_head(target, seed=2 * seed + 1))
-    sees = recipe.sees if recipe.sees in ("auto", "nothing", "placeholders") else "nothing"
-    small: Any = tiny(layers=1, seed=2 * seed + 1)
+    small = random_drafter(recipe, target, seed=2 * seed + 1)
+    sees = "nothing" if recipe.sees in PICTURES else recipe.sees
     return accelerate(target, replace(recipe, sees=sees), drafter=small)
 
 

@@ -15,6 +15,7 @@ from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
 from mmspec.bench.frequency import chi_square, p_value
 from mmspec.bench.tiny import joint, request, tiny
 from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.modalities.vlm import toys
 from mmspec.recipe import Recipe, Tailored
@@ -27,11 +28,10 @@ class Hasty:
 
     lossless: ClassVar[bool] = True
 
-    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
-        ratio = p.gather(-1, x[..., None]) / q.gather(-1, x[..., None])
-        return ratio.squeeze(-1).clamp_max(1)
+    def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:
+        return (p.prob(x) / q.prob(x)).clamp_max(1)
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
         return p
 
 

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 import mmspec
+from mmspec import recipes
 from mmspec.bench.efficiency import efficiencies
 from mmspec.bench.forwards import Forward, recording, replay, stopwatch
-from mmspec.bench.tiny import tiny_head
+from mmspec.bench.tiny import random_drafter
 from mmspec.modalities.vlm.baselines import SpeculativeGenerate
 from tests import toys
+from tests.conftest import unchecked
 from tests.modalities import drawing
 from tests.toys import painters
 
@@ -20,7 +22,7 @@ ROOM = 16
 @pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl", "gemma3", "paligemma", "lfm2"])
 def test_every_forward_is_recorded_once(family: str) -> None:
     target = toys.model(family)
-    fast = mmspec.accelerate(target, drafter=toys.model(family, seed=1))
+    fast = unchecked(mmspec.accelerate(target, drafter=toys.model(family, seed=1)))
     with recording(fast) as tape:
         out = fast.generate(**toys.inputs(family), max_new_tokens=ROOM)
     own = {id(module) for module in (target, target.get_decoder())}
@@ -33,7 +35,7 @@ def test_every_forward_is_recorded_once(family: str) -> None:
 
 
 def test_shared_layers_are_recorded_on_the_target_s_cache() -> None:
-    fast = mmspec.accelerate(toys.model("llama", layers=4), "layer-skip")
+    fast = unchecked(mmspec.accelerate(toys.model("llama", layers=4), "layer-skip"))
     with recording(fast) as tape:
         fast.generate(**toys.inputs("llama"), max_new_tokens=ROOM)
     assert len(tape.caches) == 1
@@ -42,10 +44,11 @@ def test_shared_layers_are_recorded_on_the_target_s_cache() -> None:
 
 def test_a_feature_head_is_recorded_on_a_cache_of_its_own() -> None:
     model = toys.model("llava")
-    fast = mmspec.accelerate(model, "eagle", drafter=tiny_head(model))
+    head = random_drafter(recipes.get("eagle"), model)
+    fast = mmspec.accelerate(model, "eagle", drafter=head)
     with recording(fast) as tape:
         out = fast.generate(**toys.inputs("llava"), max_new_tokens=ROOM)
-    calls = [call for call in tape.forwards if call.module is fast.session.bound.draft_model]
+    calls = [call for call in tape.forwards if call.module is head]
     assert [call.is_first for call in calls] == [True] + [False] * (len(calls) - 1)
     assert len(calls) > out.stats.target_calls
     assert len(tape.caches) == 2
@@ -102,7 +105,7 @@ def test_efficiency_is_a_share() -> None:
 
 
 def test_the_stopwatch_sees_all_forwards() -> None:
-    fast = mmspec.accelerate(toys.model("llama"), "plain")
+    fast = unchecked(mmspec.accelerate(toys.model("llama"), "plain"))
     with stopwatch(fast, torch.device("cpu")) as spent:
         fast.generate(**toys.inputs("llama"), max_new_tokens=ROOM)
     assert len(spent) == 1 + 2 * (ROOM - 1)  # prefill, then decoder and head

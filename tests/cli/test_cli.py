@@ -33,9 +33,9 @@ needs_zoo = pytest.mark.skipif(not HAS_ZOO, reason="the zoo is not trained yet")
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Small random models: a text pair, one of another vocabulary, a LLaVA with its drafter."""
-    from mmspec.modalities.vlm.zoo.architecture import LLAVA_BLIND, LLAVA_SIGHTED
+    from mmspec.modalities.vlm.zoo.architecture import BLIND, SIGHTED
     from mmspec.modalities.vlm.zoo.families import FAMILIES
-    from mmspec.zoo.saving import save
+    from mmspec.modalities.vlm.zoo.train import save
 
     root = tmp_path_factory.mktemp("models")
     torch.manual_seed(0)
@@ -44,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     save_text(toys.model("llama", vocab_size=2000), root / "other", [f"x{i}" for i in range(2000)])
     family = FAMILIES["llava"]
     processor = family.build_processor()
-    for name, shape in (("vlm", LLAVA_SIGHTED), ("vlm-drafter", LLAVA_BLIND)):
+    for name, shape in (("vlm", SIGHTED), ("vlm-drafter", BLIND)):
         model = family.build(shape, processor.tokenizer)
         save(model, processor, root / name, sees=name == "vlm")
     return {path.name: str(path) for path in root.iterdir()}
@@ -374,13 +374,25 @@ def test_the_zoo_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_training_reports(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def train(name: str, out: Any, steps: Any, seed: int, progress: Any) -> dict[str, Any]:
+    def train(name: str, out: Any, steps: Any, seed: int, progress: Any, force: bool) -> Any:
         progress("talk", 1, 2, 0.5)
-        return {"name": name, "steps": steps, "seed": seed}
+        if seed == 8:
+            raise KeyboardInterrupt("interrupted; what was learnt is in here")
+        return {"name": name, "steps": steps, "seed": seed, "force": force}
 
-    monkeypatch.setattr("mmspec.zoo.train.train", train)
+    monkeypatch.setattr("mmspec.zoo.train", train)
     found = run(capsys, "zoo", "train", "llava", "--steps", "3", "--seed", "7")
-    assert found == {"name": "llava", "steps": 3, "seed": 7}
+    assert found == {"name": "llava", "steps": 3, "seed": 7, "force": False}
+    assert run(capsys, "zoo", "train", "llava", "--force")["force"] is True
+    assert main(["zoo", "train", "llava", "--seed", "8"]) == 130
+    assert "what was learnt is in here" in capsys.readouterr().err
+
+
+def test_training_does_not_overwrite_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zoo", "train", "llava", "--steps", "1"]) != 0
+    assert "llava is in " in (told := capsys.readouterr().err)
+    assert "--out" in told
+    assert "--force" in told
 
 
 @pytest.mark.parametrize("own", registry.modalities())

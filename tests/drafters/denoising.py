@@ -35,6 +35,18 @@ class Steep:
 
 
 @dataclass(frozen=True)
+class Varying:
+    """As steep, with a std of its own: the kernel's, times what the state says."""
+
+    kernel: GaussianKernel
+    width: int = 1
+
+    def predict(self, states: Tensor, step: Tensor, row: Tensor) -> Prediction:
+        std = (1.1 + 0.3 * torch.tanh(states)) * self.kernel.deviation(step, states)
+        return Prediction(2 * states + torch.sin(states.flip(-1)), std)
+
+
+@dataclass(frozen=True)
 class Run:
     """What came out, and what it took."""
 
@@ -131,7 +143,8 @@ def surprise(done: Run) -> float:
     here, after = states[:, random], states[:, [step + 1 for step in random]]
     seen = done.target.denoiser.predict(here.flatten(0, 1), steps.flatten(), rows.flatten())
     clean = seen.clean.view_as(here)
-    noise = (after - kernel.mean(here, clean, steps)) / kernel.deviation(steps, here)
+    std = kernel.deviation(steps, here) if seen.std is None else seen.std.view_as(here)
+    noise = (after - kernel.mean(here, clean, steps)) / std
     turn = (clean[:, 1:] - clean[:, :-1]).flatten(2)
     noise, d = noise.flatten(2), noise.flatten(2).shape[-1]
     along = (noise[:, 1:] * turn).sum(-1) / turn.norm(dim=-1).clamp_min(1e-12)

@@ -16,9 +16,9 @@ from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.laws.categorical import Categorical
 from mmspec.modalities.families import backbone
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
-from mmspec.targets.backbone import Backbone
 from mmspec.targets.context import Context
 from mmspec.targets.guidance import guided
+from mmspec.targets.reader import Reader
 from mmspec.training.heads import Lesson, Pairs, learn_head, read
 
 
@@ -42,7 +42,7 @@ def trained(model: Any, lesson: Lesson, steps: int = 80, layers: int = 1) -> Fea
         torch.manual_seed(0)
         config = FeatureHeadConfig.of(reader.config, reader.vocabulary, num_hidden_layers=layers)
         head = FeatureHead(config)
-        learn_head(model, head, endless(lesson), steps, rate=5e-3)
+        learn_head(reader, head, endless(lesson), steps, rate=5e-3)
     return head
 
 
@@ -143,7 +143,7 @@ def paths(spoken: list[Nodes], row: int) -> list[tuple[int, list[int]]]:
 
 
 def along(
-    reader: Backbone,
+    reader: Reader,
     head: FeatureHead,
     pairs: Pairs,
     row: int,

@@ -214,7 +214,7 @@ def test_learning_leaves_the_target_alone_and_the_loss_falls() -> None:
     before = {name: value.clone() for name, value in toy.state_dict().items()}
     lesson, losses = said("llava", 3)[0], list[float]()
     head = untrained(toy)
-    learn_head(toy, head, endless(lesson), 20, 3e-3, lambda *seen: losses.append(seen[3]))
+    learn_head(backbone(toy), head, endless(lesson), 20, 3e-3, lambda *seen: losses.append(seen[3]))
     assert losses[-1] < 0.8 * losses[0]
     assert not head.training
     assert all(torch.equal(value, before[name]) for name, value in toy.state_dict().items())
@@ -231,7 +231,7 @@ def test_nothing_is_learnt_behind_the_end_of_a_row() -> None:
     def learnt(tokens: Tensor) -> Tensor:
         head = untrained(model("llama"))
         torch.manual_seed(1)
-        learn_head(model("llama"), head, endless(Lesson(lesson.inputs, tokens)), 2, 1e-2)
+        learn_head(backbone(model("llama")), head, endless(Lesson(lesson.inputs, tokens)), 2, 1e-2)
         return head.fc.weight
 
     assert torch.equal(learnt(ended), learnt(other))
@@ -303,16 +303,16 @@ def test_the_head_of_another_target_is_refused(changes: dict[str, Any], message:
     with pytest.raises(ValueError, match=message):
         mmspec.accelerate(model("llava"), "eagle", drafter=head)
     with pytest.raises(ValueError, match=message):
-        learn_head(model("llava"), head, iter(()), 1)
+        learn_head(backbone(model("llava")), head, iter(()), 1)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     toy, head = model("llava"), untrained(model("llava"))
     with pytest.raises(ValueError, match="needs a feature head; give drafter="):
         mmspec.accelerate(toy, "eagle")
-    with pytest.raises(ValueError, match=r"needs a feature head, but Llava.* is a whole model"):
+    with pytest.raises(ValueError, match=r"needs a feature head, but a Llava.* is none"):
         mmspec.accelerate(toy, "eagle-2", drafter=noisy("llava"))
-    with pytest.raises(ValueError, match="sees='target-features' does not fit"):
+    with pytest.raises(ValueError, match="needs a draft model, but a FeatureHead is none"):
         mmspec.accelerate(toy, "massv", drafter=head)
     with pytest.raises(ValueError, match="sees='target-states' does not fit"):
         mmspec.accelerate(toy, "coupled", drafter=noisy("llava"), sees="target-states")

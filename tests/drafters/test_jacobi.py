@@ -59,7 +59,7 @@ class OldLaw:
 class FreshAtTheRejection(Exact):
     """Wrong: commits a draw from p where the residual belongs."""
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
         return p
 
 

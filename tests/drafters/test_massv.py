@@ -10,7 +10,6 @@ import torch
 
 import mmspec
 from mmspec.drafters.neural import massv
-from mmspec.modalities.vlm import families as vlm
 from tests import toys
 
 torch.set_num_threads(1)
@@ -50,10 +49,10 @@ def test_the_tower_is_what_the_targets_own_projector_reads() -> None:
         model, request = toys.model(family), toys.inputs(family)
         out = model.model.get_image_features(pixel_values=request["pixel_values"], **select(model))
         backbone = mmspec.accelerate(model, "plain").session.bound.backbone
-        tower = vlm.optics(backbone, tower=True).parts(out)
-        assert vlm.tower_width(model) == tower[0].shape[-1] == 32
+        tower = backbone.feature_layout(tower=True).parts(out)
+        assert backbone.tower_width == tower[0].shape[-1] == 32
         own = getattr(model.model, name)(torch.stack(list(tower)))
-        torch.testing.assert_close(own[0], vlm.optics(backbone).parts(out)[0])
+        torch.testing.assert_close(own[0], backbone.feature_layout().parts(out)[0])
 
 
 def select(model: Any) -> dict[str, Any]:

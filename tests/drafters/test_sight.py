@@ -18,7 +18,6 @@ from mmspec.drafters.neural.embed_prompt import weave
 from mmspec.laws.noise import KeyedNoise
 from mmspec.laws.sampling import Sampling
 from mmspec.modalities import families
-from mmspec.modalities.vlm import families as vlm
 from mmspec.recipe import Kit
 from mmspec.targets.backbone import Backbone
 from mmspec.targets.causal import CausalTarget
@@ -189,7 +188,7 @@ def test_rows_with_different_numbers_of_features_are_padded_on_the_left() -> Non
     """Each row of a ragged batch reads as it does alone."""
     drafter = backbone(toys.model("qwen2_5_vl"))
     request = toys.inputs("qwen2_5_vl", batch=3, ragged=True)
-    optics = vlm.optics(drafter)
+    layout = drafter.feature_layout()
 
     def woven(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         out = drafter.model.get_image_features(
@@ -202,7 +201,7 @@ def test_rows_with_different_numbers_of_features_are_padded_on_the_left() -> Non
             )
         ]
         found = pictures(
-            optics.parts(out), rows, toys.IMAGE, lambda at, n: optics.grid(given, at, n)
+            layout.parts(out), rows, toys.IMAGE, lambda at, n: layout.grid(given, at, n)
         )
         assert all(picture.grid is not None for row in found for picture in row)
         thin = [[BipartiteMerge(0.6).compress(picture, {}) for picture in row] for row in found]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from itertools import product
 from math import prod
+from typing import Any
 
 import pytest
 import torch
 
+import mmspec
 from mmspec.draft import Draft, Kind, Round, Scores, Verdict
 from mmspec.drafters.lookup.token_recycling import (
     RANKS,
@@ -20,6 +22,7 @@ from mmspec.drafters.lookup.token_recycling import (
 )
 from mmspec.laws.categorical import Categorical
 from mmspec.trees import Tree
+from tests import toys
 from tests.drafters.driving import CPU, accepted, context, drive, greedy, inputs, tiny
 
 
@@ -133,6 +136,23 @@ def test_greedy_decoding_is_unchanged_and_shorter(padding: tuple[int, ...]) -> N
     assert text == greedy(model, prompt, 40)
     assert accepted(rounds) > 0
     assert any(path and path != tuple(range(len(path))) for turn in rounds for path in turn.path)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_later_requests_find_what_was_remembered(seed: int | None) -> None:
+    """The same question again needs fewer calls, and its answer is the same: greedy or coupled."""
+    model, request = toys.model("llama"), toys.inputs("llama")
+    how: dict[str, Any] = {"max_new_tokens": 24}
+    how |= {} if seed is None else {"seed": seed, "temperature": 0.5}
+    plain = mmspec.decode_plain(model, **request, **how)
+    warm = mmspec.accelerate(model, "token-recycling")
+    fresh = mmspec.accelerate(model, "token-recycling", fresh=True)
+    first, again = (warm.generate(**request, **how) for _ in range(2))
+    for out in (first, again, fresh.generate(**request, **how), fresh.generate(**request, **how)):
+        assert torch.equal(out.sequences, plain.sequences)
+    assert fresh.last_stats is not None
+    assert fresh.last_stats.target_calls == first.stats.target_calls
+    assert again.stats.target_calls < first.stats.target_calls
 
 
 def test_a_tree_that_is_too_wide_is_refused() -> None:

@@ -59,10 +59,10 @@ class Likely:
     tau: float
     lossless: ClassVar[bool] = False
 
-    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
-        return (p.gather(-1, x[..., None])[..., 0] >= self.tau).to(p)
+    def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:
+        return (p.prob(x) >= self.tau).to(p.probs)
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
         return p
 
 

@@ -12,7 +12,7 @@ from mmspec.drafters.denoising.frozen import Frozen
 from mmspec.drafters.denoising.window import Additive, Constant, Mismatch, News, Window, growth
 from mmspec.laws.gaussian import Gaussian
 from mmspec.laws.kernels import GaussianKernel
-from mmspec.recipe import Recipe, describe
+from mmspec.recipe import Recipe
 from mmspec.recipes import asd
 from mmspec.targets.denoising import Prediction
 from tests.chains import mixture, vp_grid
@@ -64,9 +64,9 @@ def test_a_tree_branches_first_and_goes_on_as_chains() -> None:
 
 
 def test_words() -> None:
-    assert describe(Window.fixed(8)) == "window of 8 states"
-    assert "window of all states, paced by Additive(" in describe(Window())
-    assert describe(Window.tree((3, 2))) == "tree of 3 x 2 states in a window of 3"
+    assert Window.fixed(8).words == "window of 8 states"
+    assert "window of all states, paced by Additive(" in Window().words
+    assert Window.tree((3, 2)).words == "tree of 3 x 2 states in a window of 3"
     tree: Recipe = replace(asd.RECIPE, execution=Window.tree((3, 2)))
     assert tree.axes()["verification execution"] == "tree, one pass"
     assert asd.RECIPE.axes()["verification execution"] == "linear, one pass"

@@ -42,11 +42,11 @@ class Given:
     correction: Tensor  # (V,)
     lossless: ClassVar[bool] = False
 
-    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:
         return self.chances[x]
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
-        return self.correction.expand_as(p)
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
+        return Categorical.having(self.correction.expand_as(p.probs))
 
 
 def test_the_output_is_what_enumeration_finds() -> None:
@@ -106,7 +106,8 @@ def test_single_tests_tell_the_mass_on_average() -> None:
     x = torch.arange(8).expand(6, -1)
     wanted, proposed = (one[:, None].expand(-1, 8, -1) for one in (p, q))
     rule = Lenience(0.7)
-    single = excess(wanted, proposed, x, rule.accept(wanted, proposed, x))
+    chances = rule.accept(Categorical.having(wanted), Categorical.having(proposed), x)
+    single = excess(wanted, proposed, x, chances)
     assert_close((q * single).sum(-1), measure(rule, p, q).over_accepted, atol=1e-14, rtol=0)
 
 

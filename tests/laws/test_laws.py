@@ -41,6 +41,59 @@ def test_a_point_mass_keeps_its_ranking() -> None:
     assert float(law.entropy()) == pytest.approx(0, abs=1e-6)
 
 
+def test_given_probabilities_are_handed_back_bit_for_bit() -> None:
+    probs = torch.rand(2, 3, 7, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    law = Categorical.having(probs)
+    assert law.probs is probs
+    assert (law.batch, law.size) == ((2, 3), 7)
+    assert torch.equal(law[:, 1:].probs, probs[:, 1:])
+    assert torch.equal(law[:, 1:].scores, probs[:, 1:].log())
+    x = probs.argmax(-1)
+    assert torch.equal(law.prob(x), probs.amax(-1))
+    assert torch.equal(law.mode, x)
+    assert torch.equal(law.sample(Keys(x)), Categorical.of(probs).sample(Keys(x)))
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_parts_of_an_evaluated_law_take_its_probabilities_along(hard: bool) -> None:
+    law = Categorical(torch.randn(2, 3, 7), hard)
+    known = law.evaluated()
+    assert known.scores is law.scores
+    assert known.hard is hard
+    part = known[:, 1]
+    assert part.known is not None
+    assert torch.equal(part.probs, law.probs[:, 1])
+    assert torch.equal(part.scores, law.scores[:, 1])
+    assert torch.equal(part.perturbed(keys(2)), law[:, 1].perturbed(keys(2)))
+    wide = law.evaluated(torch.zeros(1, dtype=torch.float64))
+    assert torch.equal(wide.probs, law.probs.double())
+
+
+def test_what_is_left_of_a_point_mass_is_that_point_mass() -> None:
+    law = Categorical(torch.randn(4, 7), hard=True)
+    for q in (torch.rand(4, 7).softmax(-1), law.probs):
+        assert law.residual(Categorical.having(q)) is law
+        assert torch.equal(law.probs, residual(law.probs, q))
+
+
+def test_laws_are_chosen_entry_by_entry() -> None:
+    chosen = torch.tensor([True, False])
+    soft, other = Categorical(torch.randn(2, 5)), Categorical.having(torch.rand(2, 5).softmax(-1))
+    assert Categorical.where(chosen, soft, soft) is soft
+    mixed = Categorical.where(chosen, soft, other)
+    assert torch.equal(mixed.probs, torch.stack((soft.probs[0], other.probs[1])))
+    assert torch.equal(mixed.scores, torch.stack((soft.scores[0], other.scores[1])))
+    hard, second = (Categorical(torch.randn(2, 5), hard=True) for _ in range(2))
+    ranked = Categorical.where(chosen, hard, second)
+    assert ranked.hard
+    assert torch.equal(ranked.probs, torch.stack((hard.probs[0], second.probs[1])))
+    assert torch.equal(ranked.scores, torch.stack((hard.scores[0], second.scores[1])))
+    met = Categorical.where(chosen, hard, soft)
+    assert not met.hard
+    assert torch.equal(met.probs, torch.stack((hard.probs[0], soft.probs[1])))
+    assert met.sample(keys(2))[0] == hard.mode[0]
+
+
 def test_entropy_is_that_of_the_law() -> None:
     law = Categorical(torch.tensor([[0.0, 0.0, -torch.inf], [5.0, -torch.inf, -torch.inf]]))
     assert_close(law.entropy(), torch.tensor([2.0, 1.0]).log(), atol=1e-6, rtol=0)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from mmspec.draft import Drafter
-from mmspec.drafters.build import no_drafter
 from mmspec.drafters.denoising.frozen import Frozen
 from mmspec.drafters.denoising.window import Window
+from mmspec.drafters.plain import no_drafter
+from mmspec.laws.noise import KeyedNoise
 from mmspec.recipe import Kit, Recipe
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.reflection import Reflection
@@ -45,3 +49,32 @@ def draw(fast: Any, name: str, count: int = 2, **more: Any) -> Tensor:
     shown = "pt" if name in ("dit", "ltx") else "np"
     settings = {"num_inference_steps": STEPS, "output_type": shown, **more}
     return pixels(fast(**{**asked(name, count), **settings}))
+
+
+def alone(
+    pipe: Any,
+    images: int,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[torch.Generator], Tensor],
+) -> Tensor:
+    """What a pipeline makes by itself of generator 5, its scheduler fed the noise of the chain.
+
+    That is keyed by a number drawn from the generator after the first state.
+    """
+    generator = torch.Generator().manual_seed(5)
+    noise: list[KeyedNoise] = []
+
+    def replayed(shape: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
+        if not noise:
+            seed = int(torch.randint(2**62, (), generator=generator))
+            noise.append(KeyedNoise.seeded(seed, images, torch.device("cpu")))
+            state.append(1)
+        keys = noise[0].shared(torch.full((images, 1), state[0]))
+        state[0] += 1
+        drawn: Tensor = keys.normal(*shape[1:])[:, 0].to(dtype)
+        return drawn.repeat(shape[0] // images, *(1,) * (drawn.dim() - 1))
+
+    state: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules[type(pipe.scheduler).__module__], "randn_tensor", replayed)
+        return call(generator)

@@ -10,9 +10,10 @@ import mmspec
 from mmspec import recipes
 from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
 from mmspec.bench.frequency import chi_square
-from mmspec.bench.tiny import joint, request, tiny, tiny_head
+from mmspec.bench.tiny import joint, random_drafter, request, tiny
 from mmspec.draft import Kind
 from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.laws.categorical import Categorical
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.recursive import Recursive
 
@@ -20,7 +21,7 @@ from mmspec.verifiers.recursive import Recursive
 class FromTarget(Exact):
     """Wrong: it corrects from the target's law where the residual belongs."""
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
         return p
 
 
@@ -57,7 +58,11 @@ def z_score(recipe: str, rows: int, first: int = 0, wrong: bool = False) -> floa
     verifier = Recursive(FromTarget()) if wrong else None
     tree = [2, 2, 1] if recipe == "eagle" else DynamicTree(3, 2, 5, (Kind.DET,))
     fast = mmspec.accelerate(
-        target, recipe, drafter=tiny_head(target, 4), tree=tree, verifier=verifier
+        target,
+        recipe,
+        drafter=random_drafter(recipes.get(recipe), target, 4),
+        tree=tree,
+        verifier=verifier,
     )
     law, batch = joint(target, room).flatten(), 3000
     counts = torch.zeros_like(law)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import mmspec
 from mmspec import recipes
 from mmspec.drafters.forecast.gate import Cadence, DecayingThreshold
 from mmspec.drafters.forecast.metric import L1
+from mmspec.forecast.presets import SPECA, TAYLORSEER
 from mmspec.verifiers.forecast_gate import ForecastGate
 from tests.toys.pipelines import asked, pipeline
 
@@ -38,12 +40,25 @@ def test_at_its_neutral_setting_a_recipe_is_the_pipeline(name: str, family: str)
     plain = _picture(pipe, family, generator=torch.Generator().manual_seed(5))
     fast: Any = mmspec.accelerate(pipe, name, **NEUTRAL[name])
     assert torch.equal(_picture(fast, family, seed=5), plain)
-    assert fast.last_stats.full > 0
-    assert fast.last_stats.forecast == 0
+    assert fast.last_stats.target_calls > 0
+    assert fast.last_stats.unverified_tokens == 0
     skips: dict[str, Any] = {"threshold": 1e9} if name == "first-block-cache" else {"warm_up": 1}
     fast = mmspec.accelerate(pipe, name, **skips)
     assert not torch.equal(_picture(fast, family, seed=5), plain)
-    assert fast.last_stats.forecast > 0
+    assert fast.last_stats.unverified_tokens > 0
+
+
+@pytest.mark.parametrize("model", ["dit", "flux", "hunyuan-video"])
+@pytest.mark.parametrize(("name", "presets"), [("speca", SPECA), ("taylorseer", TAYLORSEER)])
+def test_published_settings_are_options_of_their_recipe(
+    name: str, presets: Mapping[str, Mapping[str, Any]], model: str
+) -> None:
+    fast: Any = mmspec.accelerate(pipeline("dit"), name, **presets[model])
+    bound = fast.way.forecasting
+    assert bound.how.order == {"dit": 4, "flux": 2, "hunyuan-video": 1}[model]
+    assert bound.gate.schedule.warm_up == (1 if model == "hunyuan-video" else 3)
+    assert not bound.gate.per_sample
+    assert bound.gate.rollback is (name == "taylorseer")  # which checks nothing
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
@@ -59,13 +74,19 @@ def test_options_and_verifiers_reach_the_gate() -> None:
     fast: Any = mmspec.accelerate(
         pipe, "speca", base=0.3, most=7, metric="l1", order=3, basis="newton"
     )
-    bound = fast.way.forecasting
+    bound = fast.session.runner.forecasting
     assert bound.gate.schedule == DecayingThreshold(base=0.3, most=7)
     assert bound.gate.metric == L1()
     assert bound.how.order == 3
+    assert bound.gate.rollback
+    assert bound.gate.per_sample
+    fast = mmspec.accelerate(pipe, "speca", rollback=False, per_sample=False, lite=True)
+    assert not fast.way.forecasting.gate.rollback
+    assert not fast.way.forecasting.gate.per_sample
+    assert fast.way.forecasting.how.lite
     own = ForecastGate(Cadence(2, 1), per_sample=False)
     fast = mmspec.accelerate(pipe, "speca", verifier=own)
-    assert fast.way.forecasting.gate is own
+    assert fast.session.runner.forecasting.gate is own
     with pytest.raises(ValueError, match="metric='l3' is none of relative-norm"):
         mmspec.accelerate(pipe, "speca", metric="l3")
     with pytest.raises(ValueError, match="basis='fourier' is none of taylor, newton"):

@@ -15,7 +15,7 @@ from mmspec.laws.kernels import GaussianKernel
 from mmspec.recipe import Kit, Recipe, made, pair
 from mmspec.targets.denoising import ChainTarget
 from tests.chains import vp_grid
-from tests.drafters.denoising import Run, Steep, denoiser, run, surprise
+from tests.drafters.denoising import Run, Steep, Varying, denoiser, run, surprise
 
 NAMES = tuple(
     name for name in recipes.names("latents") if isinstance(recipes.get(name).execution, Window)
@@ -61,6 +61,21 @@ def test_a_recipe_saves_calls(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if recipes.get(name).exact])
 def test_an_exact_recipe_has_the_increments_of_the_sampler(name: str) -> None:
     assert surprise(ran(name, STEEP, batch=600)) < 4.5
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if recipes.get(name).exact])
+def test_predicted_deviations_are_exact_or_refused_before_anything_runs(name: str) -> None:
+    """A learned variance gives target and draft other deviations in every step."""
+    network = Varying(replace(STEEP.kernel, is_predicted=True))
+    if name in ("asd-tree", "block-diffusion"):
+        with pytest.raises(ValueError, match=r"the network predicts it.*use the recipe"):
+            ran(name, network)
+        return
+    done = ran(name, network, batch=600)
+    assert surprise(done) < 4.5
+    assert done.calls < 2 * STEEP.kernel.steps  # the slowest of 600 rows, two calls a refusal
+    accepted = [sum(kept.accepted) for kept in done.rounds]
+    assert sum(accepted) > 600
 
 
 def test_asd_is_the_frozen_clean_sample_bit_for_bit() -> None:

@@ -9,7 +9,8 @@ import torch
 from torch.testing import assert_close
 
 from mmspec.draft import Draft, Kind
-from mmspec.targets.backbone import Backbone, Family
+from mmspec.targets.backbone import Backbone
+from mmspec.targets.family import Family
 from mmspec.targets.guidance import Guided, Pair, joined
 from mmspec.targets.memory import block
 from mmspec.trees import Tree

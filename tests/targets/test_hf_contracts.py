@@ -7,7 +7,9 @@ import torch
 import transformers as hf
 from torch import Tensor
 
+import mmspec
 from mmspec import _hf
+from mmspec.modalities import families
 from mmspec.targets.stop import Stop
 from tests import toys
 
@@ -177,6 +179,37 @@ def test_prefill_inputs_count_positions_behind_the_padding(model: Any) -> None:
     assert made["past_key_values"] is cache
     assert torch.equal(made["input_ids"], PROMPT)
     assert torch.equal(made["attention_mask"], MASK)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2_5_vl", "whisper", "qwen3_5"])
+def test_a_compiled_model_takes_what_the_model_takes(family: str) -> None:
+    """torch.compile hides its arguments, and what cannot be seen is not refused as missing."""
+    model = toys.model(family)
+    compiled = torch.compile(model, backend="eager")
+    assert _hf.forward_names(compiled) == _hf.forward_names(model)
+    assert "attention_mask" in _hf.forward_names(model)
+    families.backbone(compiled)
+
+
+def test_a_compiled_model_hands_out_its_features() -> None:
+    model, request = toys.model("llava"), toys.inputs("llava")
+    expected = model.generate(**request, max_new_tokens=6, do_sample=False)
+    fast = mmspec.accelerate(
+        torch.compile(model, backend="eager"), drafter=toys.model("llama"), sees="target-features"
+    )
+    out = fast.generate(**request, max_new_tokens=6, do_sample=False)
+    assert torch.equal(out.sequences, expected)
+
+
+def test_inferred_mask_is_told_by_padding_that_ends_nothing(model: Any) -> None:
+    mask = _hf.inferred_mask(model, PROMPT)
+    assert mask is not None
+    assert torch.equal(mask, MASK)
+    assert _hf.inferred_mask(model, PROMPT[1:]) is None  # nothing is padded
+    model.generation_config.eos_token_id = [3, 0]
+    assert _hf.inferred_mask(model, PROMPT) is None  # it also ends a sequence
+    model.generation_config.eos_token_id = 3
+    assert _hf.inferred_mask(model, PROMPT, resolved(model, pad_token_id=7)) is not None
 
 
 @torch.no_grad()

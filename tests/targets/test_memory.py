@@ -15,9 +15,9 @@ from torch.testing import assert_close
 
 import mmspec
 from mmspec.draft import Draft, Kind
-from mmspec.targets.backbone import Backbone
 from mmspec.targets.cache import SlotLayer
 from mmspec.targets.memory import Memory, Rows, block
+from mmspec.targets.reader import Reader
 from mmspec.trees import Tree
 from tests import toys
 
@@ -31,20 +31,20 @@ def close(actual: Tensor, expected: Tensor) -> None:
     assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
-def backbone(family: str) -> Backbone:
-    made: Backbone = mmspec.accelerate(toys.model(family), "plain").session.bound.backbone
+def backbone(family: str) -> Reader:
+    made: Reader = mmspec.accelerate(toys.model(family), "plain").session.bound.backbone
     return made
 
 
 @torch.no_grad()
-def prefilled(body: Backbone, request: Request, room: int = 64) -> Memory | Rows:
-    memory, _, _ = body.prefill(request, room)
+def prefilled(body: Reader, request: Request, room: int = 64) -> Memory | Rows:
+    memory: Memory | Rows = body.prefill(request, room)[0]
     return memory
 
 
 @torch.no_grad()
 def read(
-    body: Backbone, memory: Memory | Rows, waiting: Sequence[Sequence[int]], draft: Draft | None
+    body: Reader, memory: Memory | Rows, waiting: Sequence[Sequence[int]], draft: Draft | None
 ) -> Tensor:  # (B, 1 + N, V)
     return body.read(memory, block(waiting, draft, memory.like))[0]
 
@@ -61,7 +61,7 @@ def extended(request: Request, row: int, tokens: Sequence[int]) -> Request:
 
 
 @torch.no_grad()
-def fresh(body: Backbone, request: Request, row: int, tokens: Sequence[int]) -> Tensor:  # (V,)
+def fresh(body: Reader, request: Request, row: int, tokens: Sequence[int]) -> Tensor:  # (V,)
     """Next-token logits of a new request with these tokens."""
     logits: Tensor = body.prefill(extended(request, row, tokens), 8)[1][0]
     return logits

@@ -10,7 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers.generation import ConfidenceCriteria  # type: ignore[attr-defined]
 
+import mmspec
 from mmspec.targets.stop import Stop
+from tests import toys
 
 CONFIG = hf.GenerationConfig(max_length=20, eos_token_id=[3, 4])
 
@@ -144,3 +146,32 @@ def test_impossible_conditions_are_refused() -> None:
         Stop(1, max_time=0)
     with pytest.raises(ValueError, match="ConfidenceCriteria reads scores"):
         Stop(1, criteria=(ConfidenceCriteria(0.5),))
+
+
+def test_a_row_that_has_ended_is_padded_though_no_token_ends_it() -> None:
+    """Up to there the row is that of `generate()`, which lets it speak on until all have ended."""
+    model, request = toys.model("llama"), toys.inputs("llama", batch=2)
+    ends = Odd(request["input_ids"].shape[1])
+    settings: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+    expected = model.generate(**request, **settings, stopping_criteria=[ends])
+    fast = mmspec.accelerate(model, "prompt-lookup")
+    found = fast.generate(**request, **settings, stopping_criteria=[ends]).sequences
+    assert found.shape == expected.shape
+    said = found != toys.PAD
+    assert torch.equal(found[said], expected[said])
+    assert not bool(said.all())
+
+
+class Odd(hf.StoppingCriteria):
+    """Ends the first row behind three new tokens, the others behind nine."""
+
+    def __init__(self, prompt: int) -> None:
+        self.prompt = prompt
+        self.first: Tensor | None = None
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        if self.first is None:
+            self.first = input_ids[0, : self.prompt].clone()
+        is_first = (input_ids[:, : self.prompt] == self.first).all(-1)
+        limit = torch.where(is_first, 3, 9)
+        return input_ids.shape[1] - self.prompt >= limit

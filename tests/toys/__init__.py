@@ -17,22 +17,26 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from tests.toys.configs import AUDIO, BOS, BUILDERS, IMAGE, MELS, PAD, WINDOW, WORDS
-from tests.toys.images import PAINTERS
+from tests.toys.configs import AUDIO, BOS, BUILDERS, IMAGE, MELS, PAD, VIDEO, WINDOW, WORDS
+from tests.toys.images import CLIPS, PAINTERS, clip
 
 __all__ = [
     "BOS",
+    "CLIPS",
     "FAMILIES",
     "IMAGE",
     "PAD",
     "TEXT",
+    "VIDEO",
     "VLMS",
     "WINDOW",
     "WORDS",
     "alone",
     "blind",
+    "filmed",
     "inputs",
     "model",
+    "unequal",
 ]
 
 GAIN = 1.6
@@ -83,6 +87,35 @@ def inputs(family: str, seed: int = 0, batch: int = 1, ragged: bool = False) -> 
     for row, block in zip(rows, blocks, strict=True):
         lead, tail = (_text(n, noise) for n in (before + (0, 3, 1)[row % 3], after + 5 * row % 7))
         ids.append([BOS, *lead, *block, *tail])
+    width = max(map(len, ids))
+    input_ids = torch.tensor([[PAD] * (width - len(row)) + row for row in ids])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
+    return {"input_ids": input_ids, "attention_mask": mask, **_types(family, input_ids), **tensors}
+
+
+def filmed(family: str, seed: int = 0, batch: int = 1, tail: int = 5) -> dict[str, Tensor]:
+    """A request of `batch` rows with a video each, and `tail` words behind it."""
+    noise = torch.Generator().manual_seed(2000 + seed)
+    blocks, tensors = clip(family, batch, noise)
+    ids = [[BOS, *_text(3, noise), *block, *_text(tail, noise)] for block in blocks]
+    input_ids = torch.tensor(ids)
+    types = {"mm_token_type_ids": 2 * (input_ids == VIDEO).long()} if family in MROPE else {}
+    return {
+        "input_ids": input_ids,
+        "attention_mask": torch.ones_like(input_ids),
+        **types,
+        **tensors,
+    }
+
+
+def unequal(family: str, seed: int = 0) -> dict[str, Tensor]:
+    """Two pictures in the first row, one in the second, none in the third; text between them."""
+    noise = torch.Generator().manual_seed(3000 + seed)
+    (one, two, three), tensors = PAINTERS[family]([0, 1, 2], noise)
+    if "batch_num_images" in tensors:
+        tensors["batch_num_images"] = torch.tensor([2, 1, 0])
+    rows = [[*one, *_text(2, noise), *two], three, []]
+    ids = [[BOS, *_text(3, noise), *row, *_text(4, noise)] for row in rows]
     width = max(map(len, ids))
     input_ids = torch.tensor([[PAD] * (width - len(row)) + row for row in ids])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])

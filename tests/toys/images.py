@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tests.toys.configs import BREAK, END, IMAGE, START
+from tests.toys.configs import BREAK, END, IMAGE, START, VIDEO
 
 Image = tuple[list[list[int]], dict[str, Tensor]]  # placeholder ids per row, processor tensors
 ImageFamily = Callable[[list[int], torch.Generator], Image]
@@ -94,6 +94,25 @@ def _naflex(rows: list[int], noise: torch.Generator) -> Image:
     }
 
 
+def clip(family: str, rows: int, noise: torch.Generator, frames: int = 6) -> Image:
+    """A video of 4 x 4 patches per frame and row; every family marks frames in its own way."""
+    tensors = {"pixel_values_videos": torch.randn(rows, frames, 3, 16, 16, generator=noise)}
+    if family == "llava_onevision":  # 2 x 2 tokens per frame pooled to one, and a newline
+        return [[VIDEO] * (frames + 1) for _ in range(rows)], tensors
+    patches = rows * frames * 16
+    tensors = {
+        "pixel_values_videos": torch.randn(patches, 3 * 2 * 4 * 4, generator=noise),
+        "video_grid_thw": torch.tensor([[frames, 4, 4]] * rows),
+    }
+    if family == "qwen2_5_vl":  # seconds between two frames
+        tensors["second_per_grid_ts"] = torch.full((rows,), 3.0)
+    if family in ("qwen2_vl", "qwen2_5_vl"):
+        return [[START, *[VIDEO] * 4 * frames, END] for _ in range(rows)], tensors
+    stamped = [[30 + at, START, *[VIDEO] * 4, END] for at in range(frames)]
+    return [[token for frame in stamped for token in frame] for _ in range(rows)], tensors
+
+
+CLIPS = ("llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 PAINTERS: dict[str, ImageFamily] = {
     "llava": _square(16, 16),
     "llava_next": _anyres(onevision=False),

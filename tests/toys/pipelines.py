@@ -32,6 +32,11 @@ def pipeline(name: str, seed: int = 0) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         pipe = BUILDERS[name]()
+    return randomised(pipe, seed)
+
+
+def randomised(pipe: Any, seed: int = 0) -> Any:
+    """The pipeline with weights that keep signals alive, ready and silent."""
     generator = torch.Generator().manual_seed(seed)
     for part in pipe.components.values():
         if isinstance(part, nn.Module):
@@ -42,7 +47,7 @@ def pipeline(name: str, seed: int = 0) -> Any:
 
 def asked(name: str, pictures: int = 1) -> dict[str, Any]:
     """Arguments for so many pictures."""
-    if name in ("ddpm", "ddim"):
+    if name in ("ddpm", "ddim", "learned"):
         return {"batch_size": pictures}
     if name == "dit":
         return {"class_labels": [3, 7, 1][:pictures]}
@@ -52,21 +57,30 @@ def asked(name: str, pictures: int = 1) -> dict[str, Any]:
         return {**prompts, **sizes}
     if name == "pixart":
         return {**prompts, **sizes, "use_resolution_binning": False, "clean_caption": False}
+    if name == "animatediff":
+        return {**prompts, "num_frames": 3, "height": 8, "width": 8}
     if name == "ltx":
         return {**prompts, **sizes, "height": 32, "width": 32, "num_frames": 9}
     return prompts
 
 
-def ddpm() -> Any:
+def ddpm(out_channels: int = 3) -> Any:
     unet = diffusers.UNet2DModel(
         in_channels=3,
-        out_channels=3,
+        out_channels=out_channels,
         down_block_types=("DownBlock2D", "AttnDownBlock2D"),
         up_block_types=("AttnUpBlock2D", "UpBlock2D"),
         attention_head_dim=8,
         **UNET,
     )
     return diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler())
+
+
+def learned() -> Any:
+    """Its network predicts a variance too."""
+    pipe = ddpm(6)
+    pipe.scheduler = diffusers.DDPMScheduler(variance_type="learned_range")
+    return pipe
 
 
 def ddim() -> Any:
@@ -101,6 +115,27 @@ def stable_diffusion() -> Any:
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
+    )
+
+
+def perturbed() -> Any:
+    """Stable Diffusion under perturbed-attention guidance."""
+    return diffusers.StableDiffusionPAGPipeline(
+        **stable_diffusion().components, requires_safety_checker=False, pag_applied_layers=["mid"]
+    )
+
+
+def animated() -> Any:
+    parts = stable_diffusion().components
+    motion = diffusers.MotionAdapter(
+        block_out_channels=UNET["block_out_channels"],
+        motion_layers_per_block=1,
+        motion_norm_num_groups=4,
+        motion_num_attention_heads=2,
+    )
+    names = ("vae", "text_encoder", "tokenizer", "unet", "scheduler")
+    return diffusers.AnimateDiffPipeline(
+        **{name: parts[name] for name in names}, motion_adapter=motion
     )
 
 
@@ -331,9 +366,12 @@ def _randomise(module: nn.Module, generator: torch.Generator) -> None:
 
 BUILDERS: dict[str, Callable[[], Any]] = {
     "ddpm": ddpm,
+    "learned": learned,
     "ddim": ddim,
     "dit": dit,
     "sd": stable_diffusion,
+    "pag": perturbed,
+    "animatediff": animated,
     "sdxl": stable_diffusion_xl,
     "sd3": stable_diffusion_3,
     "flux": flux,

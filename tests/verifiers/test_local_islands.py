@@ -33,10 +33,10 @@ class Unless:
     token: int
     lossless: ClassVar[bool] = False
 
-    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
-        return (x != self.token).to(p)
+    def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:
+        return (x != self.token).to(p.probs)
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
         return p
 
 

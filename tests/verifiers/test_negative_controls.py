@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
-from mmspec.laws.categorical import Categorical, residual
+from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane, Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.block import Block, path_ratio, scaled_residual, stopping
@@ -38,7 +38,7 @@ E4 = (vector("0.60", "0.25", "0.10", "0.05"), vector("0.30", "0.40", "0.20", "0.
 class FromP(Exact):
     """Wrong: corrects from p instead of the residual."""
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
         return p
 
 
@@ -75,15 +75,15 @@ class SkipDuplicates:
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         def step(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
-            p, slot = family.p, torch.full_like(family.last, -1)
+            p, q, slot = family.p, family.q, torch.full_like(family.last, -1)
             for j, x in enumerate(family.tokens.unbind(1)):
                 known = (family.tokens[:, :j] == x[:, None]).any(-1)
                 tested = family.real[:, j] & (slot < 0) & ~known
-                chance = torch.where(tested, Exact().accept(p, family.q, x), 0)
+                chance = torch.where(tested, Exact().accept(p, q, x), 0)
                 hit = noise.flip(chance, lane + j)
                 slot = torch.where(hit, j, slot)
-                p = torch.where((tested & ~hit)[:, None], residual(p, family.q), p)
-            return slot, p
+                p = Categorical.where(tested & ~hit, p.residual(q), p)
+            return slot, p.probs
 
         return descend(draft, scores, noise, step)
 

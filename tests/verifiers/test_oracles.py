@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.draft import Kind, Verifier
-from mmspec.laws.categorical import residual
+from mmspec.laws.categorical import Categorical, residual
 from mmspec.trees import Tree
 from mmspec.verifiers.block import Block, path_ratio, scaled_residual, stopping
 from mmspec.verifiers.exact import Exact
@@ -157,10 +157,11 @@ def test_lenience_trades_exactness_for_acceptance() -> None:
 def test_typical_tokens(p: Tensor, threshold: float, typical: list[int]) -> None:
     rule, x = Typical(0.09, 0.3), torch.arange(len(p))
     assert rule.threshold(p).item() == pytest.approx(threshold, abs=1e-12)
-    each = p.expand(len(p), -1)
+    each = Categorical.having(p.expand(len(p), -1))
     assert rule.accept(each, each, x).tolist() == typical
     cut = p * torch.tensor(typical)
-    assert_close(rule.residual(p, p, x), cut / cut.sum(), atol=1e-12, rtol=0)
+    left = rule.residual(each, each, x).probs
+    assert_close(left, (cut / cut.sum()).expand_as(left), atol=1e-12, rtol=0)
 
 
 def test_the_longest_typical_path_wins_and_ends_in_a_typical_token() -> None:

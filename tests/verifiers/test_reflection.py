@@ -19,6 +19,7 @@ from mmspec.verifiers.gaussian_steps import Steps, chain, dot, fit, own, steps
 from mmspec.verifiers.reflection import Reflection, acceptance, mirror
 from tests.verifiers.gaussian_rounds import (
     BENT,
+    Played,
     apart,
     check_acceptance,
     check_coupling,
@@ -227,10 +228,53 @@ def test_what_cannot_be_reflected_is_refused() -> None:
     with pytest.raises(ValueError, match=r"set Draft\.driving"):
         Reflection().verify(replace(draft, driving=None), scores, noise)
     other, scores_of_other = drafted(replace(apart(1.0, 2), draft_std=0.5), noise, 5)
-    with pytest.raises(ValueError, match="GaussianRatio"):
-        Reflection().verify(other, scores_of_other, noise)
+    assert Reflection().verify(other, scores_of_other, noise).next is not None
+    for case in (replace(apart(1.0, 2), draft_std=0.0), replace(apart(1.0, 2), std=0.0)):
+        still, scores_of_still = drafted(case, noise, 5)
+        with pytest.raises(ValueError, match="standard deviation 0"):
+            Reflection().verify(still, scores_of_still, noise)
     tree, scores_of_tree = drafted(apart(1.0, 2, width=2), noise, 5)
     with pytest.raises(ValueError, match="verifies chains only"):
         Reflection().verify(tree, scores_of_tree, noise)
     with pytest.raises(ValueError, match="DET"):
         Reflection().verify(replace(draft, kind=Kind.DET), scores, noise)
+
+
+@pytest.mark.parametrize("draft_std", [0.5, 0.9])
+@pytest.mark.parametrize("d", [1, 6])
+def test_steps_of_other_deviations_keep_the_target_law(d: int, draft_std: float) -> None:
+    case = replace(apart(1.0, d), draft_std=draft_std)
+    check_law(play(Reflection(), case, 20_000), case)
+    check_joint(play(Reflection(), replace(BENT, draft_std=draft_std, ragged=True), 60_000))
+
+
+def test_both_kinds_of_steps_in_one_chain_are_exact_jointly() -> None:
+    """Rows with an odd index draft with another deviation in their second step."""
+    generator = torch.Generator().manual_seed(0)
+    n = 60_000
+    noise = KeyedNoise(torch.randint(-(2**62), 2**62, (n,), generator=generator))
+    draft, scores = drafted(BENT, noise, n)
+    assert isinstance(draft.law, Gaussian)
+    assert draft.driving is not None
+    std = torch.full_like(draft.law.mean, BENT.std)
+    std[1::2, 1] = 1.1
+    first = draft.tokens[:, 0]
+    second = draft.law.mean[:, 1] + std[:, 1] * draft.driving[:, 1]
+    tokens = torch.stack([first, second], 1)
+    draft = replace(draft, tokens=tokens, law=Gaussian(draft.law.mean, std, 1))
+    scores = replace(
+        scores,
+        law=Gaussian(BENT.p(torch.cat([0 * tokens[:, :1], tokens], 1)), scores.law.std, 1),  # type: ignore[attr-defined]
+    )
+    verdict = Reflection().verify(draft, scores, noise)
+    following = verdict.next
+    assert following is not None
+    last = torch.where((verdict.length == 0)[:, None], following, first)
+    after = torch.where((verdict.length == 1)[:, None], following, second)
+    fresh = BENT.p(last) + BENT.std * torch.randn(n, 1, generator=generator)
+    after = torch.where((verdict.length == 0)[:, None], fresh, after)
+    gaps = [last - BENT.p(torch.zeros(n, 1)), after - BENT.p(last)]
+    for rows in (slice(0, None, 2), slice(1, None, 2)):
+        increments = torch.stack([gap[rows] / BENT.std for gap in gaps], 1)
+        check_joint(Played(increments, verdict.length, tokens, following))
+        assert 0.2 < (verdict.length[rows] == 2).double().mean() < 0.9

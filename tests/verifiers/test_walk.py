@@ -25,11 +25,11 @@ class Counted:
     asked: list[str] = field(default_factory=list)
     lossless: ClassVar[bool] = True
 
-    def accept(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:
         self.asked.append("accept")
         return Exact().accept(p, q, x)
 
-    def residual(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
         self.asked.append("residual")
         return Exact().residual(p, q, x)
 

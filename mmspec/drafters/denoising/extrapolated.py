@@ -20,12 +20,13 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Round, Scores
-from mmspec.drafters.denoising.freeze import Clean, Freeze
-from mmspec.drafters.denoising.frozen import Refresh, Root, opening, seen_levels
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
+from mmspec.drafters.denoising.freeze import Clean, Freeze, freeze_named
+from mmspec.drafters.denoising.frozen import Refresh, Root, opening, root_named, seen_levels
 from mmspec.drafters.denoising.unroll import kinds, unroll
-from mmspec.drafters.denoising.window import Progress, Window
+from mmspec.drafters.denoising.window import Progress, Window, window_of
 from mmspec.laws.kernels import GaussianKernel
+from mmspec.recipe import Kit
 from mmspec.targets.denoising import Trajectory
 
 
@@ -236,3 +237,14 @@ def axis_named(choice: Any) -> Axis:
 def _check(order: int) -> None:
     if order < 0:
         raise ValueError(f"order={order} is below 0; give 0 (frozen), 1 or 2")
+
+
+def extrapolated_prediction(kit: Kit) -> Drafter:
+    """The target's last predictions, continued."""
+    return Extrapolated(
+        window_of(kit),
+        freeze_named(kit.options["freeze"]),
+        forecast_named(kit.options["forecast"], kit.options["order"]),
+        axis_named(kit.options["axis"]),
+        root_named(kit.options["root"]),
+    )

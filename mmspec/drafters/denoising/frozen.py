@@ -17,10 +17,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Round, Scores
-from mmspec.drafters.denoising.freeze import Clean, Freeze
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
+from mmspec.drafters.denoising.freeze import Clean, Freeze, freeze_named
 from mmspec.drafters.denoising.unroll import kinds, unroll
-from mmspec.drafters.denoising.window import Progress, Window
+from mmspec.drafters.denoising.window import Progress, Window, window_of
+from mmspec.recipe import Kit
 from mmspec.targets.denoising import Trajectory
 
 
@@ -143,3 +144,30 @@ def opening(
     clean = context.kernel.mean(x, known.prediction.clean[:, None], step)
     sure = std if own is None else torch.where(fresh, own, std)
     return torch.where(fresh, clean, mean), sure
+
+
+def frozen_prediction(kit: Kit) -> Drafter:
+    """What the target predicted last."""
+    freeze, root = freeze_named(kit.options["freeze"]), root_named(kit.options["root"])
+    return Frozen(window_of(kit), freeze, root)
+
+
+def frozen_clean_sample(kit: Kit) -> Drafter:
+    """The clean sample that the target predicted last: exchangeable increments."""
+    return Frozen(window_of(kit), Clean(), root_named(kit.options["root"]))
+
+
+def frozen_with_one_deviation(kit: Kit) -> Drafter:
+    """What the target predicted last, for verifiers that couple along the line of two means.
+
+    The clean sample, unless the recipe has an option `freeze`. Raises ValueError where the network
+    predicts the standard deviations of its steps.
+    """
+    if kit.target.denoiser.kernel.is_predicted:
+        raise ValueError(
+            "this recipe couples steps whose standard deviation is the sampler's, but here the "
+            'network predicts it (variance_type "learned" or "learned_range"); use the recipe '
+            "accelerated-diffusion-carried or asd, or pipe.scheduler = "
+            'DDPMScheduler.from_config(pipe.scheduler.config, variance_type="fixed_small")'
+        )
+    return frozen_prediction(kit) if "freeze" in kit.options else frozen_clean_sample(kit)

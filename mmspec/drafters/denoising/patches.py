@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind
+from mmspec.draft import Draft, Drafter, Kind
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
+from mmspec.models.loading import model_type
+from mmspec.models.mar import MarConfig, MarForImageGeneration
+from mmspec.models.random_weights import random_model
+from mmspec.models.reading import read
+from mmspec.recipe import DraftModelKind, Kit
 from mmspec.targets.patches import Patches, Reader, cell_keys
 from mmspec.targets.paths import PathLaw
 from mmspec.trees import Tree
@@ -110,3 +119,76 @@ def _check(length: int, alone: float) -> None:
         raise ValueError(f"length={length} drafts nothing; give 1 step or more")
     if not 0 <= alone <= 1:
         raise ValueError(f"prefill={alone} is no share of a picture; give 0 to 1")
+
+
+def aligned_model(kit: Kit) -> Drafter:
+    """A small image model on the target's noise, so many steps at a time."""
+    assert kit.drafter is not None
+    return Aligned(kit.drafter.reader, Ahead(_length(kit), kit.options["prefill"]))
+
+
+def aligned_to_milestones(kit: Kit) -> Drafter:
+    """The same, verified where the step is a multiple of the length."""
+    assert kit.drafter is not None
+    return Aligned(kit.drafter.reader, Milestones(_length(kit), kit.options["prefill"]))
+
+
+def _length(kit: Kit) -> int:
+    if not (isinstance(kit.shape, Chain) and isinstance(kit.shape.length, Fixed)):
+        raise ValueError(
+            f"continuous tokens are drafted so many steps at a time, not as {kit.shape!r}; give "
+            "length= a number"
+        )
+    return kit.shape.length.most
+
+
+SHARED = ("side", "channels", "patch_size", "num_classes", "base_steps", "latent_scale")
+
+
+@dataclass(frozen=True)
+class SmallMarKind(DraftModelKind):
+    """Smaller MAR models of the target's tokens; a call binds them to its classes and sampler."""
+
+    words: str = "draft model"
+
+    def accepts(self, model: Any) -> bool:
+        return isinstance(model, MarForImageGeneration)
+
+    def owns(self, folder: Path) -> bool:
+        there = (folder / "config.json").exists()
+        return there and model_type(folder) == MarConfig.model_type
+
+    def load(
+        self, source: str | Path, target: Any, dtype: torch.dtype | None = None
+    ) -> MarForImageGeneration:
+        loaded: MarForImageGeneration = read(MarForImageGeneration, source, "MAR model", dtype)
+        return loaded
+
+    def read(self, model: Any, target: Any, sees: str) -> MarForImageGeneration:
+        check_tokens(model, target.model)
+        return model  # type: ignore[no-any-return]  # checked
+
+    def random(self, target: Any, seed: int) -> MarForImageGeneration:
+        config = copy.deepcopy(target.model.config)
+        config.num_hidden_layers = config.decoder_num_hidden_layers = config.head_depth = 1
+        model: MarForImageGeneration = random_model(lambda: type(target.model)(config), seed)
+        return model
+
+
+SMALL_MAR = SmallMarKind()
+
+
+def check_tokens(small: Any, target: Any) -> None:
+    """Refuse a draft model of other tokens. Raises ValueError."""
+    if not isinstance(small, MarForImageGeneration):
+        raise ValueError(
+            f"drafter= is a {type(small).__name__}, but a MAR model is drafted for by a MAR model; "
+            "give a smaller one of the same tokens"
+        )
+    for name in SHARED:
+        own, theirs = getattr(target.config, name), getattr(small.config, name)
+        if own != theirs:
+            raise ValueError(
+                f"the draft model has {name}={theirs} and the target {name}={own}, so they speak "
+                "of other tokens; give two models for the same pictures"
+            )

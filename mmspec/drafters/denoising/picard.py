@@ -16,11 +16,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Round, Scores
-from mmspec.drafters.denoising.freeze import Clean, Freeze
-from mmspec.drafters.denoising.frozen import Prefetch, Root, opening, seen_levels
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
+from mmspec.drafters.denoising.freeze import Clean, Freeze, freeze_named
+from mmspec.drafters.denoising.frozen import Prefetch, Root, opening, root_named, seen_levels
 from mmspec.drafters.denoising.unroll import unroll
-from mmspec.drafters.denoising.window import Progress, Window
+from mmspec.drafters.denoising.window import Progress, Window, window_of
+from mmspec.recipe import Kit
 from mmspec.targets.denoising import Trajectory
 
 
@@ -94,3 +95,9 @@ class Picard:
         count = [most + 1 for most in state.progress.levels]
         begun = [step - len(new) for step, new in zip(context.step, kept.tokens, strict=True)]
         return Carried(progress, scores.features["state"], scores.features["clean"], begun, count)
+
+
+def carried_window(kit: Kit) -> Drafter:
+    """The window of the last call, every state moved by what was seen at its step."""
+    freeze, root = freeze_named(kit.options["freeze"]), root_named(kit.options["root"])
+    return Picard(window_of(kit), freeze, root)

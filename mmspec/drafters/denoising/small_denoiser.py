@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 from dataclasses import dataclass, field
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Round, Scores
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.denoising.unroll import kinds, unroll
-from mmspec.drafters.denoising.window import Progress, Window
+from mmspec.drafters.denoising.window import Progress, Window, window_of
 from mmspec.laws.kernels import GaussianKernel
+from mmspec.models.loading import is_pipeline, load_network, load_pipeline
+from mmspec.recipe import DraftModelKind, Kit
 from mmspec.targets.denoising import Denoiser, Trajectory
 
 
@@ -83,3 +88,85 @@ def check_grids(draft: GaussianKernel, target: GaussianKernel) -> None:
                 f"the draft's sampler and the target's differ in {name} on the way; give both the "
                 "same scheduler, with the same settings"
             )
+
+
+def small_denoiser(kit: Kit) -> Drafter:
+    """An independent denoiser on the target's grid, one call per drafted state."""
+    assert kit.drafter is not None
+    check_grids(kit.drafter.denoiser.kernel, kit.target.denoiser.kernel)
+    return Independent(kit.drafter.denoiser, window_of(kit))
+
+
+class PipelineNetwork(Protocol):
+    """A pipeline, and the name of its denoising network among its components."""
+
+    @property
+    def pipe(self) -> Any: ...
+    @property
+    def name(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class DraftPipelineKind(DraftModelKind):
+    """Smaller diffusers pipelines that are called as the target; a call binds them to its grid.
+
+    A folder may hold a denoising network alone, which then works between the target's other parts.
+    """
+
+    words: str = "draft pipeline"
+
+    def accepts(self, model: Any) -> bool:
+        return is_pipeline(model)
+
+    def owns(self, folder: Path) -> bool:
+        if (folder / "model_index.json").exists():
+            return True
+        file = folder / "config.json"  # of diffusers: it names a class and no model type
+        return file.exists() and "_class_name" in json.loads(file.read_text())
+
+    def load(
+        self, source: str | Path, target: PipelineNetwork, dtype: torch.dtype | None = None
+    ) -> Any:
+        if not (Path(source) / "config.json").exists():
+            return load_pipeline(source, dtype)
+        return between(target, load_network(source, dtype))
+
+    def read(self, model: Any, target: PipelineNetwork, sees: str) -> Any:
+        known = inspect.signature(target.pipe.__call__).parameters
+        wanted = inspect.signature(model.__call__).parameters.values()
+        needed = [
+            one for one in wanted if one.default is one.empty and one.kind is not one.VAR_KEYWORD
+        ]
+        missing = [one.name for one in needed if one.name not in known]
+        if missing:
+            raise ValueError(
+                f"the draft pipeline needs {', '.join(missing)}, which a "
+                f"{type(target.pipe).__name__} does not take; give two pipelines with the same "
+                "arguments"
+            )
+        return model
+
+    def random(self, target: PipelineNetwork, seed: int) -> Any:
+        network = target.pipe.components[target.name]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return between(target, type(network).from_config(network.config).eval())
+
+    def save(self, model: Any, folder: Path, target: PipelineNetwork, drafter: Any) -> None:
+        """Of a draft pipeline that has the target's parts only the network is written."""
+        own, theirs = target.pipe.components, model.components
+        shared = all(part is own.get(key) for key, part in theirs.items() if key != target.name)
+        is_network = shared and target.name in theirs
+        written = theirs[target.name] if is_network else model
+        written.save_pretrained(folder, safe_serialization=True)
+
+
+DRAFT_PIPELINE = DraftPipelineKind()
+
+
+def between(target: PipelineNetwork, network: Any) -> Any:
+    """A pipeline of another network and otherwise the parts of the target's."""
+    pipe = target.pipe
+    small = type(pipe)(**{**pipe.components, target.name: network})
+    small.set_progress_bar_config(**vars(pipe).get("_progress_bar_config", {}))
+    return small

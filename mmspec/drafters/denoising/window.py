@@ -12,6 +12,7 @@ import torch
 from mmspec.draft import Draft, Round, Scores
 from mmspec.laws.gaussian import Gaussian
 from mmspec.laws.kernels import GaussianKernel
+from mmspec.recipe import LINEAR, TREE, Kit
 from mmspec.targets.denoising import Trajectory
 from mmspec.trees import Tree
 
@@ -121,7 +122,12 @@ class Window:
         whole = [news.whole(row) for row in range(draft.batch)]
         return Progress(self.pace.observe(state.pace, news), state.levels, whole)
 
-    def __str__(self) -> str:
+    @property
+    def walk(self) -> str:
+        return TREE if self.branching else LINEAR
+
+    @property
+    def words(self) -> str:
         most = "all" if self.most is None else str(self.most)
         paced = "" if self.pace == Constant() else f", paced by {self.pace!r}"
         if self.branching:
@@ -270,3 +276,13 @@ def _ratios(kernel: GaussianKernel) -> list[float]:
 @lru_cache(maxsize=256)
 def _topology(branching: tuple[int, ...], depth: int) -> Tree:
     return Tree.branching([*branching[:depth], *[1] * (depth - len(branching))])
+
+
+def window_of(kit: Kit) -> Window:
+    """The window of the recipe, which has to fit the chain."""
+    if not isinstance(kit.shape, Window):
+        raise ValueError(
+            f"denoising chains are drafted in windows, not in {kit.shape!r}; give window= or tree="
+        )
+    kit.shape.check(kit.target.denoiser.kernel.steps)
+    return kit.shape

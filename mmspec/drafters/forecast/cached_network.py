@@ -12,18 +12,19 @@ from diffusers.hooks.hooks import CacheContext, _set_cache_context
 from torch import nn
 
 from mmspec.drafters.forecast.features import TakenOver, stacked
-from mmspec.drafters.forecast.hooks import Statistics, time_of
+from mmspec.drafters.forecast.hooks import Clock, Statistics, check_finite, time_of
 
 
 class CachedNetwork:
     """Attached when made, given back when called; each call in a step has a state of its own."""
 
-    def __init__(self, network: nn.Module, threshold: float) -> None:
+    def __init__(
+        self, network: nn.Module, threshold: float, clock: Clock, statistics: Statistics
+    ) -> None:
         blocks = stacked(network)
         _check(network, blocks)
-        self.statistics = Statistics()
-        self._network, self._ordinal = network, 0
-        self._time: list[float] | None = None  # of the last call
+        self.statistics, self._clock, self._network = statistics, clock, network
+        self._step, self._ordinal = -1, 0  # of the last call
         self._owned = [(block, set(vars(block))) for block in (network, *blocks)]
         apply_first_block_cache(network, FirstBlockCacheConfig(threshold))
         self._registry = HookRegistry.check_if_exists_or_initialize(network)
@@ -43,11 +44,18 @@ class CachedNetwork:
                 delattr(module, name)
 
     def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        time = time_of(original, args, kwargs)
-        self._ordinal = self._ordinal + 1 if time == self._time else 0
-        self._time = time
+        step = self._clock.see(time_of(original, args, kwargs))
+        self._ordinal = self._ordinal + 1 if step == self._step else 0
+        self._step = step
         _set_cache_context(self._network, CacheContext(str(self._ordinal)))
-        output = original(*args, **kwargs)
+        try:
+            output = original(*args, **kwargs)
+        except (TypeError, IndexError) as error:  # of the hooks of diffusers
+            raise ValueError(
+                f"diffusers' first-block cache does not serve {type(self._network).__name__} as "
+                f"this pipeline calls it ({error}); use the recipe taylorseer or speca"
+            ) from error
+        check_finite(output, step)
         computed = bool(self._shared.get_state().should_compute)
         self.statistics.full += computed
         self.statistics.forecast += not computed
@@ -60,8 +68,14 @@ def _check(network: nn.Module, blocks: list[nn.Module]) -> None:
         raise ValueError(f"{name} has {len(blocks)} transformer blocks; the cache needs two")
     if isinstance(network.forward, TakenOver) or getattr(network, "is_cache_enabled", False):
         raise ValueError(f"{name} has a cache already; remove that first")
-    for block in blocks:
-        TransformerBlockRegistry.get(type(block))  # ValueError for a class it does not know
+    for kind in {type(block) for block in blocks}:
+        try:
+            TransformerBlockRegistry.get(kind)
+        except ValueError:
+            raise ValueError(
+                f"diffusers' first-block cache does not know the {kind.__name__} of {name}; use "
+                "the recipe taylorseer or speca"
+            ) from None
     if getattr(blocks[-1], "context_pre_only", False):
         raise ValueError(
             f"the last block of {name} has no text stream, which diffusers' first-block cache "

@@ -7,7 +7,7 @@ fuses both layers (FLUX single-stream) is forecast at its joint projection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import update_wrapper
 from typing import Any, Protocol
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from mmspec.drafters.forecast.forecast import Factors
 
 _STACKS = ("transformer_blocks", "single_transformer_blocks", "blocks", "layers")
-_LAYERS = ("attn", "attn1", "attn2", "ff", "ffn", "ff_context", "img_mlp", "txt_mlp")
+_ATTENTION = ("attn", "attn1", "attn2", "attention")
+_LAYERS = (*_ATTENTION, "ff", "ffn", "feed_forward", "ff_context", "img_mlp", "txt_mlp")
 _FUSED = "proj_out"  # of a block that has these as well, idle while it is forecast:
 _IDLE = ("attn", "proj_mlp", "act_mlp")
 _SHARED = ("txt_ids", "img_ids", "image_rotary_emb")  # one for all rows, whatever their length
@@ -115,21 +116,23 @@ def tensors(output: Any) -> list[Tensor]:
     if isinstance(output, Tensor):
         return [output]
     values = output.values() if isinstance(output, Mapping) else output
-    return [value for value in values if isinstance(value, Tensor)]
+    nested = [value for value in values if isinstance(value, Tensor | list | tuple)]
+    return [part for value in nested for part in tensors(value)]
 
 
 def like(template: Any, parts: list[Tensor]) -> Any:
     """An output built as `template`, of other tensors."""
+    return _filled(template, iter(parts))
+
+
+def _filled(template: Any, fresh: Iterator[Tensor]) -> Any:
     if isinstance(template, Tensor):
-        return parts[0]
-    fresh = iter(parts)
+        return next(fresh)
     if isinstance(template, Mapping):
-        built = {
-            name: next(fresh) if isinstance(value, Tensor) else value
-            for name, value in template.items()
-        }
-        return type(template)(**built)
-    return tuple(next(fresh) if isinstance(value, Tensor) else value for value in template)
+        return type(template)(**{name: _filled(part, fresh) for name, part in template.items()})
+    if isinstance(template, list | tuple):
+        return type(template)(_filled(part, fresh) for part in template)
+    return template
 
 
 class TakenOver:

@@ -10,7 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from mmspec.drafters.forecast.hooks import network_of
+from torch import nn
+
+from mmspec.drafters.forecast.hooks import Attached, Clock, Statistics, networks_of
+from mmspec.recipe import Kit
 
 if TYPE_CHECKING:
     from mmspec.drafters.forecast.cached_network import CachedNetwork
@@ -39,8 +42,8 @@ class FirstBlockCache:
             )
         return FirstBlockCache(gate.threshold)
 
-    def attach(self, pipe: Any, samples: int | None = None) -> CachedNetwork:
-        """Put the cache onto the pipeline's transformer for one call; call the result to remove it.
+    def attach(self, pipe: Any, samples: int | None = None) -> Attached:
+        """Put the cache onto the pipeline's networks for one call; call the result to remove it.
 
         Raises ValueError for networks that the cache of diffusers does not serve.
         """
@@ -48,4 +51,14 @@ class FirstBlockCache:
             CachedNetwork,  # listing recipes stays quick
         )
 
-        return CachedNetwork(network_of(pipe), self.threshold)
+        statistics, clock = Statistics(), Clock()
+
+        def one(network: nn.Module) -> CachedNetwork:
+            return CachedNetwork(network, self.threshold, clock, statistics)
+
+        return Attached.to(networks_of(pipe), one, statistics)
+
+
+def first_block_cache(kit: Kit) -> FirstBlockCache:
+    """The cache of diffusers."""
+    return FirstBlockCache()

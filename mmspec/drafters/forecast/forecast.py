@@ -9,9 +9,8 @@ Every row of the batch has a history of its own, since each may be computed in f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -62,15 +61,21 @@ class Timeline:
 
     basis: Basis
     nodes: Tensor  # (R, order + 1) float32, newest first; meaningless from `known` on
-    known: Tensor  # (R,) int64, full steps so far, at most order + 1
+    known: Tensor  # (R,) int64, full steps that count so far, at most order + 1
+    start: int = 0  # the first step that is compared with the one before
 
     @classmethod
-    def begin(cls, basis: Basis, order: int, rows: int, device: torch.device) -> Timeline:
-        """Nothing computed yet. Raises ValueError for a negative order."""
+    def begin(
+        cls, basis: Basis, order: int, rows: int, device: torch.device, start: int = 0
+    ) -> Timeline:
+        """Nothing computed yet. Raises ValueError for a negative order.
+
+        A step before `start` is taken in by itself, without differences to what came before.
+        """
         if order < 0:
             raise ValueError(f"order={order} is negative; 0 repeats features, 1 extends lines")
         nodes = torch.full((rows, order + 1), -1.0, device=device)
-        return cls(basis, nodes, torch.zeros(rows, dtype=torch.int64, device=device))
+        return cls(basis, nodes, torch.zeros(rows, dtype=torch.int64, device=device), start)
 
     @property
     def order(self) -> int:
@@ -83,7 +88,7 @@ class Timeline:
 
     def advance(self, step: int, rows: Tensor) -> Tensor:  # (R',) -> (R', order)
         """Note that `rows` are computed at `step`; what to multiply their differences by."""
-        nodes, known = self.nodes[rows], self.known[rows]
+        nodes, known = self.nodes[rows], self.known[rows] * int(step >= self.start)
         index = torch.arange(self.order, device=nodes.device)
         is_known = index < known[:, None]
         scale = is_known / torch.where(is_known, self.basis.divisors(step, nodes), 1.0)
@@ -125,17 +130,18 @@ class Factors:
         return total
 
 
-def extrapolate(
-    basis: Basis, steps: Sequence[int], features: Sequence[Tensor], at: int, order: int
-) -> Tensor:
-    """The forecast at step `at` from features (*F) computed at `steps`."""
-    timeline = Timeline.begin(basis, order, 1, features[0].device)
-    factors, row = Factors(), torch.zeros(1, dtype=torch.int64, device=features[0].device)
-    for step, feature in zip(steps, features, strict=True):
-        factors.record(feature[None], timeline.advance(step, row), None)
-    return factors.forecast(timeline.weights(at))[0]
-
-
 def _beside(values: Tensor, like: Tensor) -> Tensor:
     """One number per row (R,), shaped and typed to multiply `like` (R, *F)."""
     return values.to(like.dtype).reshape(-1, *(1,) * (like.dim() - 1))
+
+
+Part = TypeVar("Part")
+
+
+def chosen(option: str, value: Part | str, known: dict[str, Part]) -> Part:
+    """An object, or the one of that name. Raises ValueError with the known names."""
+    if not isinstance(value, str):
+        return value
+    if value not in known:
+        raise ValueError(f"{option}={value!r} is none of {', '.join(known)}")
+    return known[value]

@@ -6,9 +6,8 @@ A schedule is a pure function of what happened to one sample so far; it sees no 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,8 @@ class Schedule(Protocol):
 
     @property
     def has_checks(self) -> bool: ...
+    @property
+    def warm_up(self) -> int: ...  # differences of features begin with the last of these steps
     def wants_full(self, past: Past, progress: float) -> bool: ...
     def checks(self, past: Past) -> bool: ...  # whether the forecast to come is checked
     def threshold(self, progress: float) -> float: ...  # the largest error that passes
@@ -120,29 +121,5 @@ class DecayingThreshold:
 class Stepwise:
     """How forecasts are executed: the pipeline's own loop, one step of the sampler at a time."""
 
-    check: str = "none"  # what is computed of a forecast step to verify it
-
-    def __str__(self) -> str:
-        return "one step of the sampler at a time"
-
-
-def simulate(
-    schedule: Schedule, steps: int, error: Callable[[int], float], rollback: bool = False
-) -> str:
-    """The course of one sample as a word: F in full, t by forecast, R rejected and redone in full.
-
-    `error(step)` is how far off a forecast there would be.
-    """
-    past, course = Past(), ""
-    for step in range(steps):
-        progress = step / steps
-        if schedule.wants_full(past, progress):
-            past, letter = past.in_full(), "F"
-        else:
-            found = error(step) if schedule.checks(past) else None
-            if rollback and found is not None and found > schedule.threshold(progress):
-                past, letter = past.in_full(), "R"
-            else:
-                past, letter = past.by_forecast(found), "t"
-        course += letter
-    return course
+    walk: str = "none"  # what is computed of a forecast step to verify it
+    words: ClassVar[str] = "one step of the sampler at a time"

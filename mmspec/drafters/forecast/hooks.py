@@ -13,7 +13,7 @@ network's own.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
@@ -30,10 +30,15 @@ from mmspec.drafters.forecast.features import (
     merged,
     of_rows,
     places,
+    tensors,
 )
-from mmspec.drafters.forecast.forecast import Basis, Taylor, Timeline
+from mmspec.drafters.forecast.forecast import Basis, Newton, Taylor, Timeline, chosen
 from mmspec.drafters.forecast.gate import Past, Schedule
 from mmspec.drafters.forecast.metric import Metric
+from mmspec.recipe import Kit
+
+_NETWORKS = ("transformer", "transformer_2", "unet")
+_TIMES = ("timestep", "timesteps", "t")  # what networks call it
 
 
 @runtime_checkable
@@ -83,23 +88,39 @@ class Forecasting:
     gate: Gate
     how: Extrapolation = field(default_factory=Extrapolation)
 
-    def attach(self, pipe: Any, samples: int | None = None) -> Attachment:
-        """Take over the network of a diffusers pipeline; calling the result gives it back.
+    def attach(self, pipe: Any, samples: int | None = None) -> Attached:
+        """Take over the networks of a diffusers pipeline; calling the result gives them back.
 
         One attachment serves one call of the pipeline. `samples` is how many images that makes: it
         tells the halves of guidance apart from other images (None: every row is an image).
         """
-        return self.attach_to(network_of(pipe), lambda: len(pipe.scheduler.timesteps), samples)
+        statistics, clock = Statistics(), Clock()
+
+        def one(network: nn.Module) -> Attachment:
+            steps = lambda: len(pipe.scheduler.timesteps)  # noqa: E731, set by the call to come
+            return self.attach_to(network, steps, samples, clock, statistics)
+
+        return Attached.to(networks_of(pipe), one, statistics)
 
     def attach_to(
-        self, network: nn.Module, steps: Callable[[], int], samples: int | None = None
+        self,
+        network: nn.Module,
+        steps: Callable[[], int],
+        samples: int | None = None,
+        clock: Clock | None = None,
+        statistics: Statistics | None = None,
     ) -> Attachment:
-        """Take over a network that is to be called for `steps()` steps."""
+        """Take over a network that is to be called for `steps()` steps.
+
+        Experts that take turns share a `clock` and their `statistics`.
+        """
         if isinstance(network.forward, TakenOver):
             raise ValueError(f"{type(network).__name__} is already forecast; detach that first")
         if getattr(network, "is_cache_enabled", False):
             raise ValueError("the network has a cache of diffusers on; call disable_cache() first")
-        return Attachment(self, network, steps, samples)
+        return Attachment(
+            self, network, steps, samples, clock or Clock(), statistics or Statistics()
+        )
 
 
 @dataclass
@@ -110,6 +131,49 @@ class Statistics:
     forecast: int = 0  # kept as forecast
     rejected: int = 0
     errors: list[tuple[int, float]] = field(default_factory=list)  # (step, error) of all checks
+
+
+@dataclass
+class Clock:
+    """Counts the steps of a sampling call: a new one begins where the time changes."""
+
+    step: int = -1
+    time: list[float] | None = None
+
+    def see(self, time: list[float]) -> int:
+        """The step that a call at `time` belongs to."""
+        if time != self.time:
+            self.time, self.step = time, self.step + 1
+        return self.step
+
+
+@dataclass
+class Attached:
+    """All networks of a pipeline, taken over; call it to give them back."""
+
+    each: list[Callable[[], None]]
+    statistics: Statistics
+
+    @classmethod
+    def to(
+        cls,
+        networks: Sequence[nn.Module],
+        one: Callable[[nn.Module], Callable[[], None]],
+        statistics: Statistics,
+    ) -> Attached:
+        """Take over every network, or none where one of them is refused."""
+        taken = cls([], statistics)
+        try:
+            for network in networks:
+                taken.each.append(one(network))
+        except ValueError:
+            taken()
+            raise
+        return taken
+
+    def __call__(self) -> None:
+        for detach in reversed(self.each):
+            detach()
 
 
 class Mode(Enum):
@@ -139,16 +203,17 @@ class Attachment:
         network: nn.Module,
         steps: Callable[[], int],
         samples: int | None,
+        clock: Clock,
+        statistics: Statistics,
     ) -> None:
-        self.statistics = Statistics()
+        self.statistics, self._clock = statistics, clock
         self._gate, self._how = forecasting.gate, forecasting.how
         self._steps, self._samples = steps, samples
         self._checked = self._gate.schedule.has_checks
         self._whole = self._how.lite and not self._checked  # the output is the only feature
         self._places = Places((), None) if self._whole else places(network, self._how.lite)
         self._courses: list[Course] = []
-        self._time: Any = None  # of the last call
-        self._step, self._ordinal = -1, 0
+        self._step, self._ordinal = -1, 0  # of the last call
         self._course: Course  # of the call under way, and how it is run:
         self._mode, self._checks = Mode.EXACT, False
         self._rows: Tensor | None = None
@@ -185,6 +250,7 @@ class Attachment:
                 full = [a or b for a, b in zip(full, bad, strict=True)]
         if any(full):
             output = self._in_full(original, call, full, output)
+        check_finite(output, self._step)
         course.pasts = [
             past.in_full() if f else past.by_forecast(error)
             for past, f, error in zip(course.pasts, full, errors, strict=True)
@@ -195,11 +261,9 @@ class Attachment:
 
     def _find(self, arguments: dict[str, Any]) -> Course:
         """The course a call belongs to: the k-th call at one time is a step of course k."""
-        time = _time(arguments)
-        if time == self._time:
-            self._ordinal += 1
-        else:
-            self._time, self._ordinal, self._step = time, 0, self._step + 1
+        step = self._clock.see(_time(arguments))
+        self._ordinal = self._ordinal + 1 if step == self._step else 0
+        self._step = step
         states = next(iter(arguments.values()))
         if self._ordinal == len(self._courses):
             self._courses.append(self._begin(states))
@@ -209,6 +273,12 @@ class Attachment:
 
     def _begin(self, states: Tensor) -> Course:
         rows, groups = len(states), 1
+        if not isinstance(states, Tensor) and (self._gate.per_sample or self._whole):
+            raise ValueError(
+                "this network takes a list of states, one for each picture, so all are forecast or "
+                "computed together: use the recipe taylorseer without lite, or speca with "
+                "per_sample=False"
+            )
         if self._gate.per_sample:
             groups = rows if self._samples is None else self._samples
             if rows % groups:
@@ -216,7 +286,9 @@ class Attachment:
                     f"the network is shown {rows} rows, no multiple of samples={groups}; attach "
                     "with the number of images that the call makes"
                 )
-        timeline = Timeline.begin(self._how.basis, self._how.order, rows, states.device)
+        start = self._step + self._gate.schedule.warm_up - 1  # as in the published code
+        device = tensors(states)[0].device
+        timeline = Timeline.begin(self._how.basis, self._how.order, rows, device, start)
         features: list[Feature] = [kind() for _, kind in self._places.modules]
         if self._whole:
             features = [Forecast()]
@@ -285,15 +357,19 @@ class Attachment:
         return output
 
 
-def network_of(pipe: Any) -> nn.Module:
-    """The denoising network of a pipeline."""
-    network = pipe.components.get("transformer") or pipe.components.get("unet")
-    if not isinstance(network, nn.Module):
+def networks_of(pipe: Any) -> list[nn.Module]:
+    """The denoising networks of a pipeline, the one within a wrapper of `torch.compile`.
+
+    Two experts that take turns over the steps (Wan 2.2) are both found.
+    """
+    found = [part for name, part in pipe.components.items() if name in _NETWORKS]
+    networks = [part for part in found if isinstance(part, nn.Module)]
+    if not networks:
         raise ValueError(
             f"{type(pipe).__name__} has no transformer or unet to forecast; its components are "
             f"{', '.join(pipe.components)}"
         )
-    return network
+    return [dict(network.named_children()).get("_orig_mod", network) for network in networks]
 
 
 def time_of(forward: Callable[..., Any], args: Any, kwargs: Any) -> list[float]:
@@ -301,6 +377,32 @@ def time_of(forward: Callable[..., Any], args: Any, kwargs: Any) -> list[float]:
     return _time(inspect.signature(forward).bind(*args, **kwargs).arguments)
 
 
+def check_finite(output: Any, step: int) -> None:
+    """Raises ValueError for NaN or infinite numbers in the output of a network."""
+    if not all(bool(part.isfinite().all()) for part in tensors(output)):
+        raise ValueError(
+            f"the network's output is NaN or infinite in step {step}; run the model in a wider "
+            "dtype or check its inputs"
+        )
+
+
 def _time(arguments: dict[str, Any]) -> list[float]:
-    found: list[float] = torch.as_tensor(arguments["timestep"]).flatten().tolist()
-    return found
+    for name in _TIMES:
+        if name in arguments:
+            found: list[float] = torch.as_tensor(arguments[name]).flatten().tolist()
+            return found
+    raise ValueError(
+        f"the network is called without a timestep (none of {', '.join(_TIMES)} among "
+        f"{', '.join(arguments)}), so its steps cannot be told apart; this pipeline is not "
+        "supported"
+    )
+
+
+BASES: dict[str, Basis] = {"taylor": Taylor(), "newton": Newton()}
+
+
+def forecast_features(kit: Kit) -> Extrapolation:
+    """Options `basis` ("taylor", "newton"), `order`, and `lite` where the recipe has it."""
+    options = kit.options
+    basis = chosen("basis", options["basis"], BASES)
+    return Extrapolation(basis, options["order"], options.get("lite", False))

@@ -10,6 +10,7 @@ A window of four drafted tokens over one round; a dot is a slot that nobody has 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -18,12 +19,22 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.grid import Grid
-from mmspec.draft import Draft, Kind, Round, Scores, categorical
-from mmspec.drafters.jacobi.initial import Frame, Initialiser, Map, Structural
-from mmspec.drafters.jacobi.suffix import Resample, Slots, Suffix, one_hot
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.jacobi.initial import Frame, Initialiser, Map, Structural, initialiser
+from mmspec.drafters.jacobi.suffix import (
+    REUSE,
+    CoupleGumbel,
+    CoupleMax,
+    Resample,
+    Slots,
+    Suffix,
+    one_hot,
+)
 from mmspec.drafters.jacobi.tree import Proactive
 from mmspec.drafters.length import Length, parse
 from mmspec.laws.categorical import Categorical
+from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 
 
@@ -155,3 +166,47 @@ class Window:
     map: Map | None
     proposed: Tensor | None = None  # (B, N) what was drafted in this round
     drafted: Categorical | None = None  # (B, N) and its laws
+
+
+OPTIONS: Mapping[str, Any] = {"initial": "random"}  # what every Jacobi recipe offers
+
+
+def resampled_window(kit: Kit) -> Drafter:
+    """A window whose unverified tokens are drawn anew each round (SJD)."""
+    return _window(kit, Resample())
+
+
+def maximally_coupled_window(kit: Kit) -> Drafter:
+    """A window whose unverified tokens are kept as often as their laws allow (MC-SJD)."""
+    return _window(kit, CoupleMax())
+
+
+def noise_sharing_window(kit: Kit) -> Drafter:
+    """A window whose tokens are drawn with one noise per position (MC-SJD, Gumbel sharing)."""
+    return _window(kit, CoupleGumbel())
+
+
+def window_with_candidates(kit: Kit) -> Drafter:
+    """A coupled window with further candidates at its first slots (SJD-PAC)."""
+    proactive = Proactive(kit.options["depth"], kit.options["width"])
+    return _window(kit, CoupleMax(), proactive)
+
+
+def reused_window(kit: Kit) -> Drafter:
+    """A window whose likely tokens are kept (SJD++)."""
+    reuse = kit.options["reuse"]
+    if reuse not in REUSE:
+        raise ValueError(f"reuse={reuse!r} is not known; choose one of {', '.join(REUSE)}")
+    return _window(kit, REUSE[reuse](kit.options["tau"]))
+
+
+def _window(kit: Kit, suffix: Suffix, proactive: Proactive | None = None) -> Drafter:
+    initial = initialiser(kit.options["initial"])
+    return Jacobi(window_length(kit), suffix, initial, proactive=proactive)
+
+
+def window_length(kit: Kit) -> Length:
+    """Drafted tokens per round. Raises ValueError for a tree."""
+    if not isinstance(kit.shape, Chain):
+        raise ValueError("a Jacobi window is a chain; give length= instead of tree=")
+    return kit.shape.length

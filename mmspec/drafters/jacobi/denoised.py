@@ -22,10 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmspec.draft import Draft, Kind, Round, Scores
-from mmspec.drafters.jacobi.carry_over import Jacobi, Window
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
+from mmspec.drafters.jacobi.carry_over import Jacobi, Window, window_length
+from mmspec.drafters.jacobi.initial import initialiser
 from mmspec.laws.noise import Lane, Noise
+from mmspec.recipe import Kit
 from mmspec.targets.context import Context
+from mmspec.targets.encoder_decoder import EncoderDecoder
 
 NOISE = Lane.OTHER + 3  # the lane of the draws made here
 
@@ -211,3 +214,29 @@ class Noisy:
     window: Window
     slots: Tensor  # (B, M, D) float32 in `Space`
     level: Tensor  # (B, M) int64
+
+
+def denoised_window(kit: Kit) -> Drafter:
+    """A window whose new slots are noise."""
+    if isinstance(kit.target, EncoderDecoder):
+        raise ValueError(
+            f"{type(kit.target.model).__name__} reads its decoder's tokens behind an encoder and "
+            "takes no embeddings in their place; use recipe='sjd'"
+        )
+    window = Jacobi(window_length(kit), initial=initialiser(kit.options["initial"]))
+    return Denoised(window, space(kit), Levels.karras(kit.options["steps"]), encoding(kit))
+
+
+def space(kit: Kit) -> Space:
+    """The embeddings of picture tokens, or of all tokens where the model draws none."""
+    ids = torch.arange(kit.target.vocabulary, device=kit.target.device)
+    if kit.target.image_family is not None:
+        ids = kit.target.image_family.codebook.ids
+    with torch.no_grad():
+        return Space.of(kit.target.embed, ids)
+
+
+def encoding(kit: Kit) -> torch.Tensor | None:
+    """The option as a tensor on the model's device."""
+    given = kit.options["encoding"]
+    return None if given is None else torch.as_tensor(given, device=kit.target.device)

@@ -7,6 +7,7 @@ Letters: B batch rows, N window slots, V vocabulary, G tokens of the grid.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -176,3 +177,23 @@ def _copied(frame: Frame, before: Tensor, distance: int, allowed: Tensor) -> Ten
     for _ in range(max(frame.width, 1).bit_length()):
         pointer = pointer.gather(1, pointer)
     return before.gather(1, pointer)[:, distance:]
+
+
+INITIAL: Mapping[str, Initialiser] = {
+    "random": Random(),
+    "left": Left(),
+    "left-argmax": LeftArgmax(),
+    "above": Above(),
+}
+
+
+def initialiser(given: str | Initialiser) -> Initialiser:
+    """What fills new slots, by name or as an object; forced tokens are always drafted as such."""
+    if isinstance(given, str):
+        if given not in INITIAL:
+            raise ValueError(
+                f"initial={given!r} is not known; choose one of {', '.join(INITIAL)}, or pass an "
+                "object"
+            )
+        given = INITIAL[given]
+    return Structural(given)

@@ -10,6 +10,7 @@ Letters: B batch rows, M window slots, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -163,3 +164,9 @@ def _check(tau: float) -> None:
         raise ValueError(
             f"tau={tau} is no bound on p/q; give 0 (keep all) or more, inf = keep none"
         )
+
+
+REUSE: Mapping[str, Callable[[float], Suffix]] = {
+    "one-hot": OneHotReuse,
+    "published": ThresholdReuse,
+}

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from mmspec.draft import Draft, Kind, Round, Scores
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
+from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Length, parse
+from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 
 
@@ -119,3 +121,14 @@ def ragged(context: Context, rows: Sequence[Sequence[int]]) -> Draft:
         return Draft.chain(tokens, Kind.DET)
     sizes = torch.tensor([[len(row)] for row in rows], device=context.device)
     return Draft.chain(tokens, Kind.DET, mask=torch.arange(width, device=context.device) < sizes)
+
+
+def prompt_lookup(kit: Kit) -> Drafter:
+    """Copies of the text so far."""
+    return PromptLookup(length_of(kit), kit.options["longest"], kit.target.visual_ids)
+
+
+def length_of(kit: Kit) -> Length:
+    if not isinstance(kit.shape, Chain):
+        raise ValueError("copies are chains; give length= instead of tree=")
+    return kit.shape.length

@@ -6,9 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmspec.draft import Draft, Kind, Round, Scores
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.length import Length, parse
-from mmspec.drafters.lookup.prompt_lookup import copy, ragged
+from mmspec.drafters.lookup.prompt_lookup import copy, length_of, ragged
+from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 
 
@@ -129,3 +130,8 @@ class Automaton:
         self._size.append(size)
         self._end.append(end)
         return len(self._size) - 1
+
+
+def suffix_automaton(kit: Kit) -> Drafter:
+    """Copies behind the longest repeated suffix."""
+    return SuffixAutomaton(length_of(kit), kit.options["shortest"], kit.target.visual_ids)

@@ -10,8 +10,10 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Round, Scores, categorical
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
+from mmspec.drafters.growth import StaticTree, trimmed
 from mmspec.drafters.length import useful
+from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 from mmspec.trees import Tree
 
@@ -39,34 +41,44 @@ class TokenRecycling:
     After each forward the `WIDTH` best tokens behind every node, rejected ones included, replace
     what was remembered of the node's token; where a token occurs twice the last one counts. The
     draft starts at the last committed token and is empty until that token has been scored. Children
-    of a node are taken in the order of their rank. All rows of a batch share what is remembered; a
-    request starts with nothing.
+    of a node are taken in the order of their rank.
+
+    All rows of a batch share what is remembered, and so do later requests, as in the authors' code:
+    answers that repeat each other gain most. What is remembered decides what is drafted and never
+    what is said: greedy and coupled tokens are the same with any table. Rejection keeps the law
+    too, but draws by the draft; there a seed repeats its tokens only with `fresh`, which starts
+    every request with nothing.
     """
 
     kinds: tuple[Kind, ...] = (Kind.DET,)
     trees: bool = True
 
-    def __init__(self, tree: Tree = TREE) -> None:
+    def __init__(self, tree: Tree = TREE, fresh: bool = False) -> None:
         if tree.width > WIDTH:
             raise ValueError(
                 f"the tree has a node with {tree.width} children, but {WIDTH} candidates are "
                 "remembered per token; give a narrower tree"
             )
-        self.tree = tree
+        self.tree, self.fresh = tree, fresh
+        self.tables: dict[tuple[int, torch.device], Tensor] = {}  # by vocabulary and device
 
     def begin(self, context: Context) -> Recycled:
-        return Recycled(blank(context.vocabulary, context.device))
+        key = (context.vocabulary, context.device)
+        if self.fresh or key not in self.tables:
+            self.tables[key] = blank(*key)
+        return Recycled(self.tables[key])
 
     def propose(self, context: Context, state: Recycled) -> Draft:
         last = [row[-1] for row in context.history]
         state.last = torch.tensor(last, device=context.device)[:, None]
-        if not useful(context) or not self.tree.nodes:
+        tree = trimmed(self.tree, useful(context))
+        if not tree.nodes:
             return Draft.empty(context.batch, context.device)
         live = [token for token, done in zip(last, context.finished, strict=True) if not done]
         if not state.knows(live):
             return Draft.empty(context.batch, context.device)
-        tokens, mask = fill(self.tree, state.table, state.last)
-        return Draft.of(self.tree, tokens, Kind.DET, mask=mask)
+        tokens, mask = fill(tree, state.table, state.last)
+        return Draft.of(tree, tokens, Kind.DET, mask=mask)
 
     def observe(
         self, context: Context, state: Recycled, draft: Draft, scores: Scores, kept: Round
@@ -82,7 +94,7 @@ class TokenRecycling:
 
 @dataclass
 class Recycled:
-    """What is remembered of a request."""
+    """What is remembered, and where a request stands."""
 
     table: Tensor  # (V + 1, WIDTH) int64 candidates behind each token, -1 = none
     last: Tensor | None = None  # (B, 1) the tokens that the draft hangs from
@@ -176,3 +188,12 @@ def _order(tree: Tree, device: torch.device) -> Tensor:  # (N,)
     """Where each node stands in level order, the last token being first."""
     order = {node: place for place, node in enumerate((n for lv in tree.levels for n in lv), 1)}
     return torch.tensor([order[node] for node in range(tree.nodes)], device=device)
+
+
+def token_recycling(kit: Kit) -> Drafter:
+    """A tree of the target's own runner-up tokens."""
+    if not isinstance(kit.shape, StaticTree):
+        raise ValueError(
+            "token recycling fills a static tree; give tree= branching widths or a Tree"
+        )
+    return TokenRecycling(kit.shape.tree, kit.options["fresh"])

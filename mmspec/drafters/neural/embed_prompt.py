@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mmspec import _hf
 from mmspec.compressors.contract import Compressed
-from mmspec.targets.backbone import Backbone, padding
+from mmspec.targets.backbone import padding
+from mmspec.targets.reader import Reader
 
 _TYPES = "token_type_ids"  # Gemma 3 and PaliGemma let some prompt tokens see ahead
 
@@ -27,7 +28,7 @@ def unpadded(inputs: Mapping[str, Any]) -> tuple[list[list[int]], list[int]]:
 
 
 def weave(
-    backbone: Backbone,
+    backbone: Reader,
     inputs: Mapping[str, Any],
     visual: Sequence[Sequence[Compressed]],
     placeholders: Sequence[int],
@@ -67,7 +68,7 @@ def weave(
     return made
 
 
-def _rope(backbone: Backbone, inputs: Mapping[str, Any]) -> Tensor | None:  # (axes, B, L)
+def _rope(backbone: Reader, inputs: Mapping[str, Any]) -> Tensor | None:  # (axes, B, L)
     """Rotary positions of the whole prompt where they are more than its slots (M-RoPE)."""
     axes = backbone.family.rope_axes
     if axes == 1:

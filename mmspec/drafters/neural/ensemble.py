@@ -9,16 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.draft import categorical
+from mmspec.compressors.average_pool import AveragePool
+from mmspec.draft import Drafter, categorical
 from mmspec.drafters.growth import News, Nodes
-from mmspec.drafters.neural.small_model import Sight, committed, draft_law, waiting_block
-from mmspec.drafters.neural.weighting import Evidence, Fixed, Weighting
+from mmspec.drafters.neural.sight import (
+    Nothing,
+    Pixels,
+    Placeholders,
+    Sight,
+    compressed_pixels,
+)
+from mmspec.drafters.neural.small_model import committed, draft_law, grown, waiting_block
+from mmspec.drafters.neural.weighting import Agreement, Evidence, Fixed, Weighting
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.sampling import Prefix
-from mmspec.targets.backbone import Backbone
+from mmspec.recipe import Kit
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.context import Context
 from mmspec.targets.memory import Memory, Rows
+from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class Ensemble:
     best token of the mixture of softmax laws. Weights belong to rows.
     """
 
-    backbone: Backbone
+    backbone: Reader
     sights: tuple[Sight, ...]
     weighting: Weighting = field(default_factory=Fixed)
 
@@ -105,7 +114,7 @@ class _Choir:
     said: list[Tensor] = field(default_factory=list)  # (B, n, M, V) log-probabilities each
 
 
-def stacked(backbone: Backbone, memories: Sequence[Memory | Rows]) -> Memory | Rows:
+def stacked(backbone: Reader, memories: Sequence[Memory | Rows]) -> Memory | Rows:
     """Memories of one model as one batch, shorter prompts padded on the left."""
     rows = [row for memory in memories for row in _rows(memory)]
     if isinstance(memories[0], Rows) or rows[0].saved is not None:
@@ -119,7 +128,24 @@ def stacked(backbone: Backbone, memories: Sequence[Memory | Rows]) -> Memory | R
     cache = SlotCache.stacked(backbone.cache_config, [memory.cache for memory in rows], lengths)
     rope = [position for memory in rows for position in memory.rope]
     like = rows[0].like
-    return Memory(cache, max(lengths), pads, rope, like, backbone.window, backbone.bare)
+    both = Memory(cache, max(lengths), pads, rope, like, backbone.window, backbone.bare)
+    both.offsets, both.last = _offsets(rows, backbone.family.rope_axes), rows[0].last
+    return both
+
+
+def _offsets(memories: Sequence[Memory], axes: int) -> Tensor | None:  # (axes, B, 1)
+    """The offsets of all rows next to each other; None where nobody has any."""
+    given = [memory.offsets for memory in memories]
+    some = next((offsets for offsets in given if offsets is not None), None)
+    if some is None:
+        return None
+    return torch.cat(
+        [
+            some.new_zeros(axes, memory.batch, 1) if offsets is None else offsets
+            for memory, offsets in zip(memories, given, strict=True)
+        ],
+        1,
+    )
 
 
 def _rows(memory: Memory | Rows) -> list[Memory]:
@@ -149,3 +175,41 @@ def evidence(said: Sequence[Tensor], news: News) -> list[Evidence]:
         members = none if laws is None else laws[row, own]
         rows.append(Evidence(members, target[row, theirs]))
     return rows
+
+
+def uniform_ensemble(kit: Kit) -> Drafter:
+    """Views of one draft model, mixed with fixed weights (IbED)."""
+    weights = kit.options["weights"]
+    return _ensemble(kit, Fixed(None if weights is None else tuple(weights)))
+
+
+def tested_ensemble(kit: Kit) -> Drafter:
+    """Views of one draft model, mixed with weights chosen while decoding (TABED)."""
+    return _ensemble(kit, Agreement(kit.options["steps"], kit.options["window"]))
+
+
+VIEWS = ("pixels", "nothing", "pooled", "placeholders")
+
+
+def _ensemble(kit: Kit, weighting: Weighting) -> Drafter:
+    if kit.sees != "pixels":
+        raise ValueError(
+            f"an ensemble chooses its own sights; give views= out of {', '.join(VIEWS)}, not sees="
+        )
+    views: Sequence[str] = kit.options["views"]
+    if isinstance(views, str) or not views or set(views) - set(VIEWS):
+        raise ValueError(f"views={views!r} must be a list out of {', '.join(VIEWS)}")
+    assert kit.drafter is not None
+    sights = tuple(_view(kit, name) for name in views)
+    return grown(kit, Ensemble(kit.drafter, sights, weighting))
+
+
+def _view(kit: Kit, name: str) -> Sight:
+    assert kit.drafter is not None
+    if name == "pooled":
+        return compressed_pixels(kit.drafter, kit.compressor or AveragePool())
+    if name == "pixels":
+        return Pixels()
+    if name == "placeholders":
+        return Placeholders()
+    return Nothing(kit.target.visual_ids)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from mmspec.draft import Drafter
 from mmspec.drafters.growth import News, Nodes
-from mmspec.drafters.neural.small_model import committed, draft_law, waiting_block
+from mmspec.drafters.neural.small_model import committed, draft_law, head_of_target, waiting_block
 from mmspec.laws.categorical import Categorical
-from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
-from mmspec.targets.backbone import ROOM, Backbone
+from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig, load_head
+from mmspec.models.loading import model_type
+from mmspec.models.random_weights import random_model
+from mmspec.recipe import DraftModelKind, Kit
+from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.context import Context
 from mmspec.targets.guidance import guided, scale_of
 from mmspec.targets.hidden_state_hook import HiddenStateHook
 from mmspec.targets.memory import Block, Memory
+from mmspec.targets.reader import Reader
 
 SEES = "target-states"
 KNOWN = 64  # how many of the last true states are at hand for tokens that were never seen
@@ -41,7 +49,7 @@ class FeatureDraft:
     target, and for a target without states to offer.
     """
 
-    backbone: Backbone  # the target's
+    backbone: Reader  # the target's
     head: FeatureHead
 
     def __post_init__(self) -> None:
@@ -54,6 +62,10 @@ class FeatureDraft:
     @property
     def cache_config(self) -> FeatureHeadConfig:
         return self.head.config
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        return (self.head,)
 
     @property
     def wants(self) -> frozenset[str]:
@@ -147,7 +159,7 @@ def borrowed(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count, D)
     return known[index.clamp_max(len(known) - 1)]
 
 
-def check_head(head: FeatureHead, target: Backbone) -> None:
+def check_head(head: FeatureHead, target: Reader) -> None:
     """Refuse a head that was not made for this target. Raises ValueError."""
     HiddenStateHook(target)
     ours = (int(target.config.hidden_size), target.vocabulary)
@@ -158,3 +170,47 @@ def check_head(head: FeatureHead, target: Backbone) -> None:
             f"{type(target.model).__name__} has states {ours[0]} wide over {ours[1]} tokens; train "
             "a head for this target with mmspec.training.learn_head"
         )
+
+
+def feature_head(kit: Kit) -> Drafter:
+    """A head on the target's own states (EAGLE)."""
+    return head_of_target(kit)
+
+
+@dataclass(frozen=True)
+class FeatureHeadKind(DraftModelKind):
+    """`mmspec.models.heads.feature_head.FeatureHead`s, bound to the target as a `FeatureDraft`."""
+
+    words: str = "feature head"
+
+    def accepts(self, model: Any) -> bool:
+        return isinstance(model, FeatureHead)
+
+    def owns(self, folder: Path) -> bool:
+        there = (folder / "config.json").exists()
+        return there and model_type(folder) == FeatureHeadConfig.model_type
+
+    def load(
+        self, source: str | Path, target: Reader, dtype: torch.dtype | None = None
+    ) -> FeatureHead:
+        return load_head(source, dtype)
+
+    def default_sees(self, model: Any, target: Reader, asked: str) -> str:
+        if asked not in ("auto", SEES):
+            raise ValueError(
+                f"sees={asked!r} does not fit: a feature head reads the target's states ({SEES!r}) "
+                "and nothing else; drop sees=, or use another recipe"
+            )
+        return SEES
+
+    def read(self, model: FeatureHead, target: Reader, sees: str) -> FeatureDraft:
+        moved: FeatureHead = nn.Module.to(model, target.device, target.model.dtype)
+        return FeatureDraft(target, moved)
+
+    def random(self, target: Reader, seed: int) -> FeatureHead:
+        config = FeatureHeadConfig.of(target.config, target.vocabulary)
+        head: FeatureHead = random_model(lambda: FeatureHead(config), seed)
+        return head
+
+
+FEATURE_HEAD = FeatureHeadKind()

@@ -10,6 +10,11 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from mmspec.draft import Drafter
+from mmspec.drafters.neural.sight import TargetFeatures, checked, target_features
+from mmspec.drafters.neural.small_model import SmallModel, SmallModelKind, grown
+from mmspec.recipe import Kit
+
 WEIGHTS, CONFIG = "projector.safetensors", "projector.json"
 
 
@@ -90,3 +95,33 @@ def check_widths(projector: Projector, source: int, drafter: int) -> None:
             f"the projector maps {widths.source} to {widths.drafter}, but the target's vision "
             f"features are {source} wide and the draft model {drafter}; train one for this pair"
         )
+
+
+def massv_model(kit: Kit) -> Drafter:
+    """A small language model behind the target's vision tower and its own projector (MASSV).
+
+    A draft model with a vision encoder of its own, as wide as the target, needs no projector: it
+    reads the target's projected features as they are.
+    """
+    assert kit.drafter is not None
+    if kit.sees != "target-features":
+        raise ValueError(f"MASSV sees the target's features, not {kit.sees!r}; drop sees=")
+    if kit.options["projector"] is None and kit.drafter.family.media:
+        return grown(kit, SmallModel(kit.drafter, target_features(kit)))
+    projector = projector_of(kit.drafter.model, kit.options["projector"])
+    width = kit.target.tower_width
+    source = kit.target.config.hidden_size if width is None else width
+    check_widths(projector, source, kit.drafter.config.hidden_size)
+    layout = kit.target.feature_layout(tower=True)
+    thinning = None if kit.compressor is None else checked(kit.compressor)
+    view = TargetFeatures(layout, thinning, projector)
+    return grown(kit, SmallModel(kit.drafter, view))
+
+
+def _save_beside(drafter: Any, folder: Path) -> None:
+    """Write the projector of a drafter that has one."""
+    if drafter.model.sight.projector is not None:
+        save_projector(folder, drafter.model.sight.projector)
+
+
+PROJECTED = SmallModelKind(beside=_save_beside)

@@ -6,12 +6,14 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from mmspec.draft import Drafter
 from mmspec.drafters.growth import News, Nodes
-from mmspec.drafters.neural.small_model import committed, draft_law
+from mmspec.drafters.neural.small_model import Autoregressive, committed, draft_law
 from mmspec.laws.categorical import Categorical
-from mmspec.targets.backbone import Backbone
+from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 from mmspec.targets.memory import block
+from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +29,10 @@ class SharedBackbone:
     families whose logits are not head(decoder), and for layers that do not exist.
     """
 
-    backbone: Backbone  # the target's
+    backbone: Reader  # the target's
     skip: tuple[int, ...] = ()
     depth: int | None = None
-    thin: Backbone = field(init=False, repr=False)
+    thin: Reader = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         name = type(self.backbone.model).__name__
@@ -90,9 +92,7 @@ def spread(layers: int, share: float) -> tuple[int, ...]:
     return tuple(1 + int((at + 0.5) * inner / count) for at in range(count))
 
 
-def _thin(
-    backbone: Backbone, skip: Sequence[int], depth: int | None, left: Sequence[int]
-) -> Backbone:
+def _thin(backbone: Reader, skip: Sequence[int], depth: int | None, left: Sequence[int]) -> Reader:
     """The decoder without the layers; masks go by place in it, so layer kinds move up as well."""
     thin = backbone.thinned(skip, depth)
     kinds = getattr(thin.decoder.config, "layer_types", None)
@@ -101,3 +101,29 @@ def _thin(
         config.layer_types = [kinds[at] for at in left] + list(kinds[len(left) :])
         thin.decoder.config = config
     return thin
+
+
+def skipping(kit: Kit) -> Drafter:
+    """The target without some layers: those in `skip`, or about `share` of the inner ones."""
+    _check_own_memory(kit)
+    skip = kit.options["skip"]
+    if skip is None:
+        skip = spread(len(kit.target.decoder.layers), kit.options["share"])
+    return Autoregressive(SharedBackbone(kit.target, tuple(skip)), kit.shape)
+
+
+def early_exit(kit: Kit) -> Drafter:
+    """The first `depth` layers of the target, a quarter of them by default."""
+    _check_own_memory(kit)
+    depth = kit.options["depth"]
+    if depth is None:
+        depth = max(len(kit.target.decoder.layers) // 4, 1)
+    return Autoregressive(SharedBackbone(kit.target, depth=depth), kit.shape)
+
+
+def _check_own_memory(kit: Kit) -> None:
+    if kit.sees != "target-memory" or kit.compressor is not None:
+        raise ValueError(
+            "the target drafts for itself here and sees what it has in its memory; drop sees= and "
+            "compressor="
+        )

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from mmspec import _hf
-from mmspec.compressors.contract import Compressed, Compressor, Grid, compressed, pictures
+from mmspec.compressors.contract import Compressed, Compressor, check_needs, compressed, pictures
 from mmspec.drafters.neural.embed_prompt import unpadded, weave
-from mmspec.targets.backbone import Backbone
+from mmspec.recipe import Kit
 from mmspec.targets.context import Context
+from mmspec.targets.reader import Reader
+from mmspec.targets.visual import FeatureLayout
+
+
+class Sight(Protocol):
+    """What a draft model sees of a request: the inputs of its own prefill."""
+
+    @property
+    def name(self) -> str: ...
+    def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -23,7 +33,7 @@ class Nothing:
     hidden: tuple[int, ...] = ()  # ids to take out
     name: str = "nothing"
 
-    def inputs(self, context: Context, backbone: Backbone) -> Mapping[str, Any]:
+    def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]:
         hidden = set(self.hidden)
         rows = [[token for token in row if token not in hidden] for row in prompts(context)]
         return padded(rows, context.device)
@@ -35,7 +45,7 @@ class Placeholders:
 
     name: str = "placeholders"
 
-    def inputs(self, context: Context, backbone: Backbone) -> Mapping[str, Any]:
+    def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]:
         return padded(prompts(context), context.device)
 
 
@@ -45,24 +55,15 @@ class Pixels:
 
     name: str = "pixels"
 
-    def inputs(self, context: Context, backbone: Backbone) -> Mapping[str, Any]:
+    def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]:
         return {**context.request.inputs, **context.request.drafter_inputs}
-
-
-@dataclass(frozen=True)
-class Optics:
-    """How a family's encoder outputs map to its prompt; `mmspec.modalities.vlm.optics` makes it."""
-
-    placeholders: Mapping[str, int]  # "image" and "video" to the id that stands for its features
-    grid: Callable[[Mapping[str, Any], int, int], Grid | None]  # (inputs, picture, features)
-    parts: Callable[[Any], Sequence[Tensor]]  # an encoder's output as (n, H) features per picture
 
 
 @dataclass(frozen=True)
 class CompressedPixels:
     """The request through the draft model's encoder and a compressor, at the original slots."""
 
-    optics: Optics  # the draft model's
+    layout: FeatureLayout  # the draft model's
     compressor: Compressor
     name: str = "pixels"
 
@@ -70,11 +71,11 @@ class CompressedPixels:
     def wants(self) -> frozenset[str]:
         return self.compressor.needs
 
-    def inputs(self, context: Context, backbone: Backbone) -> Mapping[str, Any]:
+    def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]:
         given = {**context.request.inputs, **context.request.drafter_inputs}
         outputs = _hf.encode_media(backbone.model, given)["mm_encoder_outputs"]
-        visual = _see(self.optics, outputs, given, self.compressor, context)
-        return weave(backbone, given, visual, tuple(self.optics.placeholders.values()))
+        visual = _see(self.layout, outputs, given, self.compressor, context)
+        return weave(backbone, given, visual, tuple(self.layout.placeholders.values()))
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class TargetFeatures:
     target adds inside its decoder (deepstack) are not among them.
     """
 
-    optics: Optics  # the target's
+    layout: FeatureLayout  # the target's
     compressor: Compressor | None = None
     projector: nn.Module | None = None
     name: str = "target-features"
@@ -95,16 +96,16 @@ class TargetFeatures:
         needs = frozenset() if self.compressor is None else self.compressor.needs
         return frozenset({"vision"}) | needs
 
-    def inputs(self, context: Context, backbone: Backbone) -> Mapping[str, Any]:
+    def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]:
         given = context.request.inputs
-        visual = _see(self.optics, context.shared["vision"], given, self.compressor, context)
+        visual = _see(self.layout, context.shared["vision"], given, self.compressor, context)
         if self.projector is not None:
             visual = [[_projected(picture, self.projector) for picture in row] for row in visual]
-        return weave(backbone, given, visual, tuple(self.optics.placeholders.values()))
+        return weave(backbone, given, visual, tuple(self.layout.placeholders.values()))
 
 
 def _see(
-    optics: Optics,
+    layout: FeatureLayout,
     outputs: Mapping[str, Any],
     inputs: Mapping[str, Any],
     compressor: Compressor | None,
@@ -115,10 +116,10 @@ def _see(
     found = [[] for _ in rows]  # type: list[list[Any]]
     for modality, output in outputs.items():
         seen = pictures(
-            optics.parts(output),
+            layout.parts(output),
             rows,
-            optics.placeholders[modality],
-            lambda index, count: optics.grid(inputs, index, count),
+            layout.placeholders[modality],
+            lambda index, count: layout.grid(inputs, index, count),
         )
         found = [old + new for old, new in zip(found, seen, strict=True)]
     needs = frozenset() if compressor is None else compressor.needs
@@ -149,3 +150,59 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Ten
         "input_ids": torch.tensor(ids, device=device),
         "attention_mask": torch.tensor(mask, device=device),
     }
+
+
+SIGHTS = ("nothing", "placeholders", "prompt", "pixels", "target-features")
+
+
+def sight(kit: Kit) -> Sight:
+    """The sight named by `kit.sees`, through `kit.compressor` if there is one.
+
+    Raises ValueError for an unknown name (listing the known ones), for a compressor of nothing,
+    and for features that do not fit the draft model.
+    """
+    assert kit.drafter is not None
+    if kit.sees == "pixels":
+        return (
+            Pixels() if kit.compressor is None else compressed_pixels(kit.drafter, kit.compressor)
+        )
+    if kit.sees == "target-features":
+        return target_features(kit)
+    if kit.sees in SIGHTS and kit.compressor is not None:
+        raise ValueError(
+            f"sees={kit.sees!r} shows no picture that compressor={kit.compressor!r} could thin; "
+            "give sees='pixels' or sees='target-features'"
+        )
+    if kit.sees == "nothing":
+        return Nothing(kit.target.visual_ids)
+    if kit.sees == "placeholders":
+        return Placeholders()
+    if kit.sees == "prompt":  # as the target has it, guidance included
+        return Pixels(name="prompt")
+    raise ValueError(f"sees={kit.sees!r} is not known; choose one of {', '.join(SIGHTS)}")
+
+
+def compressed_pixels(drafter: Reader, compressor: Compressor) -> CompressedPixels:
+    """The draft model's own features, thinned. Raises ValueError where it has none to thin."""
+    drafter.check_features()
+    drafter.check_embeddable()
+    return CompressedPixels(drafter.feature_layout(), checked(compressor))
+
+
+def target_features(kit: Kit) -> TargetFeatures:
+    """The target's projected features. Raises ValueError for a draft model of another width."""
+    assert kit.drafter is not None
+    source, own = kit.target.config.hidden_size, kit.drafter.config.hidden_size
+    if source != own:
+        raise ValueError(
+            f"the target's vision features are {source} wide, but the draft model reads {own}; use "
+            "a draft model with a projector (recipe='massv'), or sees='pixels'"
+        )
+    thinning = None if kit.compressor is None else checked(kit.compressor)
+    return TargetFeatures(kit.target.feature_layout(), thinning)
+
+
+def checked(compressor: Compressor) -> Compressor:
+    """The compressor. Raises ValueError for one that needs a signal which nobody gives."""
+    check_needs(compressor)
+    return compressor

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from mmspec.draft import Draft, Kind, Round, Scores
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.growth import Chain, DraftModel, News, Nodes, Shape, Sprout, read_path
+from mmspec.drafters.neural.sight import SIGHTS, Sight, sight
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.sampling import Prefix
-from mmspec.targets.backbone import Backbone
+from mmspec.models.loading import load_causal, model_type
+from mmspec.models.random_weights import random_model
+from mmspec.recipe import DraftModelKind, Kit
+from mmspec.targets.backbone import FULL
 from mmspec.targets.context import Context
 from mmspec.targets.memory import Block, Memory, Rows, block
+from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -76,19 +84,11 @@ class _State:
     sprout: Sprout | None = None
 
 
-class Sight(Protocol):
-    """What a draft model sees of a request: the inputs of its own prefill."""
-
-    @property
-    def name(self) -> str: ...
-    def inputs(self, context: Context, backbone: Backbone) -> Mapping[str, Any]: ...
-
-
 @dataclass(frozen=True)
 class SmallModel:
     """An independent draft model with its own memory (Leviathan et al. 2023; Chen et al. 2023)."""
 
-    backbone: Backbone
+    backbone: Reader
     sight: Sight
 
     @property
@@ -162,3 +162,153 @@ def committed(context: Context) -> Prefix | None:
     if not context.sampling.needs_prefix:
         return None
     return lambda row, _: context.prefix(row)
+
+
+def small_model(kit: Kit) -> Drafter:
+    """An independent draft model that sees what the recipe says, or a head on the target."""
+    if isinstance(kit.drafter, Reader):
+        return grown(kit, SmallModel(kit.drafter, sight(kit)))
+    return head_of_target(kit)
+
+
+def head_of_target(kit: Kit) -> Drafter:
+    """A draft model that came bound to the target: it sees what the target has seen."""
+    assert kit.drafter is not None
+    if kit.compressor is not None:
+        raise ValueError(
+            f"a draft model that sees {kit.sees!r} knows the picture through the target, so there "
+            f"is nothing for compressor={kit.compressor!r} to thin; drop it"
+        )
+    return Autoregressive(kit.drafter, kit.shape)
+
+
+def grown(kit: Kit, model: DraftModel) -> Drafter:
+    """Grow the recipe's shape out of `model`. Raises ValueError for a tree that it cannot read."""
+    assert kit.drafter is not None
+    if not (kit.drafter.can_branch or isinstance(kit.shape, Chain)):
+        raise ValueError(
+            f"{type(kit.drafter.model).__name__} keeps a recurrent state, so as a draft model it "
+            "cannot grow a tree; give length= instead of tree="
+        )
+    return Autoregressive(model, kit.shape)
+
+
+VOCABULARY_PADDING = (
+    512  # most ids by which padded vocabularies of one tokenizer differ (Qwen: 128)
+)
+
+
+def check_pair(target: Reader, drafter: Reader, sees: str) -> None:
+    """Refuse a draft model that cannot draft for this target.
+
+    Raises ValueError: vocabularies that differ by more than padding, a picture for a draft model
+    without an encoder, another image token.
+    """
+    ours, theirs = target.vocabulary, drafter.vocabulary
+    if abs(ours - theirs) > VOCABULARY_PADDING:
+        raise ValueError(
+            f"the draft model has a vocabulary of {theirs} tokens, the target one of {ours}: their "
+            "token ids do not mean the same; choose a draft model with the target's tokenizer"
+        )
+    if sees == "pixels" and not drafter.family.media:
+        raise ValueError(
+            "sees='pixels' needs a draft model with a vision encoder, but "
+            f"{type(drafter.model).__name__} reads text only; give sees='nothing' or a "
+            "vision-language draft model"
+        )
+    if sees == "pixels":
+        mine = target.placeholder_ids
+        other = drafter.placeholder_ids
+        if mine[:1] != other[:1]:
+            raise ValueError(
+                f"the image token is {mine[:1]} for the target but {other[:1]} for the draft "
+                "model; choose a pair that shares its processor"
+            )
+
+    if sees == "target-features":
+        target.check_features()
+        drafter.check_embeddable()
+        frame = max(target.visual_ids, default=0)
+        if not drafter.family.media and frame >= theirs:
+            raise ValueError(
+                f"the prompt frames pictures with token {frame}, but the draft model knows "
+                f"{theirs} tokens only; give sees='nothing' or resize its embeddings"
+            )
+
+
+@dataclass(frozen=True)
+class SmallModelKind(DraftModelKind):
+    """Whole models that read a prompt of their own and speak the target's tokens.
+
+    `check` says what else a pair must have, `beside` writes what is learned beside the weights, and
+    `marks` are files or folders by which a folder is told from others of whole models.
+    """
+
+    words: str = "draft model"
+    check: Callable[[Reader, Reader], None] | None = None  # (target, draft model)
+    beside: Callable[[Any, Path], None] | None = None  # (drafter, folder)
+    marks: tuple[str, ...] = ()
+
+    def accepts(self, model: Any) -> bool:
+        """Whether it has a table of tokens, as causal models of transformers have."""
+        if not isinstance(model, nn.Module):
+            return False
+        inner = next((one for one in model.modules() if isinstance(one, PreTrainedModel)), None)
+        try:
+            return inner is not None and inner.get_input_embeddings() is not None
+        except NotImplementedError:
+            return False
+
+    def owns(self, folder: Path) -> bool:
+        if not (folder / "config.json").exists() or model_type(folder) not in CONFIG_MAPPING:
+            return False
+        return all((folder / mark).exists() for mark in self.marks)
+
+    def load(self, source: str | Path, target: Reader, dtype: torch.dtype | None = None) -> Any:
+        """By the target's own class where it is of the same type, as transformers files it else."""
+        same = isinstance(target.model, PreTrainedModel) and _is_type(source, target.model)
+        return load_causal(source, dtype or "auto", type(target.model) if same else None)
+
+    def default_sees(self, model: Any, target: Reader, asked: str) -> str:
+        """The picture itself, where both read some; the prompt of a target that draws."""
+        if asked not in ("auto", *SIGHTS):
+            raise ValueError(
+                f"sees={asked!r} does not fit: a draft model reads a prompt of its own and sees "
+                f"one of {', '.join(SIGHTS)}; drop sees=, or use another recipe"
+            )
+        if asked != "auto":
+            return asked
+        if target.family.draws:
+            return "prompt"
+        both = target.family.media and target.reader_of(model).family.media
+        return "pixels" if both else "nothing"
+
+    def read(self, model: Any, target: Reader, sees: str) -> Reader:
+        reader = target.reader_of(model)
+        check_pair(target, reader, sees)
+        if self.check is not None:
+            self.check(target, reader)
+        return reader
+
+    def random(self, target: Reader, seed: int) -> Any:
+        """As the target, with one decoder layer."""
+        config = copy.deepcopy(target.model.config)
+        text = config.get_text_config(decoder=True)
+        kinds = vars(text).get("layer_types")
+        if kinds:
+            text.layer_types = [next((kind for kind in kinds if kind == FULL), kinds[0])]
+        text.num_hidden_layers = 1
+        return random_model(lambda: type(target.model)(config), seed)
+
+    def save(self, model: Any, folder: Path, target: Any, drafter: Any) -> None:
+        model.save_pretrained(folder)
+        if self.beside is not None:
+            self.beside(drafter, folder)
+
+
+SMALL_MODEL = SmallModelKind()
+
+
+def _is_type(source: str | Path, model: PreTrainedModel) -> bool:
+    """Whether a folder or hub name holds a model of the same type."""
+    return model_type(source) == model.config.model_type

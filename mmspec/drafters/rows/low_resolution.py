@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +12,13 @@ from torch import Tensor
 
 from mmspec.codes.grid import Grid
 from mmspec.codes.grid_mask import GridMask
+from mmspec.codes.image_family import ImageFamily
+from mmspec.codes.resampling import Lawful, Repeated, Resampler, ThroughPixels, Trained
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane
 from mmspec.laws.sampling import Sampling
+from mmspec.models.code_resampler import FOLDER, CodeResampler, load_resampler
+from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 from mmspec.targets.memory import Block, Memory, block
 
@@ -88,3 +93,61 @@ def _link(token: Tensor, behind: int, like: Tensor) -> Block:
     """One token behind `behind` others that are read but not kept."""
     depths = torch.full((1, 1), behind, device=token.device)
     return Block(token, depths, like.new_zeros(1, 1, behind + 1), 0, None, behind)
+
+
+UPSAMPLERS = ("auto", "pixels", "latent")
+
+
+def ratio_of(fine: ImageFamily, coarse: ImageFamily, given: Any) -> int:
+    """How many times smaller the drafter draws: as given, or by the sizes; 2 where there is none.
+
+    Raises ValueError where one size does not divide the other.
+    """
+    if given is not None:
+        if not isinstance(given, int) or given < 1:
+            raise ValueError(f"ratio={given!r} is no number of codes; give 2, say")
+        return given
+    if fine.size is None or coarse.size is None:
+        return 2
+    ratios = {large / small for large, small in zip(fine.size, coarse.size, strict=True)}
+    ratio = int(max(ratios))
+    if ratios != {ratio}:
+        sizes = [f"{height} x {width}" for height, width in (fine.size, coarse.size)]
+        raise ValueError(
+            f"the target draws {sizes[0]} codes, the drafter {sizes[1]}: that is no whole number "
+            "of times smaller; choose another draft model, or give ratio= and a grid"
+        )
+    return ratio
+
+
+def sampler_of(kit: Kit, fine: ImageFamily, coarse: ImageFamily, ratio: int) -> Resampler | Lawful:
+    """The up-sampler by name, from a folder, or as an object."""
+    given = kit.options["upsampler"]
+    if given == "auto" and (beside := beside_of(kit)) is not None:
+        given = beside
+    if isinstance(given, Path) or (isinstance(given, str) and Path(given).is_dir()):
+        given = load_resampler(given)
+    if isinstance(given, CodeResampler):
+        return Trained(fine.codebook, coarse.codebook, ratio, given)
+    if not isinstance(given, str):
+        made: Resampler | Lawful = given
+        return made
+    if given not in UPSAMPLERS:
+        raise ValueError(
+            f"upsampler={given!r} is neither known nor a folder; choose one of "
+            f"{', '.join(UPSAMPLERS)}, or pass a Resampler, a CodeResampler or its folder"
+        )
+    if given == "auto":
+        blind = fine.encode is None or coarse.encode is None
+        given = "latent" if blind or ratio == 1 else "pixels"
+    if given == "pixels":
+        return ThroughPixels(fine, coarse, ratio)
+    return Repeated(fine.codebook, coarse.codebook, ratio)
+
+
+def beside_of(kit: Kit) -> Path | None:
+    """The folder of the resampler that lies beside the draft model's weights, if there is one."""
+    assert kit.drafter is not None
+    name = kit.drafter.model.name_or_path
+    folder = Path(name) / FOLDER
+    return folder if name and (folder / "config.json").exists() else None

@@ -9,19 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mmspec.codes.grid import Grid
-from mmspec.codes.resampling import Lawful, Resampler
-from mmspec.draft import Draft, Kind, Round, Scores, categorical
-from mmspec.drafters.rows.low_resolution import Sketch, Sketcher
+from mmspec.codes.resampling import Lawful, Resampler, Trained
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
+from mmspec.drafters.neural.small_model import SmallModelKind
+from mmspec.drafters.plain import Silent
+from mmspec.drafters.rows.low_resolution import Sketch, Sketcher, ratio_of, sampler_of
 from mmspec.drafters.rows.partial_image import DraftedCode, Line, Page, filled, judged, lay, spelt
+from mmspec.drafters.rows.wavefront import Rows
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane
+from mmspec.models.code_resampler import FOLDER
+from mmspec.recipe import Kit
 from mmspec.targets.context import Context
+from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -271,3 +278,38 @@ def _redraw(context: Context, state: Sheet, scores: Scores, kept: Round) -> None
             page.held[offset] = DraftedCode(drawn[row][step], True, law.scores[row, step])
             page.islands = [[o for o in part if o != offset] for part in page.islands]
         page.islands = [part for part in page.islands if part]
+
+
+def smaller_picture(kit: Kit) -> Drafter:
+    """A model that draws a smaller grid; plain decoding for a target that draws nothing."""
+    if not isinstance(kit.shape, Rows):
+        raise ValueError("a block is as long as the grid makes it; drop length= and tree=")
+    if not kit.target.family.draws:
+        return Silent()
+    if kit.sees != "prompt":
+        raise ValueError(
+            f"MuLo-SD drafts with a model that draws behind the target's prompt, not one that sees "
+            f"{kit.sees!r}; give drafter= a model that draws, and drop sees="
+        )
+    assert kit.drafter is not None
+    fine, coarse = kit.target.check_draws(), kit.drafter.check_draws()
+    ratio = ratio_of(fine, coarse, kit.options["ratio"])
+    sampler = sampler_of(kit, fine, coarse, ratio)
+    return Upsampled(Sketcher(kit.drafter), sampler, coarse.layout, ratio)
+
+
+def _check_draws(target: Reader, small: Reader) -> None:
+    """Refuse a draft model that draws nothing, for a target that draws. Raises ValueError."""
+    if target.family.draws:
+        small.check_draws()
+
+
+def _save_beside(drafter: Any, folder: Path) -> None:
+    """Write the resampler of a drafter that has a trained one."""
+    if isinstance(drafter, Upsampled) and isinstance(drafter.sampler, Trained):
+        drafter.sampler.model.save_pretrained(folder / FOLDER)
+
+
+LOW_RESOLUTION = SmallModelKind(
+    "model of a smaller picture", _check_draws, _save_beside, marks=(FOLDER,)
+)

@@ -22,6 +22,7 @@ from mmspec.codes.grid import Grid
 from mmspec.draft import Draft, Kind, Round, Scores, categorical
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane
+from mmspec.recipe import LINEAR
 from mmspec.targets.context import Context
 
 
@@ -29,10 +30,8 @@ from mmspec.targets.context import Context
 class Rows:
     """How rows of a grid are drafted; the grid says how long that is."""
 
-    how: str = "rows of the grid side by side"
-
-    def __str__(self) -> str:
-        return self.how
+    words: str = "rows of the grid side by side"
+    walk: ClassVar[str] = LINEAR
 
 
 @dataclass(frozen=True)

@@ -118,10 +118,10 @@ class FeatureHead(PreTrainedModel):
         return merged
 
 
-def load_head(folder: str | Path) -> FeatureHead:
-    """Read a head from a folder, in float32 or as it was saved.
+def load_head(folder: str | Path, dtype: torch.dtype | None = None) -> FeatureHead:
+    """Read a head from a folder, as it was saved or in `dtype`.
 
     Raises ValueError where the folder holds another kind of model.
     """
-    loaded: FeatureHead = read(FeatureHead, folder, "feature head")
+    loaded: FeatureHead = read(FeatureHead, folder, "feature head", dtype)
     return loaded

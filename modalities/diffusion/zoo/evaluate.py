@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from mmspec.modalities.diffusion.zoo.models import GUIDANCE, STEPS
-from mmspec.modalities.diffusion.zoo.training import Words, predicted
+from mmspec.modalities.diffusion.zoo.training import TextStates, predicted
+from mmspec.training.fitting import chunks
 from mmspec.zoo.prompts import Prompt
-from mmspec.zoo.reading import read_all, score_picture
+from mmspec.zoo.reading import score_pictures
 
 if TYPE_CHECKING:
     from diffusers import PixArtAlphaPipeline, PixArtTransformer2DModel
@@ -52,14 +53,10 @@ def facts_drawn(
     batch: int = 32,
 ) -> tuple[int, int]:
     """Facts right and facts asked over all prompts, read from the pictures."""
-    right, total = 0, 0
-    for start in range(0, len(asked), batch):
-        part = asked[start : start + batch]
-        drawn = draw(pipeline, [p.text for p in part], seed + start, steps, guidance)
-        for prompt, shown in zip(part, read_all(list(drawn)), strict=True):
-            scored = score_picture(prompt.scene, shown)
-            right, total = right + scored[0], total + scored[1]
-    return right, total
+    shown: list[np.ndarray] = []
+    for part in chunks(asked, batch):
+        shown += list(draw(pipeline, [p.text for p in part], seed + len(shown), steps, guidance))
+    return score_pictures([p.scene for p in asked], shown)
 
 
 @torch.no_grad()
@@ -113,17 +110,17 @@ def _states(
     return passed
 
 
-def _told(pipeline: PixArtAlphaPipeline, texts: Sequence[str]) -> Words:
+def _told(pipeline: PixArtAlphaPipeline, texts: Sequence[str]) -> TextStates:
     """The words of the prompts, after as many rows of silence."""
     parts: Any = pipeline
     told, mask, silence, silent_mask = parts.encode_prompt(
         list(texts), max_sequence_length=WORDS_AT_MOST
     )
-    return Words(torch.cat([silence, told]), torch.cat([silent_mask, mask]))
+    return TextStates(torch.cat([silence, told]), torch.cat([silent_mask, mask]))
 
 
 def _guided(
-    model: PixArtTransformer2DModel, state: Tensor, time: int, words: Words, guidance: float
+    model: PixArtTransformer2DModel, state: Tensor, time: int, words: TextStates, guidance: float
 ) -> Tensor:
     times = torch.full((2 * len(state),), time)
     silent, told = predicted(model, torch.cat([state, state]), times, words).chunk(2)

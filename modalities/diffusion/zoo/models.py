@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mmspec.zoo.processors import word_tokenizer
+from mmspec.zoo.boards import LATENT_CHANNELS, LATENT_SIDE
+from mmspec.zoo.tokenizer import word_tokenizer
 
 if TYPE_CHECKING:
     from diffusers import (
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     )
     from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
-LATENT_SIDE, LATENT_CHANNELS = 12, 4
 PATCH = 4  # latents a side: one patch for each place on the board
 PICTURE_WIDTH = 16
 TEXT_WIDTH = 128

@@ -6,8 +6,9 @@ then drawing (the denoiser, from noise and words; a drafter learns from the targ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mmspec.modalities.diffusion.zoo.models import TEXT_WIDTH
-from mmspec.zoo.batches import BOARD_CLASSES, board, pixels
-from mmspec.zoo.fitting import fit
-from mmspec.zoo.learning import Progress, silent
+from mmspec.training.fitting import chunks, divided, fit, shuffled
+from mmspec.training.reporting import Report, silent
+from mmspec.zoo.boards import BOARD_CLASSES, arranged, board_loss, boards, crowds, pictures
 from mmspec.zoo.prompts import loose_prompt, training_scenes
-from mmspec.zoo.scene import BOARD, Scene, Thing, sample
+from mmspec.zoo.scene import BOARD, Scene
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderTiny, DDPMScheduler, PixArtTransformer2DModel
@@ -28,12 +29,11 @@ if TYPE_CHECKING:
 
 _DISTURBANCE = 0.1  # noise on latents in training, so that a denoiser may be slightly wrong
 _REACH = 1.5  # largest latent that costs nothing
-_NARROWEST = 6  # a weight with fewer rows or columns is a table, say of scales or of heads
 _SILENCE = 0.1  # how often a denoiser is told nothing, for guidance
 
 
 @dataclass(frozen=True)
-class Words:
+class TextStates:
     """What a denoiser is told: `states` (B, L, D) of the text encoder and their mask (B, L)."""
 
     states: Tensor
@@ -46,7 +46,7 @@ def learn_pictures(
     seed: int,
     batch: int = 8,
     rate: float = 4e-3,
-    progress: Progress = silent,
+    progress: Report = silent,
 ) -> None:
     """Train the autoencoder on crowded scenes, its latents slightly disturbed and kept small."""
     coder: Any = autoencoder
@@ -69,23 +69,16 @@ def learn_words(
     seed: int,
     batch: int = 64,
     rate: float = 1.5e-3,
-    progress: Progress = silent,
+    progress: Report = silent,
 ) -> None:
     """Train the text encoder until nine questions, one for each place, find their answers."""
     reader = _BoardReader()
 
     def loss_of(item: tuple[list[str], Tensor]) -> Tensor:
-        texts, boards = item
-        words = read_words(encoder, tokenizer, texts)
-        parts = reader(words).split(BOARD_CLASSES, -1)
-        losses = [
-            functional.cross_entropy(p.flatten(0, 1), t.flatten())
-            for p, t in zip(parts, boards.unbind(-1), strict=True)
-        ]
-        return torch.stack(losses).sum()
+        texts, wanted = item
+        return board_loss(reader(read_words(encoder, tokenizer, texts)), wanted)
 
-    blocks: Any = encoder.encoder.block
-    matrices, others = _divided(encoder, blocks)
+    matrices, others = divided(encoder.encoder.block, encoder.parameters())
     others = [*others, *reader.parameters()]
     fit(others, _described(batch, seed), loss_of, steps, rate, "read", progress, matrices)
 
@@ -93,15 +86,15 @@ def learn_words(
 def learn_to_draw(
     denoiser: PixArtTransformer2DModel,
     schedule: DDPMScheduler,
-    batches: Iterator[tuple[Tensor, Words]],
+    batches: Iterator[tuple[Tensor, TextStates]],
     steps: int,
     rate: float,
-    progress: Progress = silent,
+    progress: Report = silent,
     teacher: PixArtTransformer2DModel | None = None,
 ) -> None:
     """Train a denoiser to predict velocity (Salimans & Ho 2022), or what `teacher` predicts."""
 
-    def loss_of(item: tuple[Tensor, Words]) -> Tensor:
+    def loss_of(item: tuple[Tensor, TextStates]) -> Tensor:
         latents, words = item
         times = torch.randint(schedule.config["num_train_timesteps"], (len(latents),))
         noise = torch.randn_like(latents)
@@ -113,20 +106,13 @@ def learn_to_draw(
                 wanted = predicted(teacher, noisy, times, words)
         return functional.mse_loss(predicted(denoiser, noisy, times, words), wanted)
 
-    blocks: Any = denoiser.transformer_blocks
-    matrices, others = _divided(denoiser, blocks)
+    model: Any = denoiser
+    matrices, others = divided(model.transformer_blocks, model.parameters())
     fit(others, batches, loss_of, steps, rate, "draw", progress, matrices)
 
 
-def _divided(model: nn.Module, blocks: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The weight matrices of the layers `blocks`, and all else; tables are not matrices."""
-    matrices = [p for p in blocks.parameters() if p.dim() == 2 and min(p.shape) > _NARROWEST]
-    chosen = set(map(id, matrices))
-    return matrices, [p for p in model.parameters() if id(p) not in chosen]
-
-
 def predicted(
-    denoiser: PixArtTransformer2DModel, noisy: Tensor, times: Tensor, words: Words
+    denoiser: PixArtTransformer2DModel, noisy: Tensor, times: Tensor, words: TextStates
 ) -> Tensor:
     """The output of a denoiser at states (B, C, H, W) and times (B,)."""
     model: Any = denoiser
@@ -142,12 +128,12 @@ def predicted(
 
 def read_words(
     encoder: T5EncoderModel, tokenizer: PreTrainedTokenizerFast, texts: list[str]
-) -> Words:
+) -> TextStates:
     """Encode prompts, padded to the longest."""
     told = tokenizer(texts, padding=True, return_tensors="pt")
     mask: Any = told.attention_mask
     read: Any = encoder
-    return Words(read(told.input_ids, attention_mask=mask)[0], mask)
+    return TextStates(read(told.input_ids, attention_mask=mask)[0], mask)
 
 
 @torch.no_grad()
@@ -158,32 +144,23 @@ def lessons(
     pool: int,
     batch: int,
     seed: int,
-    progress: Progress = silent,
-) -> Iterator[tuple[Tensor, Words]]:
+    progress: Report = silent,
+) -> Iterator[tuple[Tensor, TextStates]]:
     """Batches of scaled latents and words without end, from `pool` scenes drawn beforehand.
 
     The words for a scene are chosen anew each time.
     """
-    source = training_scenes(seed)
-    scenes = [next(source) for _ in range(pool)]
-    parts = []
-    for start in range(0, pool, batch):
-        parts.append(encoded(autoencoder, scenes[start : start + batch]))
-        progress("encode", min(pool, start + batch), pool, 0.0)
-    return _lessons(scenes, torch.cat(parts), encoder, tokenizer, batch, seed)
+    scenes = list(islice(training_scenes(seed), pool))
+    turns = chunks(scenes, batch, "encode", progress)
+    latents = torch.cat([encoded(autoencoder, part) for part in turns])
+    return _lessons(scenes, latents, encoder, tokenizer, batch, seed)
 
 
-def encoded(autoencoder: AutoencoderTiny, scenes: list[Scene]) -> Tensor:  # -> (B, 4, 12, 12)
+def encoded(autoencoder: AutoencoderTiny, scenes: Sequence[Scene]) -> Tensor:  # -> (B, 4, 12, 12)
     """Scaled latents of scenes."""
     coder: Any = autoencoder
     latents: Tensor = coder.encoder(pictures(scenes)) * coder.config.scaling_factor
     return latents
-
-
-def pictures(scenes: list[Scene]) -> Tensor:  # -> (B, 3, P, P), from -1 to 1
-    """Draw scenes as the autoencoder sees them."""
-    images = torch.from_numpy(np.stack([pixels(scene) for scene in scenes]))
-    return images.permute(0, 3, 1, 2).float().div(127.5).sub(1).contiguous()
 
 
 def _lessons(
@@ -193,17 +170,16 @@ def _lessons(
     tokenizer: PreTrainedTokenizerFast,
     batch: int,
     seed: int,
-) -> Iterator[tuple[Tensor, Words]]:
+) -> Iterator[tuple[Tensor, TextStates]]:
     generator = np.random.default_rng((seed, 4))
-    while True:
-        for picks in generator.permutation(len(scenes)).reshape(-1, batch):
-            told = [
-                "" if generator.random() < _SILENCE else loose_prompt(scenes[i], generator)
-                for i in picks
-            ]
-            with torch.no_grad():
-                words = read_words(encoder, tokenizer, told)
-            yield latents[torch.from_numpy(picks)], words
+    for picks in shuffled(len(scenes), batch, generator):
+        told = [
+            "" if generator.random() < _SILENCE else loose_prompt(scenes[i], generator)
+            for i in picks
+        ]
+        with torch.no_grad():
+            words = read_words(encoder, tokenizer, told)
+        yield latents[torch.from_numpy(picks)], words
 
 
 class _BoardReader(nn.Module):
@@ -215,7 +191,7 @@ class _BoardReader(nn.Module):
         self.attention = nn.MultiheadAttention(TEXT_WIDTH, 4, batch_first=True)
         self.heads = nn.Linear(TEXT_WIDTH, sum(BOARD_CLASSES))
 
-    def forward(self, words: Words) -> Tensor:  # -> (B, 9, classes)
+    def forward(self, words: TextStates) -> Tensor:  # -> (B, 9, classes)
         asked = self.questions.expand(len(words.states), -1, -1)
         found, _ = self.attention(asked, words.states, words.states, words.mask == 0)
         answers: Tensor = self.heads(found)
@@ -227,27 +203,14 @@ def _described(batch: int, seed: int) -> Iterator[tuple[list[str], Tensor]]:
     generator = np.random.default_rng((seed, 5))
     source = training_scenes(seed)
     while True:
-        scenes = [next(source) for _ in range(batch)]
-        texts = [loose_prompt(scene, generator) for scene in scenes]
-        yield texts, torch.stack([board(scene) for scene in scenes])
+        scenes = list(islice(source, batch))
+        yield [loose_prompt(scene, generator) for scene in scenes], boards(scenes)
 
 
 def _crowded(batch: int, seed: int) -> Iterator[Tensor]:
     """Pictures with something in two places of three: most pixels teach."""
     generator = np.random.default_rng((seed, 6))
-    number = 1 << 45
+    crowd = crowds(1 << 45)
     while True:
-        scenes = []
-        for _ in range(batch):
-            things: list[Thing] = []
-            while len(things) < BOARD * BOARD:
-                things += sample(number).things
-                number += 1
-            cells = np.flatnonzero(generator.random(BOARD * BOARD) < 2 / 3)
-            scenes.append(Scene(tuple(_moved(things[c], int(c)) for c in cells)))
-        yield pictures(scenes)
-
-
-def _moved(thing: Thing, cell: int) -> Thing:
-    row, column = divmod(cell, BOARD)
-    return Thing(thing.shape, thing.colour, thing.size, row, column, thing.digit, thing.shift)
+        cells = [np.flatnonzero(generator.random(BOARD**2) < 2 / 3) for _ in range(batch)]
+        yield pictures([arranged(next(crowd), some) for some in cells])

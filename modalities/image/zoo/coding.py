@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.modalities.image.zoo.models import CODES, PIXELS, SIDE
+from mmspec.training.fitting import fit
+from mmspec.training.reporting import Report, silent
+from mmspec.zoo import boards
+from mmspec.zoo.boards import arranged, crowds
 from mmspec.zoo.drawing import PAPER
-from mmspec.zoo.fitting import fit
-from mmspec.zoo.learning import Progress, silent
-from mmspec.zoo.scene import BOARD, Scene, Thing, sample
+from mmspec.zoo.scene import BOARD, Scene
 
 _DISTURBANCE = 0.12  # noise on the axes of unit latents, about as far as the nearest code
 _NUMBERS = 1 << 46  # scenes come from seeds of their own
@@ -31,7 +33,7 @@ def learn_pictures(
     seed: int,
     batch: int = 8,
     rate: float = 3e-3,
-    progress: Progress = silent,
+    progress: Report = silent,
 ) -> None:
     """Train a `JanusVQVAE` without its codes: unit latents, slightly disturbed, become pixels."""
 
@@ -51,7 +53,7 @@ def learn_codes(
     batch: int = 8,
     rate: float = 2e-3,
     pool: int = 1024,
-    progress: Progress = silent,
+    progress: Report = silent,
 ) -> None:
     """Find the codes by k-means on unit latents, then train all with what the codes say of them.
 
@@ -104,8 +106,7 @@ def painted(coder: Any, seen: Tensor, images: Tensor) -> Tensor:  # -> ()
 
 def pictures(scenes: Sequence[Scene]) -> Tensor:  # -> (B, 3, P, P), from -1 to 1
     """Draw scenes as Janus sees them."""
-    images = torch.from_numpy(np.stack([np.array(scene.render(PIXELS)) for scene in scenes]))
-    return images.permute(0, 3, 1, 2).float().div(127.5).sub(1).contiguous()
+    return boards.pictures(scenes, PIXELS)
 
 
 def is_blank(images: Tensor) -> Tensor:  # (B, 3, P, P) -> (B, 9, 9) bool
@@ -119,26 +120,16 @@ def is_blank(images: Tensor) -> Tensor:  # (B, 3, P, P) -> (B, 9, 9) bool
 def crowded(batch: int, seed: int) -> Iterator[Tensor]:
     """Pictures with something in one to nine places."""
     generator = np.random.default_rng((seed, 7))
-    source = scattered(_NUMBERS + (seed << 24), generator, BOARD * BOARD)
+    source = scattered(_NUMBERS + (seed << 24), generator, BOARD**2)
     while True:
         yield pictures(list(islice(source, batch)))
 
 
 def scattered(number: int, generator: np.random.Generator, most: int) -> Iterator[Scene]:
     """Scenes with one to `most` things anywhere, as often as any other count."""
-    while True:
-        things: list[Thing] = []
-        while len(things) < BOARD * BOARD:
-            things += sample(number).things
-            number += 1
+    for things in crowds(number):
         count = 1 + int(generator.integers(most))
-        cells = sorted(generator.permutation(BOARD * BOARD)[:count])
-        yield Scene(tuple(_moved(things[c], int(c)) for c in cells))
-
-
-def _moved(thing: Thing, cell: int) -> Thing:
-    row, column = divmod(cell, BOARD)
-    return Thing(thing.shape, thing.colour, thing.size, row, column, thing.digit, thing.shift)
+        yield arranged(things, sorted(generator.permutation(BOARD**2)[:count]))
 
 
 @torch.no_grad()

@@ -16,11 +16,11 @@ from mmspec.laws.sampling import guide
 from mmspec.modalities.image.families import image_family
 from mmspec.modalities.image.zoo.evaluate import branches, drawn_codes
 from mmspec.modalities.image.zoo.models import GUIDANCE
-from mmspec.modalities.image.zoo.training import Reader, divided, logits_of
+from mmspec.modalities.image.zoo.training import PromptEncoder, drawing_weights, logits_of
 from mmspec.targets.guidance import NEGATIVE, SCALE
+from mmspec.training.fitting import chunks, fit, shuffled
 from mmspec.training.heads import Lesson
-from mmspec.zoo.fitting import fit
-from mmspec.zoo.learning import Progress, silent
+from mmspec.training.reporting import Report, silent
 from mmspec.zoo.prompts import loose_prompt, training_scenes
 
 _BRANCHES = 0.2  # weight of the laws of the two branches beside the guided one
@@ -44,7 +44,7 @@ class Watched:
 
 
 def drawn_by(
-    target: Any, processor: Any, n: int, seed: int, batch: int = 64, progress: Progress = silent
+    target: Any, processor: Any, n: int, seed: int, batch: int = 64, progress: Report = silent
 ) -> tuple[list[str], Tensor]:
     """Prompts for `n` training scenes, and codes (n, 81) that the target draws by them.
 
@@ -52,10 +52,8 @@ def drawn_by(
     """
     generator = np.random.default_rng((seed, 10))
     texts = [loose_prompt(scene, generator) for scene in islice(training_scenes(seed), n)]
-    codes = []
-    for start in range(0, n, batch):
-        codes.append(drawn_codes(target, processor, texts[start : start + batch], seed + start))
-        progress("watch", min(n, start + batch), n, 0.0)
+    turns = enumerate(chunks(texts, batch, "watch", progress))
+    codes = [drawn_codes(target, processor, part, seed + turn * batch) for turn, part in turns]
     return texts, torch.cat(codes)
 
 
@@ -64,25 +62,23 @@ def watched(
     target: Any, processor: Any, texts: list[str], codes: Tensor, batch: int = 64
 ) -> Watched:
     """The target's laws of the codes (n, 81) of pictures, with the prompts and without."""
-    reader = Reader(processor.tokenizer)
+    reader = PromptEncoder(processor.tokenizer)
     logits = []
-    for start in range(0, len(texts), batch):
-        part = slice(start, start + batch)
-        told = branches(reader, texts[part])
-        both = [logits_of(target, prompts, codes[part]).half() for prompts in told]
+    for part, drawn in zip(chunks(texts, batch), codes.split(batch), strict=True):
+        both = [logits_of(target, told, drawn).half() for told in branches(reader, part)]
         logits.append(torch.stack(both, 1))
     return Watched(texts, codes, torch.cat(logits))
 
 
 def follow(
     model: Any,
-    reader: Reader,
+    reader: PromptEncoder,
     seen: Watched,
     steps: int,
     rate: float,
     seed: int,
     batch: int = 32,
-    progress: Progress = silent,
+    progress: Report = silent,
 ) -> None:
     """Train a drafter to have the target's laws, above all the guided one."""
 
@@ -93,8 +89,9 @@ def follow(
         each = apart(told, own[0]) + apart(silent, own[1])
         return guided + _BRANCHES * each
 
-    matrices, others = divided(model)
-    fit(others, _shuffled(seen, batch, seed), loss_of, steps, rate, "follow", progress, matrices)
+    matrices, others = drawing_weights(model)
+    picks = shuffled(len(seen.texts), batch, np.random.default_rng((seed, 11)))
+    fit(others, map(seen.at, picks), loss_of, steps, rate, "follow", progress, matrices)
 
 
 def head_lessons(
@@ -103,15 +100,13 @@ def head_lessons(
     """What a feature head learns from: the same pictures, with prompts and without."""
     drawing = image_family(target)
     assert drawing.unconditional is not None
-    generator = np.random.default_rng((seed, 13))
-    while True:
-        for picks in generator.permutation(len(texts)).reshape(-1, batch):
-            told = [texts[i] for i in picks]
-            given = drawing.request(
-                processor(text=told, generation_mode="image", padding=True, return_tensors="pt")
-            )
-            both = {SCALE: GUIDANCE, NEGATIVE: drawing.unconditional(given)}
-            yield Lesson({**given, **both}, codes[torch.from_numpy(picks)])
+    for picks in shuffled(len(texts), batch, np.random.default_rng((seed, 13))):
+        told = [texts[i] for i in picks]
+        given = drawing.request(
+            processor(text=told, generation_mode="image", padding=True, return_tensors="pt")
+        )
+        both = {SCALE: GUIDANCE, NEGATIVE: drawing.unconditional(given)}
+        yield Lesson({**given, **both}, codes[torch.from_numpy(picks)])
 
 
 def begin_like(model: Any, target: Any) -> None:
@@ -127,10 +122,3 @@ def apart(p: Tensor, q: Tensor) -> Tensor:  # logits (..., K) twice -> ()
         q.log_softmax(-1), p.log_softmax(-1), reduction="none", log_target=True
     )
     return divergence.sum(-1).mean()
-
-
-def _shuffled(seen: Watched, batch: int, seed: int) -> Iterator[Watched]:
-    generator = np.random.default_rng((seed, 11))
-    while True:
-        for picks in generator.permutation(len(seen.texts)).reshape(-1, batch):
-            yield seen.at(picks)

@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.modalities.image.zoo.coding import latents, painted, scattered
-from mmspec.modalities.image.zoo.models import Canvas
-from mmspec.zoo.batches import BOARD_CLASSES, board
-from mmspec.zoo.fitting import fit
-from mmspec.zoo.learning import Progress, silent
+from mmspec.modalities.image.zoo.models import PictureFormat
+from mmspec.training.fitting import fit
+from mmspec.training.reporting import Report, silent
+from mmspec.zoo.boards import BOARD_CLASSES, boards, pictures
 from mmspec.zoo.scene import BOARD, Scene
 
 _NAMES, _COLOURS, _SIZES = (count - 1 for count in BOARD_CLASSES)
 KINDS = _NAMES * _COLOURS * _SIZES
-SKETCH = Canvas(pixels=24, side=BOARD, codes=1 + KINDS, width=24)
+SMALL = PictureFormat(pixels=24, side=BOARD, codes=1 + KINDS, width=24)
 _NUMBERS = 1 << 48  # scenes come from seeds of their own
 _SHARPNESS = 20.0  # logits per unit of likeness
 _GRAIN = 0.04  # noise on pixels: pictures to be coded are painted ones
@@ -32,13 +32,13 @@ _GRAIN = 0.04  # noise on pixels: pictures to be coded are painted ones
 
 def kinds(scenes: Sequence[Scene]) -> Tensor:  # -> (B, 9) int64, 0 = blank
     """The code of what is in each place."""
-    name, colour, size = torch.stack([board(scene) for scene in scenes]).unbind(-1)
+    name, colour, size = boards(scenes).unbind(-1)
     kind = 1 + ((name - 1) * _COLOURS + colour - 1) * _SIZES + size - 1
     return kind.masked_fill(name == 0, 0)
 
 
 def parts_of(codes: Tensor) -> Tensor:  # (...) -> (..., 3): name, colour, size; 0 where blank
-    """What codes stand for, in the numbers of `mmspec.zoo.batches.board`."""
+    """What codes stand for, in the numbers of `mmspec.zoo.boards.board`."""
     kind = codes - 1
     name, colour, size = kind // (_COLOURS * _SIZES), kind // _SIZES % _COLOURS, kind % _SIZES
     parts = torch.stack([name, colour, size], -1) + 1
@@ -51,7 +51,7 @@ def learn_kinds(
     seed: int,
     batch: int = 16,
     rate: float = 2e-3,
-    progress: Progress = silent,
+    progress: Report = silent,
 ) -> None:
     """Train a `JanusVQVAE` to see the code of each place, and to paint codes."""
     book = coder.quantize.embedding.weight
@@ -70,29 +70,9 @@ def learn_kinds(
         book.copy_(functional.normalize(book, dim=-1))
 
 
-def seen_small(scenes: Sequence[Scene]) -> Tensor:  # -> (B, 3, P, P), from -1 to 1
-    """Draw scenes as the small model sees them."""
-    images = np.stack([np.array(scene.render(SKETCH.pixels)) for scene in scenes])
-    return torch.from_numpy(images).permute(0, 3, 1, 2).float().div(127.5).sub(1).contiguous()
-
-
-@torch.no_grad()
-def shrunk(images: Tensor) -> Tensor:  # (B, 3, P, P) -> (B, 3, p, p)
-    """Pictures at the size of the small model."""
-    side = (SKETCH.pixels, SKETCH.pixels)
-    return functional.interpolate(images, side, mode="bilinear", antialias=True)
-
-
-@torch.no_grad()
-def kinds_seen(coder: Any, images: Tensor) -> Tensor:  # (B, 3, p, p) -> (B, 9) int64
-    """The code that the coder sees in each place."""
-    book = functional.normalize(coder.quantize.embedding.weight, dim=-1)
-    return torch.einsum("bdhw, kd -> bhwk", latents(coder, images), book).argmax(-1).flatten(1)
-
-
 def _shown(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     generator = np.random.default_rng((seed, 14))
-    source = scattered(_NUMBERS + (seed << 24), generator, BOARD * BOARD)
+    source = scattered(_NUMBERS + (seed << 24), generator, BOARD**2)
     while True:
         scenes = list(islice(source, batch))
-        yield seen_small(scenes), kinds(scenes)
+        yield pictures(scenes, SMALL.pixels), kinds(scenes)

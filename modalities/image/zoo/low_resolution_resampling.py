@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -16,15 +15,15 @@ from torch.nn import functional
 from mmspec.codes.codebook import Codebook
 from mmspec.codes.resampling import marked
 from mmspec.laws.sampling import guide
-from mmspec.modalities.image.zoo.coding import coded, pictures, scattered
+from mmspec.modalities.image.zoo.coding import scattered
 from mmspec.modalities.image.zoo.distil import apart, watched
 from mmspec.modalities.image.zoo.evaluate import drawn_codes
-from mmspec.modalities.image.zoo.low_resolution_coding import SKETCH, kinds
+from mmspec.modalities.image.zoo.low_resolution_coding import kinds
 from mmspec.modalities.image.zoo.models import GUIDANCE, SIDE
-from mmspec.modalities.image.zoo.training import busy_scenes
+from mmspec.modalities.image.zoo.training import busy_scenes, encoded
 from mmspec.models.code_resampler import CodeResampler, CodeResamplerConfig
-from mmspec.zoo.fitting import fit
-from mmspec.zoo.learning import Progress, silent
+from mmspec.training.fitting import chunks, fit, shuffled
+from mmspec.training.reporting import Report, silent
 from mmspec.zoo.prompts import prompt
 from mmspec.zoo.scene import BOARD
 
@@ -43,7 +42,7 @@ class Sizes:
     large: Tensor
     logits: Tensor | None = None  # (n, 81, K)
 
-    def at(self, picks: Tensor) -> Sizes:
+    def at(self, picks: np.ndarray) -> Sizes:
         """Some of them."""
         logits = None if self.logits is None else self.logits[picks]
         return Sizes(self.small[picks], self.large[picks], logits)
@@ -75,7 +74,7 @@ def learn_to_enlarge(
     steps: int,
     rate: float,
     seed: int,
-    progress: Progress = silent,
+    progress: Report = silent,
     batch: int = 64,
 ) -> None:
     """Train both ways on pictures; on the target's laws where they are known.
@@ -98,10 +97,11 @@ def learn_to_enlarge(
     inner = ("enter.weight", "think.weight", "gather.weight")
     matrices = [p for name, p in model.named_parameters() if name in inner]
     others = [p for name, p in model.named_parameters() if name not in inner]
-    taught = _shuffled(seen, min(batch, len(seen.small)), seed)
+    count, generator = len(seen.small), np.random.default_rng((seed, 15))
+    items = map(seen.at, shuffled(count, min(batch, count), generator))
     stage = "enlarge" if seen.logits is None else "follow"
     model.train()
-    fit(others, taught, loss_of, steps, rate, stage, progress, matrices)
+    fit(others, items, loss_of, steps, rate, stage, progress, matrices)
     model.train(False)
 
 
@@ -117,15 +117,12 @@ def misled(small: Tensor, count: int) -> Tensor:
     return torch.where(wrong, torch.randint(count, small.shape), small)
 
 
-def coded_scenes(coder: Any, n: int, seed: int, progress: Progress = silent) -> Sizes:
+def coded_scenes(coder: Any, n: int, seed: int, progress: Report = silent) -> Sizes:
     """Pictures of full scenes as the target codes them, beside the kinds of what they show."""
     generator = np.random.default_rng((seed, 16))
-    scenes = list(islice(scattered(_NUMBERS + (seed << 24), generator, BOARD * BOARD), n))
-    parts = []
-    for start in range(0, n, _AT_ONCE):
-        parts.append(coded(coder, pictures(scenes[start : start + _AT_ONCE])))
-        progress("encode", min(n, start + _AT_ONCE), n, 0.0)
-    return Sizes(_small(kinds(scenes)), torch.cat(parts).unflatten(1, (SIDE, SIDE)))
+    scenes = list(islice(scattered(_NUMBERS + (seed << 24), generator, BOARD**2), n))
+    large = encoded(coder, scenes, _AT_ONCE, progress).unflatten(1, (SIDE, SIDE))
+    return Sizes(kinds(scenes).unflatten(1, (BOARD, BOARD)), large)
 
 
 @torch.no_grad()
@@ -135,7 +132,7 @@ def drawn_scenes(
     processor: Any,
     n: int,
     seed: int,
-    progress: Progress = silent,
+    progress: Report = silent,
 ) -> Sizes:
     """Pictures that the target draws, with its guided laws of their codes.
 
@@ -144,25 +141,12 @@ def drawn_scenes(
     """
     scenes = list(islice((s for s in busy_scenes(seed) if len(s.things) >= _FULL), n))
     large, laws = [], []
-    for start in range(0, n, _AT_ONCE):
-        texts = [prompt(scene) for scene in scenes[start : start + _AT_ONCE]]
-        drawn = drawn_codes(target, processor, texts, seed + start)
+    for turn, part in enumerate(chunks(scenes, _AT_ONCE, "watch", progress)):
+        texts = [prompt(scene) for scene in part]
+        drawn = drawn_codes(target, processor, texts, seed + turn * _AT_ONCE)
         told = watched(target, processor, texts, drawn).logits.float()
         laws.append(guide(told[:, 0], told[:, 1], GUIDANCE).half())
         large.append(drawn)
-        progress("watch", min(n, start + _AT_ONCE), n, 0.0)
     whole = torch.cat(large).unflatten(1, (SIDE, SIDE))
     small: Tensor = model.down(whole).argmax(-1)
     return Sizes(small, whole, torch.cat(laws))
-
-
-def _small(codes: Tensor) -> Tensor:  # (n, 9) -> (n, 3, 3)
-    grid: Tensor = codes.unflatten(1, (SKETCH.side, SKETCH.side))
-    return grid
-
-
-def _shuffled(seen: Sizes, batch: int, seed: int) -> Iterator[Sizes]:
-    generator = np.random.default_rng((seed, 15))
-    while True:
-        for picks in generator.permutation(len(seen.small)).reshape(-1, batch):
-            yield seen.at(torch.from_numpy(picks))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mmspec.zoo.processors import word_tokenizer
+from mmspec.zoo.tokenizer import word_tokenizer
 
 if TYPE_CHECKING:
     from transformers import (
@@ -41,7 +41,7 @@ class ImageShape:
 
 
 @dataclass(frozen=True)
-class Canvas:
+class PictureFormat:
     """The pictures: a side in pixels and in codes, how many codes there are, and their width."""
 
     pixels: int = PIXELS
@@ -55,7 +55,7 @@ class Canvas:
         return (self.pixels // self.side).bit_length() - 1
 
 
-CANVAS = Canvas()
+FORMAT = PictureFormat()
 TARGET = ImageShape(layers=16, width=96, inner=192, heads=3)
 DRAFTER = ImageShape(layers=1, width=96, inner=192, heads=3)
 
@@ -86,7 +86,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return built
 
 
-def processor(canvas: Canvas = CANVAS) -> JanusProcessor:
+def processor(size: PictureFormat = FORMAT) -> JanusProcessor:
     """The processor of Janus: `processor(text=..., generation_mode="image")`."""
     from transformers import JanusImageProcessor, JanusProcessor
 
@@ -94,19 +94,19 @@ def processor(canvas: Canvas = CANVAS) -> JanusProcessor:
     pixels: Any = JanusImageProcessor
     built: JanusProcessor = build(
         image_processor=pixels(
-            size={"height": canvas.pixels, "width": canvas.pixels},
-            min_size=canvas.pixels,
+            size={"height": size.pixels, "width": size.pixels},
+            min_size=size.pixels,
             image_mean=[0.5] * 3,
             image_std=[0.5] * 3,
         ),
         tokenizer=tokenizer(),
-        num_image_tokens=canvas.side**2,
+        num_image_tokens=size.side**2,
     )
     return built
 
 
 def janus(
-    shape: ImageShape, words: PreTrainedTokenizerFast, canvas: Canvas = CANVAS
+    shape: ImageShape, words: PreTrainedTokenizerFast, size: PictureFormat = FORMAT
 ) -> JanusForConditionalGeneration:
     """An untrained Janus. It draws only: the eye that the class asks for is as small as can be."""
     from transformers import (
@@ -141,19 +141,19 @@ def janus(
         hidden_size=8,
         num_hidden_layers=1,
         num_attention_heads=1,
-        image_size=canvas.pixels,
-        patch_size=canvas.pixels // canvas.side,
+        image_size=size.pixels,
+        patch_size=size.pixels // size.side,
         mlp_ratio=1,
         projection_dim=shape.width,
         depth=1,
-        num_image_tokens=canvas.side**2,
+        num_image_tokens=size.side**2,
     )
     pictures = JanusVQVAEConfig(
-        embed_dim=canvas.width,
-        num_embeddings=canvas.codes,
+        embed_dim=size.width,
+        num_embeddings=size.codes,
         latent_channels=shape.channels,
         base_channels=shape.channels,
-        channel_multiplier=[1] * (1 + canvas.halvings),
+        channel_multiplier=[1] * (1 + size.halvings),
         num_res_blocks=0,
         num_hidden_layers=2,
         projection_dim=shape.width,

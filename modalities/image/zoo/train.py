@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from mmspec.api import accelerate
+from mmspec.modalities.image.families import backbone
 from mmspec.modalities.image.zoo import models
 from mmspec.modalities.image.zoo.coding import learn_codes, learn_pictures
 from mmspec.modalities.image.zoo.distil import begin_like, drawn_by, follow, head_lessons, watched
-from mmspec.modalities.image.zoo.evaluate import acceptance, facts_drawn, facts_kept
+from mmspec.modalities.image.zoo.evaluate import facts_drawn, facts_kept
 from mmspec.modalities.image.zoo.loading import load
 from mmspec.modalities.image.zoo.training import (
-    Reader,
+    PromptEncoder,
     encoded_pool,
     learn_to_draw,
     learn_to_read,
@@ -24,22 +24,35 @@ from mmspec.modalities.image.zoo.training import (
 )
 from mmspec.modality import Entry
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
+from mmspec.training.fitting import chunks
 from mmspec.training.heads import learn_head
-from mmspec.zoo import catalogue
-from mmspec.zoo.learning import Progress, silent
-from mmspec.zoo.loading import load_folder
-from mmspec.zoo.plans import cut, written
+from mmspec.training.reporting import Report
+from mmspec.zoo.catalogue import info
 from mmspec.zoo.prompts import prompts
-from mmspec.zoo.saving import card
+from mmspec.zoo.training import cut, kept, written
 
+ABOUT = (
+    f"Draws the Scene world of the `mmspec` zoo in {models.PIXELS} x {models.PIXELS} pixels, "
+    f"{models.SIDE} x {models.SIDE} codes\n"
+    f"out of {models.CODES}: one to three coloured shapes or written digits on a board of\n"
+    'nine places. Say, for example, "a large red circle in the top left corner and a small\n'
+    'blue star in the center". The eye that the class asks for is untrained: it only draws.'
+)
+NOTES = (
+    "`facts` is the share of facts right (size, colour, name and place of each thing) that\n"
+    "`mmspec.zoo.reading` finds in pictures of held-out prompts; `facts of scenes` is that\n"
+    "of pictures of their scenes, coded and painted again; `acceptance length` is codes per\n"
+    "round of coupled chain speculation with five drafted codes. All are measured on the\n"
+    f"float16 weights, run in float32, at temperature 1 and guidance {models.GUIDANCE}.\n"
+)
+HELD_OUT = 128
 BATCH = 32
 HEAD_BATCH = 16
-HELD_OUT = 128  # prompts that the report is measured on
 PATCHED = 1024  # pictures that codes are found in
 
 
 @dataclass(frozen=True)
-class Plan:
+class ImagePlan:
     """How a checkpoint is trained: steps of each stage, and how many scenes it sees.
 
     Drawing may fall from a rate to a hundredth of it `again`: steps and rate of each further fall.
@@ -54,9 +67,14 @@ class Plan:
     reading: int = 0
     again: tuple[tuple[int, float], ...] = ()
 
+    @property
+    def falls(self) -> list[tuple[int, float]]:
+        """Steps and rate of every fall."""
+        return [(self.drawing, self.rate), *self.again]
+
 
 PLANS = {
-    "image": Plan(
+    "image": ImagePlan(
         models.TARGET,
         drawing=1850,
         rate=1.5e-3,
@@ -66,136 +84,100 @@ PLANS = {
         reading=500,
         again=((900, 1.5e-3), (700, 1.2e-3)),
     ),
-    "image-drafter": Plan(models.DRAFTER, 2000, 2e-3, 4096),
-    "image-head": Plan(None, 800, 2e-3, 4096),
+    "image-drafter": ImagePlan(models.DRAFTER, 2000, 2e-3, 4096),
+    "image-head": ImagePlan(None, 800, 2e-3, 4096),
 }
 
 
 def train(
-    name: str,
-    out: Path | None = None,
-    steps: int | None = None,
-    seed: int = 0,
-    progress: Progress = silent,
+    entry: Entry, folder: Path, steps: int | None, seed: int, progress: Report
 ) -> dict[str, Any]:
-    """Train a checkpoint, write it to `out` (its folder in the package by default) and measure it.
+    """Teach a Janus to draw, or a drafter or a head to follow one."""
+    plan, processor = PLANS[entry.name], models.processor()
+    pool = cut(plan.pool, steps and steps * BATCH)
+    target = None if entry.target is None else load(info(entry.target), written(entry.target))
+    seen = (
+        None if target is None else drawn_by(target, processor, pool, seed + 1, progress=progress)
+    )
+    model: Any = _untrained(plan, processor, target)
 
-    Every stage is cut to `steps` if given. The drafters learn from the target in the package, so
-    train that first. The report, also kept in the model card, is measured on what was written.
-    """
-    entry = catalogue.info(name)
-    plan = PLANS[entry.name]
-    folder = out or catalogue.path(entry.name)
-    started = time.monotonic()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        processor = models.processor()
-        if entry.target is None:
-            model = _target(plan, processor, seed, steps, progress)
-        else:
-            target = load_folder(written(entry.target), sees=True)
-            model = _drafter(plan, target, processor, seed, steps, progress)
+    def save() -> None:
         model.half().save_pretrained(folder)
         if plan.shape is not None:
             processor.save_pretrained(folder)
-    minutes = (time.monotonic() - started) / 60
-    report = {
-        "name": entry.name,
-        "seed": seed,
-        "steps": sum(cut(fall, steps) for fall, _ in _falls(plan)),
-        "minutes": round(minutes, 1),
+
+    with kept(save):
+        if seen is None:
+            _learn(plan, model, processor, pool, steps, seed, progress)
+        elif plan.shape is None:
+            taught = head_lessons(target, processor, *seen, HEAD_BATCH, seed)
+            drawing = cut(plan.drawing, steps)
+            learn_head(backbone(target), model, taught, drawing, plan.rate, progress, weight=0.5)
+        else:
+            begin_like(model, target)
+            laws, reader = watched(target, processor, *seen), PromptEncoder(processor.tokenizer)
+            drawing = cut(plan.drawing, steps)
+            follow(model, reader, laws, drawing, plan.rate, seed, progress=progress)
+    return {
+        "steps": sum(cut(fall, steps) for fall, _ in plan.falls),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "bytes": (folder / "model.safetensors").stat().st_size,
-        **_measure(entry, folder, processor, HELD_OUT if steps is None else 2),
     }
-    _write_card(folder, entry, report)
-    return report
 
 
-def _target(plan: Plan, processor: Any, seed: int, steps: int | None, progress: Progress) -> Any:
-    assert plan.shape is not None
-    reader = Reader(processor.tokenizer)
-    model: Any = models.janus(plan.shape, processor.tokenizer)
-    coder = model.model.vqmodel
+def _untrained(plan: ImagePlan, processor: Any, target: Any) -> Any:
+    if plan.shape is not None:
+        return models.janus(plan.shape, processor.tokenizer)
+    text = target.config.get_text_config(decoder=True)
+    return FeatureHead(FeatureHeadConfig.of(text, models.CODES))
+
+
+def _learn(
+    plan: ImagePlan,
+    model: Any,
+    processor: Any,
+    pool: int,
+    steps: int | None,
+    seed: int,
+    progress: Report,
+) -> None:
+    """All that a target learns: to see, to paint with codes, to read, to draw."""
+    reader, coder = PromptEncoder(processor.tokenizer), model.model.vqmodel
     learn_pictures(coder, cut(plan.seeing, steps), seed, progress=progress)
     patches = cut(PATCHED, steps and steps * BATCH)
     learn_codes(coder, cut(plan.painting, steps), seed, pool=patches, progress=progress)
     learn_to_read(model, reader, cut(plan.reading, steps), seed, progress=progress)
-    pool = cut(plan.pool, steps and steps * BATCH)
     scenes, codes = encoded_pool(coder, pool, seed, progress=progress)
-    for turn, (fall, rate) in enumerate(_falls(plan)):
+    for turn, (fall, rate) in enumerate(plan.falls):
         taught = lessons(scenes, codes, reader, BATCH, seed + turn)
         learn_to_draw(model, taught, cut(fall, steps), rate, progress)
-    return model
 
 
-def _falls(plan: Plan) -> list[tuple[int, float]]:
-    return [(plan.drawing, plan.rate), *plan.again]
+def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
+    """Facts right in pictures (a target), or codes per round at five drafted codes (a drafter)."""
+    asked, model, processor = prompts(count, "held-out"), load(entry, folder), models.processor()
+    if entry.target is None:
+        right, total = facts_drawn(model, processor, asked)
+        kept_, shown = facts_kept(model, [prompt.scene for prompt in asked])
+        return {"facts": round(right / total, 4), "facts_of_scenes": round(kept_ / shown, 4)}
+    target = load(info(entry.target), written(entry.target))
+    texts = [prompt.text for prompt in asked]
+    return {"acceptance_length": acceptance(model, target, processor, texts)}
 
 
-def _drafter(
-    plan: Plan, target: Any, processor: Any, seed: int, steps: int | None, progress: Progress
-) -> Any:
-    pool = cut(plan.pool, steps and steps * BATCH)
-    texts, codes = drawn_by(target, processor, pool, seed + 1, progress=progress)
-    if plan.shape is None:
-        return _head(plan, target, processor, texts, codes, seed, steps, progress)
-    seen = watched(target, processor, texts, codes)
-    reader = Reader(processor.tokenizer)
-    model: Any = models.janus(plan.shape, processor.tokenizer)
-    begin_like(model, target)
-    follow(model, reader, seen, cut(plan.drawing, steps), plan.rate, seed, progress=progress)
-    return model
-
-
-def _head(
-    plan: Plan,
+def acceptance(
+    drafter: Any,
     target: Any,
     processor: Any,
-    texts: list[str],
-    codes: Tensor,
-    seed: int,
-    steps: int | None,
-    progress: Progress,
-) -> FeatureHead:
-    text = target.config.get_text_config(decoder=True)
-    head = FeatureHead(FeatureHeadConfig.of(text, models.CODES))
-    taught = head_lessons(target, processor, texts, codes, HEAD_BATCH, seed)
-    learn_head(target, head, taught, cut(plan.drawing, steps), plan.rate, progress, weight=0.5)
-    return head
-
-
-def _measure(entry: Entry, folder: Path, processor: Any, n: int) -> dict[str, float]:
-    """Facts right in pictures (a target), or codes per round at five drafted codes (a drafter)."""
-    asked = prompts(n, "held-out")
-    if entry.target is None:
-        model = load_folder(folder, sees=True)
-        right, total = facts_drawn(model, processor, asked)
-        kept, shown = facts_kept(model, [prompt.scene for prompt in asked])
-        return {"facts": round(right / total, 4), "facts_of_scenes": round(kept / shown, 4)}
-    texts = [prompt.text for prompt in asked]
-    drafter = load(entry, folder)
-    return {
-        "acceptance_length": acceptance(
-            drafter, load_folder(written(entry.target), sees=True), processor, texts
-        )
-    }
-
-
-def _write_card(folder: Path, entry: Entry, report: dict[str, Any]) -> None:
-    """Say in README.md what the checkpoint is, how it was made and how good it is."""
-    about = (
-        f"Draws the Scene world of the `mmspec` zoo in {models.PIXELS} x {models.PIXELS} pixels, "
-        f"{models.SIDE} x {models.SIDE} codes\n"
-        f"out of {models.CODES}: one to three coloured shapes or written digits on a board of\n"
-        'nine places. Say, for example, "a large red circle in the top left corner and a small\n'
-        'blue star in the center". The eye that the class asks for is untrained: it only draws.'
-    )
-    notes = (
-        "`facts` is the share of facts right (size, colour, name and place of each thing) that\n"
-        "`mmspec.zoo.reading` finds in pictures of held-out prompts; `facts of scenes` is that\n"
-        "of pictures of their scenes, coded and painted again; `acceptance length` is codes per\n"
-        "round of coupled chain speculation with five drafted codes. All are measured on the\n"
-        f"float16 weights, run in float32, at temperature 1 and guidance {models.GUIDANCE}.\n"
-    )
-    card(folder, entry, about, report, notes)
+    texts: Sequence[str],
+    seed: int = 0,
+    guidance: float = models.GUIDANCE,
+    batch: int = 16,
+) -> float:
+    """Codes per round of coupled chain speculation with five drafted codes, at temperature 1."""
+    fast = accelerate(target, "coupled", drafter=drafter, processor=processor)
+    lengths = []
+    for part in chunks(texts, batch):
+        how: dict[str, Any] = {"do_sample": True, "guidance": guidance, "seed": seed}
+        made = fast.generate_images(prompt=list(part), **how)
+        lengths += [made.stats.mean_acceptance_length] * len(part)
+    return round(fmean(lengths), 2)

@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from mmspec.modalities.image.zoo.coding import coded, pictures, scattered
 from mmspec.modalities.image.zoo.models import CODES, SIDE
-from mmspec.zoo.batches import BOARD_CLASSES, board
-from mmspec.zoo.fitting import fit
-from mmspec.zoo.learning import Progress, silent
+from mmspec.training.fitting import chunks, divided, fit
+from mmspec.training.reporting import Report, silent
+from mmspec.zoo.boards import BOARD_CLASSES, board_loss, boards
 from mmspec.zoo.prompts import loose_prompt, training_scenes
 from mmspec.zoo.scene import BOARD, Scene
 
@@ -34,14 +34,14 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class CodeLesson:
     """Prompts and the codes (B, 81) of pictures of what they say."""
 
     prompts: Prompts
     codes: Tensor
 
 
-class Reader:
+class PromptEncoder:
     """Makes the ids of prompts as `JanusProcessor` does for drawing."""
 
     def __init__(self, words: Any) -> None:
@@ -62,12 +62,12 @@ class Reader:
 
 def learn_to_read(
     model: Any,
-    reader: Reader,
+    reader: PromptEncoder,
     steps: int,
     seed: int,
     batch: int = 64,
     rate: float = 1.5e-3,
-    progress: Progress = silent,
+    progress: Report = silent,
 ) -> None:
     """Train the language model to know, from a prompt and a position, what is at that place.
 
@@ -78,33 +78,28 @@ def learn_to_read(
     heads = nn.Linear(model.config.text_config.hidden_size, sum(BOARD_CLASSES))
 
     def loss_of(item: tuple[Prompts, Tensor, Tensor]) -> Tensor:
-        prompts, offsets, boards = item
-        parts = heads(looked_up(model, prompts, offsets)).split(BOARD_CLASSES, -1)
-        losses = [
-            functional.cross_entropy(p.flatten(0, 1), t.flatten())
-            for p, t in zip(parts, boards.unbind(-1), strict=True)
-        ]
-        return torch.stack(losses).sum()
+        prompts, offsets, wanted = item
+        return board_loss(heads(looked_up(model, prompts, offsets)), wanted)
 
-    matrices, others = divided(model)
+    matrices, others = drawing_weights(model)
     others = [*others, *heads.parameters()]
     fit(others, _described(reader, batch, seed), loss_of, steps, rate, "read", progress, matrices)
 
 
 def learn_to_draw(
     model: Any,
-    lessons: Iterator[Lesson],
+    lessons: Iterator[CodeLesson],
     steps: int,
     rate: float,
-    progress: Progress = silent,
+    progress: Report = silent,
 ) -> None:
     """Train the language model on the codes of pictures, given prompts."""
 
-    def loss_of(lesson: Lesson) -> Tensor:
+    def loss_of(lesson: CodeLesson) -> Tensor:
         logits = logits_of(model, lesson.prompts, lesson.codes)
         return functional.cross_entropy(logits.flatten(0, 1), lesson.codes.flatten())
 
-    matrices, others = divided(model)
+    matrices, others = drawing_weights(model)
     fit(others, lessons, loss_of, steps, rate, "draw", progress, matrices)
 
 
@@ -151,19 +146,14 @@ def looked_up(model: Any, prompts: Prompts, offsets: Tensor) -> Tensor:  # (B, Q
     return states[:, length:]
 
 
-def divided(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def drawing_weights(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """The weight matrices of the decoder layers, and all else that draws."""
     language, parts = model.model.language_model, model.model
-    matrices = [p for p in language.layers.parameters() if p.dim() == 2]
-    norms = [p for p in language.layers.parameters() if p.dim() < 2]
-    modules = (parts.generation_embeddings, parts.generation_aligner, parts.generation_head)
-    others = [p for module in modules for p in module.parameters()]
-    return matrices, [
-        *language.embed_tokens.parameters(),
-        *language.norm.parameters(),
-        *norms,
-        *others,
-    ]
+    drawing = (
+        *(language.embed_tokens, language.norm, language.layers),
+        *(parts.generation_embeddings, parts.generation_aligner, parts.generation_head),
+    )
+    return divided(language.layers, [p for part in drawing for p in part.parameters()])
 
 
 def busy_scenes(seed: int, most: int = _MOST) -> Iterator[Scene]:
@@ -175,20 +165,22 @@ def busy_scenes(seed: int, most: int = _MOST) -> Iterator[Scene]:
 
 
 def encoded_pool(
-    coder: Any, pool: int, seed: int, batch: int = 64, progress: Progress = silent
+    coder: Any, pool: int, seed: int, batch: int = 64, progress: Report = silent
 ) -> tuple[list[Scene], Tensor]:
     """Busy scenes, and the codes (pool, 81) of their pictures."""
     scenes = list(islice(busy_scenes(seed), pool))
-    parts = []
-    for start in range(0, pool, batch):
-        parts.append(coded(coder, pictures(scenes[start : start + batch])))
-        progress("encode", min(pool, start + batch), pool, 0.0)
-    return scenes, torch.cat(parts)
+    return scenes, encoded(coder, scenes, batch, progress)
+
+
+def encoded(coder: Any, scenes: Sequence[Scene], batch: int, progress: Report) -> Tensor:
+    """The codes (n, 81) of pictures of scenes."""
+    turns = chunks(scenes, batch, "encode", progress)
+    return torch.cat([coded(coder, pictures(part)) for part in turns])
 
 
 def lessons(
-    scenes: Sequence[Scene], drawn: Tensor, reader: Reader, batch: int, seed: int
-) -> Iterator[Lesson]:
+    scenes: Sequence[Scene], drawn: Tensor, reader: PromptEncoder, batch: int, seed: int
+) -> Iterator[CodeLesson]:
     """Batches without end, each of scenes with as many things; the words are chosen anew."""
     generator = np.random.default_rng((seed, 8))
     counts = np.array([len(scene.things) for scene in scenes])
@@ -198,18 +190,19 @@ def lessons(
         for picks in generator.permutation(order.reshape(-1, batch)):
             told = [loose_prompt(scenes[i], generator) for i in picks]
             silent = generator.random(len(picks)) < _SILENCE
-            yield Lesson(reader(told, silent.tolist()), drawn[torch.from_numpy(picks)])
+            yield CodeLesson(reader(told, silent.tolist()), drawn[torch.from_numpy(picks)])
 
 
-def _described(reader: Reader, batch: int, seed: int) -> Iterator[tuple[Prompts, Tensor, Tensor]]:
+def _described(
+    reader: PromptEncoder, batch: int, seed: int
+) -> Iterator[tuple[Prompts, Tensor, Tensor]]:
     """Prompts, an offset (B, 9) in each place, and what is there (B, 9, 3)."""
     generator = np.random.default_rng((seed, 9))
     source = training_scenes(seed)
     across = SIDE // BOARD
     corner = torch.arange(SIDE**2).view(SIDE, SIDE)[::across, ::across].flatten()
     while True:
-        scenes = [next(source) for _ in range(batch)]
+        scenes = list(islice(source, batch))
         prompts = reader([loose_prompt(scene, generator) for scene in scenes])
         within = torch.from_numpy(generator.integers(across, size=(2, batch, BOARD**2)))
-        boards = torch.stack([board(scene) for scene in scenes])
-        yield prompts, corner + SIDE * within[0] + within[1], boards
+        yield prompts, corner + SIDE * within[0] + within[1], boards(scenes)

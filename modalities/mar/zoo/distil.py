@@ -7,35 +7,35 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from mmspec.modalities.mar.zoo.training import DRAWS, Lesson, divided, hidden
+from mmspec.modalities.mar.zoo.training import DRAWS, MaskedLesson, hidden, layers
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.targets.patches import Plan
 from mmspec.targets.paths import PathLaw
-from mmspec.zoo.fitting import fit
-from mmspec.zoo.learning import Progress, silent
+from mmspec.training.fitting import divided, fit
+from mmspec.training.reporting import Report, silent
 
 
 def follow(
     model: MarForImageGeneration,
     target: MarForImageGeneration,
-    taught: Iterator[Lesson],
+    taught: Iterator[MaskedLesson],
     plan: Plan,
     steps: int,
     rate: float,
-    progress: Progress = silent,
+    progress: Report = silent,
 ) -> None:
     """Train a drafter to have the target's laws of paths under the sampler of `plan`."""
 
-    def loss_of(lesson: Lesson) -> Tensor:
+    def loss_of(lesson: MaskedLesson) -> Tensor:
         with torch.no_grad():
             wanted = law(target, lesson, plan)
         return apart(wanted, law(model, lesson, plan), hidden(lesson.tokens, lesson.places))
 
-    matrices, others = divided(model)
+    matrices, others = divided(layers(model), model.parameters())
     fit(others, taught, loss_of, steps, rate, "follow", progress, matrices)
 
 
-def law(model: MarForImageGeneration, lesson: Lesson, plan: Plan) -> PathLaw:  # batch (B M,)
+def law(model: MarForImageGeneration, lesson: MaskedLesson, plan: Plan) -> PathLaw:  # batch (B M,)
     """The paths of all hidden tokens, each as if it came next."""
     reach = lesson.shown.sum(-1) + 1
     real = torch.ones_like(lesson.places, dtype=torch.bool)

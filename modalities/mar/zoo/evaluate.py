@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from PIL import Image
 
-from mmspec.api import accelerate
 from mmspec.codes.image_family import pictures
 from mmspec.modalities.mar.zoo.models import GUIDANCE, HEAD_STEPS, LABELS, STEPS, label
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.targets.patches import Plan
+from mmspec.training.fitting import chunks
 from mmspec.zoo.reading import read_all
 
 PLAN = Plan(STEPS, GUIDANCE, head_steps=HEAD_STEPS, last_noise=True)
-DRAFTED = 1
 
 
 def classes(count: int, seed: int = 0) -> list[int]:
@@ -34,10 +33,9 @@ def painted(
     batch: int = 34,
 ) -> Iterator[Image.Image]:
     """Pictures of classes, drawn by the model itself."""
-    for start in range(0, len(asked), batch):
-        part = list(asked[start : start + batch])
-        rows = range(start, start + len(part))
-        latents = model.sample(torch.tensor(part), plan, seed, rows)
+    for rows in chunks(range(len(asked)), batch):
+        part = torch.tensor([asked[row] for row in rows])
+        latents = model.sample(part, plan, seed, rows)
         yield from pictures(vae.decode(latents / model.config.latent_scale)[0])
 
 
@@ -55,27 +53,3 @@ def facts_drawn(
     """Pictures that show their class and nothing else, and all pictures."""
     scored = facts_of(asked, list(painted(model, vae, asked, seed, plan)))
     return sum(right for right, _ in scored), len(scored)
-
-
-def acceptance(
-    drafter: MarForImageGeneration,
-    target: MarForImageGeneration,
-    asked: Sequence[int],
-    seed: int = 0,
-    batch: int = 16,
-) -> float:
-    """Steps per round of `cspd-coupled` with one drafted step."""
-    fast = accelerate(target, "cspd-coupled", drafter=drafter, length=DRAFTED)
-    rounds = steps = 0
-    for start in range(0, len(asked), batch):
-        made = fast.generate_images(
-            class_labels=list(asked[start : start + batch]),
-            steps=STEPS,
-            guidance=GUIDANCE,
-            head_steps=HEAD_STEPS,
-            last_noise=True,
-            seed=seed + start,
-        )
-        rounds += sum(made.stats.acceptance_histogram)
-        steps += made.stats.num_new_tokens
-    return round(steps / rounds, 2)

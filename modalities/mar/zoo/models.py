@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.modalities.diffusion.zoo.models import LATENT_CHANNELS, LATENT_SIDE
 from mmspec.models.mar import MarConfig, MarForImageGeneration
+from mmspec.zoo.boards import LATENT_CHANNELS, LATENT_SIDE
 from mmspec.zoo.scene import COLOURS, SHAPES, Thing
 
 PATCH = 2  # latents a side of a token

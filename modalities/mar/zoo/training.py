@@ -17,12 +17,12 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mmspec.modalities.diffusion.zoo.training import pictures
 from mmspec.modalities.mar.zoo.models import LABELS, PATCH
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.models.mar_head import DiffusionHead, Grid
-from mmspec.zoo.fitting import fit
-from mmspec.zoo.learning import Progress, silent
+from mmspec.training.fitting import chunks, divided, fit
+from mmspec.training.reporting import Report, silent
+from mmspec.zoo.boards import pictures
 from mmspec.zoo.scene import BOARD, COLOURS, SHAPES, Scene, Thing
 
 DRAWS = 2  # of the head's noise per token
@@ -32,7 +32,7 @@ _SHIFT = 0.06  # largest displacement from the middle of a cell, in cells
 
 
 @dataclass(frozen=True)
-class Pool:
+class TokenPool:
     """Pictures of one thing each: tokens (N, L, C) without noise, and classes (N,)."""
 
     tokens: Tensor
@@ -63,20 +63,16 @@ def encoded_pool(
     seed: int,
     scale: float | None = None,
     batch: int = 64,
-    progress: Progress = silent,
-) -> tuple[Pool, float]:
+    progress: Report = silent,
+) -> tuple[TokenPool, float]:
     """Encoded pictures and their scale: if not given, that of unit variance, noise included."""
-    made = list(scenes(count, seed))
-    parts = []
-    for start in range(0, count, batch):
-        shown = pictures([scene for _, scene in made[start : start + batch]])
-        parts.append(autoencoder.encoder(shown))
-        progress("encode", min(count, start + batch), count, 0.0)
-    latents = torch.cat(parts)
+    numbers, shown = zip(*scenes(count, seed), strict=True)
+    turns = chunks(shown, batch, "encode", progress)
+    latents = torch.cat([autoencoder.encoder(pictures(part)) for part in turns])
     if scale is None:
         scale = round(float(1 / (latents.var() + DISTURBANCE**2).sqrt()), 4)
-    classes = torch.tensor([number for number, _ in made])
-    return Pool(tokens(latents * scale), classes, DISTURBANCE * scale), scale
+    classes = torch.tensor(numbers)
+    return TokenPool(tokens(latents * scale), classes, DISTURBANCE * scale), scale
 
 
 def tokens(latents: Tensor) -> Tensor:  # (B, C, H, W) -> (B, L, C x PATCH x PATCH)
@@ -85,7 +81,7 @@ def tokens(latents: Tensor) -> Tensor:  # (B, C, H, W) -> (B, L, C x PATCH x PAT
 
 
 @dataclass(frozen=True)
-class Lesson:
+class MaskedLesson:
     """Pictures with some tokens hidden; `places` are those, in every row as many."""
 
     tokens: Tensor  # (B, L, C)
@@ -94,7 +90,7 @@ class Lesson:
     classes: Tensor  # (B,)
 
 
-def lessons(pool: Pool, batch: int, seed: int) -> Iterator[Lesson]:
+def lessons(pool: TokenPool, batch: int, seed: int) -> Iterator[MaskedLesson]:
     """Batches without end; noise, order and how much is shown are new each time."""
     generator = torch.Generator().manual_seed(seed)
     cells = pool.tokens.shape[1]
@@ -107,33 +103,30 @@ def lessons(pool: Pool, batch: int, seed: int) -> Iterator[Lesson]:
             turns = torch.rand(len(picks), cells, generator=generator).argsort(-1)
             count = int(torch.randint(cells, (), generator=generator))
             shown = turns.argsort(-1) < count
-            yield Lesson(clean + pool.noise * noise, shown, turns[:, count:], classes)
+            yield MaskedLesson(clean + pool.noise * noise, shown, turns[:, count:], classes)
 
 
 def learn_to_draw(
     model: MarForImageGeneration,
-    taught: Iterator[Lesson],
+    taught: Iterator[MaskedLesson],
     steps: int,
     rate: float,
-    progress: Progress = silent,
+    progress: Report = silent,
 ) -> None:
     """Train a model on pictures: what its head says and, with that frozen, its variances."""
-    schedule = Schedule.of(model.config.base_steps)
+    schedule = HeadSchedule.of(model.config.base_steps)
 
-    def loss_of(lesson: Lesson) -> Tensor:
+    def loss_of(lesson: MaskedLesson) -> Tensor:
         conditions = hidden(model(lesson.tokens, lesson.shown, lesson.classes), lesson.places)
         return head_loss(model.head, schedule, hidden(lesson.tokens, lesson.places), conditions)
 
-    matrices, others = divided(model)
+    matrices, others = divided(layers(model), model.parameters())
     fit(others, taught, loss_of, steps, rate, "draw", progress, matrices)
 
 
-def divided(model: MarForImageGeneration) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The weight matrices of the layers, and all else."""
-    layers = (*model.encoder, *model.decoder, *model.head.blocks)
-    matrices = [p for layer in layers for p in layer.parameters() if p.dim() == 2]
-    chosen = set(map(id, matrices))
-    return matrices, [p for p in model.parameters() if id(p) not in chosen]
+def layers(model: MarForImageGeneration) -> nn.ModuleList:
+    """What is repeated: the layers of encoder and decoder, and the blocks of the head."""
+    return nn.ModuleList([*model.encoder, *model.decoder, *model.head.blocks])
 
 
 def hidden(values: Tensor, places: Tensor) -> Tensor:  # (B, L, D), (B, M) -> (B M, D)
@@ -142,7 +135,7 @@ def hidden(values: Tensor, places: Tensor) -> Tensor:  # (B, L, D), (B, M) -> (B
 
 
 @dataclass(frozen=True)
-class Schedule:
+class HeadSchedule:
     """The tables of the head's own steps, by time: data first; (T,)."""
 
     alpha: Tensor
@@ -152,7 +145,7 @@ class Schedule:
     large: Tensor
 
     @classmethod
-    def of(cls, steps: int) -> Schedule:
+    def of(cls, steps: int) -> HeadSchedule:
         grid = Grid.cosine(steps, steps)
         alpha, sigma = (table.flip(0)[1:] for table in (grid.kernel.alpha, grid.kernel.sigma))
         small, large = grid.low.flip(0), grid.high.flip(0)
@@ -161,7 +154,9 @@ class Schedule:
         return cls(*(t.float() for t in (alpha, sigma, weight, small, large)))
 
 
-def head_loss(head: DiffusionHead, schedule: Schedule, clean: Tensor, conditions: Tensor) -> Tensor:
+def head_loss(
+    head: DiffusionHead, schedule: HeadSchedule, clean: Tensor, conditions: Tensor
+) -> Tensor:
     """Squared error of the velocity, and the bound that trains variances (Nichol & Dhariwal 2021).
 
     `clean` (R, C) under `conditions` (R, D); every token is met at `DRAWS` times.

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmspec.zoo.processors import LLAVA_PATCH, PIXELS, QWEN_MERGE, QWEN_PATCH
+from mmspec.modalities.vlm.zoo.processors import LLAVA_PATCH, QWEN_MERGE, QWEN_PATCH
+from mmspec.zoo.boards import PIXELS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True)
-class Shape:
+class LanguageShape:
     """The size of a model. `vision_layers` = 0 builds a text model."""
 
     layers: int
@@ -23,15 +24,13 @@ class Shape:
     vision_width: int = 0
 
 
-LLAVA_TARGET = Shape(layers=24, width=96, inner=192, heads=3, vision_layers=3, vision_width=96)
-QWEN_TARGET = Shape(layers=24, width=96, inner=192, heads=3, vision_layers=3, vision_width=64)
-LLAVA_SIGHTED = Shape(layers=1, width=128, inner=256, heads=4, vision_layers=1, vision_width=64)
-QWEN_SIGHTED = Shape(layers=1, width=128, inner=256, heads=4, vision_layers=1, vision_width=64)
-LLAVA_BLIND = Shape(layers=1, width=128, inner=256, heads=4)
-QWEN_BLIND = Shape(layers=1, width=128, inner=256, heads=4)
+LLAVA_TARGET = LanguageShape(24, 96, 192, 3, vision_layers=3, vision_width=96)
+QWEN_TARGET = LanguageShape(24, 96, 192, 3, vision_layers=3, vision_width=64)
+SIGHTED = LanguageShape(1, 128, 256, 4, vision_layers=1, vision_width=64)
+BLIND = LanguageShape(1, 128, 256, 4)
 
 
-def llava(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+def llava(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """A LLaVA model (CLIP vision tower, Llama text), or a Llama model for a blind shape."""
     from transformers import (
         CLIPVisionConfig,
@@ -65,7 +64,7 @@ def llava(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     return LlavaForConditionalGeneration(config)
 
 
-def qwen(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+def qwen(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """A Qwen2.5-VL model with multimodal rotary positions, or Qwen2 for a blind shape."""
     from transformers import (
         Qwen2_5_VLConfig,
@@ -107,7 +106,7 @@ def qwen(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     return Qwen2_5_VLForConditionalGeneration(config)
 
 
-def _text(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+def _text(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     return {
         "vocab_size": len(tokenizer),
         "hidden_size": shape.width,

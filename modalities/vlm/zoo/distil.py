@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from mmspec.modalities.vlm.zoo.families import Family
-from mmspec.zoo.batches import Batch, Encoder, Sample, fresh, grouped
-from mmspec.zoo.learning import Progress, silent
+from mmspec.modalities.vlm.zoo.batches import Batch, Encoder, Sample, fresh, grouped
+from mmspec.modalities.vlm.zoo.families import ZooFamily
+from mmspec.training.reporting import Report, silent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,12 +23,12 @@ _SAMPLED_ONE_IN = 4  # the others are greedy
 
 def said_by(
     target: PreTrainedModel,
-    family: Family,
+    family: ZooFamily,
     encoder: Encoder,
     n: int,
     seed: int,
     batch: int = 128,
-    progress: Progress = silent,
+    progress: Report = silent,
 ) -> list[Sample]:
     """`n` training samples, each with what the target answers; one batch in four is sampled."""
     batches = -(-n // batch)
@@ -58,7 +58,7 @@ def lessons(
 @torch.no_grad()
 def answered(
     target: PreTrainedModel,
-    family: Family,
+    family: ZooFamily,
     encoder: Encoder,
     samples: Sequence[Sample],
     sampled: bool = False,

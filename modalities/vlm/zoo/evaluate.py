@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mmspec.modalities.vlm.zoo.batches import IGNORED, Encoder, Sample
 from mmspec.modalities.vlm.zoo.distil import MAX_NEW_TOKENS, answered
-from mmspec.modalities.vlm.zoo.families import Family
-from mmspec.zoo.batches import IGNORED, Encoder, Sample, pixels
+from mmspec.modalities.vlm.zoo.families import ZooFamily
+from mmspec.modalities.vlm.zoo.learning import logits_of
+from mmspec.zoo.boards import pixels
 from mmspec.zoo.language import Example, format_prompt, scenes, score, write
-from mmspec.zoo.learning import logits_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,7 +52,7 @@ def facts_right(
 def acceptance(
     drafter: PreTrainedModel,
     target: PreTrainedModel,
-    family: Family,
+    family: ZooFamily,
     encoder: Encoder,
     n: int,
     k: int = 5,

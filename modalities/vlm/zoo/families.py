@@ -11,8 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.modalities.vlm.zoo.architecture import Shape, llava, qwen
-from mmspec.zoo.processors import PIXELS, QWEN_MERGE, QWEN_PATCH, llava_processor, qwen_processor
+from mmspec.modalities.vlm.zoo.architecture import LanguageShape, llava, qwen
+from mmspec.modalities.vlm.zoo.processors import (
+    QWEN_MERGE,
+    QWEN_PATCH,
+    llava_processor,
+    qwen_processor,
+)
+from mmspec.zoo.boards import PIXELS, as_pictures
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
@@ -21,11 +27,11 @@ IMAGE_TOKENS = 36
 
 
 @dataclass(frozen=True)
-class Family:
+class ZooFamily:
     """A model family. `image_inputs` turns raw pixels into what its vision tower reads."""
 
     name: str
-    build: Callable[[Shape, PreTrainedTokenizerFast], PreTrainedModel]
+    build: Callable[[LanguageShape, PreTrainedTokenizerFast], PreTrainedModel]
     build_processor: Callable[[], ProcessorMixin]
     image_token: str
     image_inputs: Callable[[np.ndarray], dict[str, Tensor]]
@@ -40,19 +46,14 @@ def image_features(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
     return features if isinstance(features, Tensor) else torch.stack(tuple(features))
 
 
-def _normalised(images: np.ndarray) -> Tensor:  # (B, P, P, 3) bytes -> (B, 3, P, P)
-    pixels = torch.from_numpy(images).float().div(127.5).sub(1)
-    return einops.rearrange(pixels, "b h w c -> b c h w").contiguous()
-
-
 def _llava_inputs(images: np.ndarray) -> dict[str, Tensor]:
-    return {"pixel_values": _normalised(images)}
+    return {"pixel_values": as_pictures(images)}
 
 
 def _qwen_inputs(images: np.ndarray) -> dict[str, Tensor]:
     """Patches in the order of Qwen2-VL: merged blocks in reading order, patches inside a block."""
     patches = einops.repeat(
-        _normalised(images),
+        as_pictures(images),
         "b c (h m p) (w n q) -> (b h w m n) (c t p q)",
         m=QWEN_MERGE,
         n=QWEN_MERGE,
@@ -82,10 +83,10 @@ def _qwen_positions(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
 
 
 FAMILIES = {
-    "llava": Family(
+    "llava": ZooFamily(
         "llava", llava, llava_processor, "<image>", _llava_inputs, _no_positions, False
     ),
-    "qwen2.5-vl": Family(
+    "qwen2.5-vl": ZooFamily(
         "qwen2.5-vl", qwen, qwen_processor, "<|image_pad|>", _qwen_inputs, _qwen_positions, True
     ),
 }

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
-from mmspec.drafters.forecast.forecast import Basis, Factors, Newton, Taylor, Timeline, extrapolate
+from mmspec.drafters.forecast.forecast import Basis, Factors, Newton, Taylor, Timeline
 
 EVEN, UNEVEN = (0, 3, 6, 9), (0, 1, 5, 7)
+
+
+def extrapolate(
+    basis: Basis, steps: Sequence[int], features: Sequence[Tensor], at: int, order: int
+) -> Tensor:
+    """The forecast at step `at` from features (*F) computed at `steps`."""
+    timeline, factors = Timeline.begin(basis, order, 1, features[0].device), Factors()
+    for step, feature in zip(steps, features, strict=True):
+        factors.record(feature[None], timeline.advance(step, torch.tensor([0])), None)
+    return factors.forecast(timeline.weights(at))[0]
 
 
 def _polynomial(degree: int, step: int) -> Tensor:

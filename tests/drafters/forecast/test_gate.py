@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
-from mmspec.drafters.forecast.gate import Cadence, DecayingThreshold, Past, simulate
+from mmspec.drafters.forecast.gate import Cadence, DecayingThreshold, Past, Schedule
 
 DIT = DecayingThreshold(base=0.1, decay=0.01, floor=0.01, least=2, most=5, warm_up=3)
 FLUX = DecayingThreshold(base=7.0, decay=0.3, floor=0.1, least=2, most=8, warm_up=3)
 VIDEO = DecayingThreshold(base=1.0, decay=0.1, floor=0.1, least=4, most=12, warm_up=1)
 INF = float("inf")
+
+
+def simulate(
+    schedule: Schedule, steps: int, error: Callable[[int], float], rollback: bool = False
+) -> str:
+    """The course of one sample; `error(step)` is how far off a forecast there would be."""
+    past, course = Past(), ""
+    for step in range(steps):
+        progress = step / steps
+        if schedule.wants_full(past, progress):
+            past, letter = past.in_full(), "F"
+        else:
+            found = error(step) if schedule.checks(past) else None
+            if rollback and found is not None and found > schedule.threshold(progress):
+                past, letter = past.in_full(), "R"
+            else:
+                past, letter = past.by_forecast(found), "t"
+        course += letter
+    return course
 
 
 def _right(step: int) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mmspec.drafters.forecast.features import stacked
 from mmspec.drafters.forecast.forecast import Newton
 from mmspec.drafters.forecast.gate import DecayingThreshold
-from mmspec.drafters.forecast.hooks import Attachment, Extrapolation, Forecasting
+from mmspec.drafters.forecast.hooks import Attached, Extrapolation, Forecasting
 from mmspec.verifiers.forecast_gate import ForecastGate, fixed_cadence
 from mmspec.verifiers.reflection import Reflection
 from tests.drafters.forecast.networks import PIPELINES, STEPS, dit, draw, flux
@@ -38,7 +38,7 @@ class Blame:
 
 
 @contextmanager
-def attached(how: Forecasting, pipe: Any, samples: int | None = 2) -> Iterator[Attachment]:
+def attached(how: Forecasting, pipe: Any, samples: int | None = 2) -> Iterator[Attached]:
     attachment = how.attach(pipe, samples)
     try:
         yield attachment
@@ -46,7 +46,7 @@ def attached(how: Forecasting, pipe: Any, samples: int | None = 2) -> Iterator[A
         attachment()
 
 
-def _drawn(pipe: Any, how: Forecasting, **extra: Any) -> tuple[Tensor, Attachment]:
+def _drawn(pipe: Any, how: Forecasting, **extra: Any) -> tuple[Tensor, Attached]:
     with attached(how, pipe) as attachment:
         return draw(pipe, **extra), attachment
 
@@ -363,3 +363,15 @@ def test_what_cannot_be_forecast_is_refused() -> None:
     cached.transformer.enable_cache(diffusers.FirstBlockCacheConfig())
     with pytest.raises(ValueError, match=r"disable_cache\(\) first"):
         Forecasting(ForecastGate()).attach(cached)
+
+
+def test_an_error_that_is_not_a_number_is_rejected() -> None:
+    def broken(forecast: Tensor, computed: Tensor) -> Tensor:
+        return torch.full((len(forecast),), torch.nan)
+
+    schedule = DecayingThreshold(base=1e9, floor=1e9, least=0, most=4, warm_up=1)
+    pipe = dit()
+    found, attachment = _drawn(pipe, Forecasting(ForecastGate(schedule, broken)))
+    assert attachment.statistics.forecast == 0
+    assert attachment.statistics.rejected > 0
+    assert torch.equal(found, draw(pipe))

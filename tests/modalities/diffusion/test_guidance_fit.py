@@ -10,10 +10,12 @@ from mmspec.modalities.diffusion.guidance_fit import Fitter, Rescaled, Weighted
 
 def test_weights_of_guidance_are_read_off_every_step() -> None:
     fitter = Fitter({})
-    for scale in (1.0, 3.25, 7.5):
-        negative, positive = torch.randn(2, 2, 6, 4, 4)
-        guided = negative + scale * (positive - negative)
-        fitter.add([negative, positive], guided[:, :3])
+    for run in range(2):
+        for step, scale in enumerate((1.0, 3.25, 7.5)):
+            negative, positive = torch.randn(2, 2, 6, 4, 4)
+            guided = negative + scale * (positive - negative)
+            fitter.add(step, [negative, positive], guided[:, :3])
+        assert fitter.is_sure is (run == 1)
     join = fitter.join()
     assert isinstance(join, Weighted)
     assert join.size == 3
@@ -25,12 +27,23 @@ def test_weights_of_guidance_are_read_off_every_step() -> None:
     torch.testing.assert_close(found, expected[:, :3])
 
 
+def test_equal_weights_in_two_steps_are_sure() -> None:
+    fitter = Fitter({})
+    for step in range(2):
+        assert not fitter.weights or not fitter.is_sure
+        negative, positive = torch.randn(2, 2, 6, 4, 4)
+        fitter.add(step, [negative, positive], 3 * positive - 2 * negative)
+    assert fitter.is_sure
+
+
 def test_guidance_that_is_not_known_is_refused() -> None:
     negative, positive = torch.randn(2, 2, 4, 8, 8)
-    with pytest.raises(ValueError, match="a way that is not known"):
-        Fitter({"guidance_scale": 2.0}).add([negative, positive], negative * positive)
+    with pytest.raises(ValueError, match="none of the known"):
+        Fitter({"guidance_scale": 2.0}).add(0, [negative, positive], negative * positive)
     fitter = Fitter({"guidance_scale": 2.0, "guidance_rescale": 0.5})
-    fitter.add([positive, negative], Rescaled(2.0, 0.5)([negative, positive], torch.zeros(2)))
+    rescaled = Rescaled(2.0, 0.5)([negative, positive], torch.zeros(2))
+    fitter.add(0, [positive, negative], rescaled)
+    assert fitter.is_sure
     assert fitter.join() == Rescaled(2.0, 0.5, 1, 0)
-    with pytest.raises(ValueError, match="the same kind in every step"):
-        fitter.add([positive, negative], negative + 2 * (positive - negative))
+    with pytest.raises(ValueError, match=r"guidance_rescale throughout.*guidance_rescale=0\.5"):
+        fitter.add(1, [positive, negative], negative + 2 * (positive - negative))

@@ -10,15 +10,17 @@ import pytest
 import torch
 
 import mmspec
+from mmspec.drafters.denoising.small_denoiser import between
 from mmspec.drafters.denoising.window import Window
-from mmspec.modalities.diffusion.loading import between, load_draft, load_pipeline
+from mmspec.modalities.diffusion.loading import load_pipeline
+from mmspec.modalities.diffusion.network import Network
 from tests.modalities.sampling import FROZEN, draw
 from tests.toys.pipelines import pipeline
 
 
 def test_a_network_alone_is_saved_where_the_parts_are_shared(tmp_path: Path) -> None:
     pipe, other = pipeline("dit"), pipeline("dit", seed=9)
-    small = between(pipe, other.transformer)
+    small = between(Network(pipe), other.transformer)
     fast: Any = mmspec.accelerate(
         pipe, "accelerated-diffusion", drafter=small, window=3, max_rows=4
     )
@@ -42,7 +44,7 @@ def test_a_pipeline_comes_back_with_its_target(tmp_path: Path) -> None:
     fast.save_pretrained(tmp_path / "fast")
     assert (tmp_path / "fast" / "drafter" / "model_index.json").exists()
     again: Any = mmspec.load(tmp_path / "fast")
-    assert again.pipe is not pipe
+    assert again.model is not pipe
     assert torch.equal(draw(again, "ddpm", seed=0), draw(fast, "ddpm", seed=0))
 
 
@@ -60,7 +62,7 @@ def test_what_cannot_be_kept_or_found_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="this one was made by hand"):
         mmspec.accelerate(pipe, FROZEN).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="there is no pipeline folder"):
-        load_draft(pipe, "./nowhere")
+        mmspec.accelerate(pipe, "accelerated-diffusion", drafter="./nowhere")
     mmspec.accelerate(pipe, "asd").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="names no target model"):
         mmspec.load(tmp_path)

@@ -99,7 +99,7 @@ def test_a_vae_makes_pixels() -> None:
 def test_an_accelerated_model_says_what_it_is() -> None:
     fast = accelerate(mar(), drafter=mar(7))
     assert isinstance(fast, Accelerated)
-    assert repr(fast) == "Accelerated(MarForImageGeneration, cspd-coupled)"
+    assert repr(fast) == "Accelerated(MarForImageGeneration, cspd-coupled, drafter sees nothing)"
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,15 @@
-"""Tokenizers and processors of the zoo: one word per token, one chat turn about one picture."""
+"""The processors of the zoo's language models: one chat turn about one picture."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mmspec.zoo.language import scenes, words, write
+from mmspec.zoo.boards import PIXELS
+from mmspec.zoo.tokenizer import word_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, ProcessorMixin
+    from transformers import ProcessorMixin
 
-PIXELS = 48  # pictures reach the models as 48 x 48
 LLAVA_PATCH = 8
 QWEN_PATCH, QWEN_MERGE = 4, 2
 
@@ -41,15 +41,6 @@ _QWEN_CHAT = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-def vocabulary() -> list[str]:
-    """Every word of the Scene world, in alphabetical order."""
-    found = {"user", "assistant", "system", ":"}
-    for scene, number in scenes(6000, "train", seed=0):
-        prompt, answer, _ = write(scene, number)
-        found.update(words(prompt), words(answer))
-    return sorted(found)
 
 
 def llava_processor() -> ProcessorMixin:
@@ -101,31 +92,3 @@ def qwen_processor() -> ProcessorMixin:
         chat_template=_QWEN_CHAT,
     )
     return processor
-
-
-def word_tokenizer(
-    special: tuple[str, ...], bos: str | None, eos: str, pad: str, unk: str
-) -> PreTrainedTokenizerFast:
-    """Lower case, one token per word or mark; decoding joins with spaces but not before marks."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    table = {word: i for i, word in enumerate([*special, *vocabulary()])}
-    core = Tokenizer(models.WordLevel(table, unk_token=unk))
-    core.normalizer = normalizers.Lowercase()
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    close = [decoders.Replace(" " + mark, mark) for mark in ",.:?!"]
-    core.decoder = decoders.Sequence([decoders.WordPiece(prefix="##", cleanup=False), *close])
-    core.add_special_tokens(list(special))
-    build: Any = PreTrainedTokenizerFast
-    tokenizer: PreTrainedTokenizerFast = build(
-        tokenizer_object=core,
-        bos_token=bos,
-        eos_token=eos,
-        pad_token=pad,
-        unk_token=unk,
-        additional_special_tokens=[s for s in special if s not in (bos, eos, pad, unk)],
-        padding_side="left",
-        model_max_length=512,
-    )
-    return tokenizer

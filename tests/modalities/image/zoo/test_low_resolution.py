@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 import mmspec
 from mmspec import zoo
@@ -17,18 +19,12 @@ from mmspec.cli.options import Choice
 from mmspec.codes.resampling import Trained
 from mmspec.drafters.rows.upsampled import Upsampled
 from mmspec.modalities.image.zoo import models
+from mmspec.modalities.image.zoo.coding import latents
 from mmspec.modalities.image.zoo.evaluate import drawn_codes
-from mmspec.modalities.image.zoo.low_resolution_coding import (
-    KINDS,
-    SKETCH,
-    kinds,
-    kinds_seen,
-    parts_of,
-    seen_small,
-)
-from mmspec.modalities.vlm.zoo.train import train
+from mmspec.modalities.image.zoo.low_resolution_coding import KINDS, SMALL, kinds, parts_of
 from mmspec.models.code_resampler import FOLDER, load_resampler
-from mmspec.zoo.batches import board
+from mmspec.zoo import train
+from mmspec.zoo.boards import boards, pictures
 from mmspec.zoo.prompts import prompts, training_scenes
 from mmspec.zoo.reading import score_picture
 
@@ -58,22 +54,33 @@ def bound(target: Any, sketch: Any, recipe: str = "mulo-sd", **options: Any) -> 
 def test_codes_stand_for_names_colours_and_sizes() -> None:
     scenes = list(islice(training_scenes(3), 100))
     codes = kinds(scenes)
-    assert torch.equal(parts_of(codes), torch.stack([board(scene) for scene in scenes]))
+    assert torch.equal(parts_of(codes), boards(scenes))
     every = torch.arange(1 + KINDS)
     assert len(parts_of(every).unique(dim=0)) == 1 + KINDS
+
+
+@torch.no_grad()
+def kinds_seen(coder: Any, images: Tensor) -> Tensor:  # (B, 3, p, p) -> (B, 9) int64
+    """The code that the coder sees in each place."""
+    book = functional.normalize(coder.quantize.embedding.weight, dim=-1)
+    return torch.einsum("bdhw, kd -> bhwk", latents(coder, images), book).argmax(-1).flatten(1)
 
 
 def test_the_picture_part_sees_things_whole(sketch: Any) -> None:
     scenes = [one.scene for one in prompts(60, seed=12)]
     wanted = kinds(scenes)
-    found = kinds_seen(sketch.model.vqmodel, seen_small(scenes))
+    coder = sketch.model.vqmodel
+    with torch.no_grad():
+        seen = latents(coder, pictures(scenes, SMALL.pixels)).flatten(2).transpose(1, 2)
+        book = functional.normalize(coder.quantize.embedding.weight, dim=-1)
+    found = (seen @ book.T).argmax(-1)
     assert float((found == wanted)[wanted > 0].float().mean()) > LEAST_SEEN
     assert float((found == wanted)[wanted == 0].float().mean()) > 0.98
 
 
 def test_small_pictures_show_what_prompts_say(sketch: Any) -> None:
     asked = prompts(24, seed=13)
-    drawn = drawn_codes(sketch, models.processor(SKETCH), [one.text for one in asked])
+    drawn = drawn_codes(sketch, models.processor(SMALL), [one.text for one in asked])
     wanted = kinds([one.scene for one in asked])
     assert float((drawn == wanted)[wanted > 0].float().mean()) > LEAST_DRAWN
     assert float((drawn == wanted)[wanted == 0].float().mean()) > 0.9

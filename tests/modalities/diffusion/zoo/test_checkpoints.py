@@ -13,45 +13,20 @@ from diffusers import DDPMScheduler, DiffusionPipeline, PixArtAlphaPipeline
 
 from mmspec import zoo
 from mmspec.modalities.diffusion.zoo import models
-from mmspec.modalities.diffusion.zoo import train as diffusion_train
 from mmspec.modalities.diffusion.zoo.evaluate import draw, facts_drawn, overlap
 from mmspec.modalities.diffusion.zoo.loading import load_denoiser, load_pipeline
-from mmspec.modalities.diffusion.zoo.training import encoded, pictures
-from mmspec.modalities.vlm.zoo.train import train
-from mmspec.zoo.facts import mentions
-from mmspec.zoo.prompts import loose_prompt, prompt, prompts, training_scenes
+from mmspec.modalities.diffusion.zoo.training import encoded
+from mmspec.zoo import train
+from mmspec.zoo.boards import pictures
+from mmspec.zoo.prompts import loose_prompt, prompts, training_scenes
 from mmspec.zoo.reading import read_all, score_picture
 
-NAMES = [name for name in zoo.names() if zoo.modality(name).name == "diffusion"]
 LEAST_FACTS = 0.85  # of eight prompts at fifty steps
-present = pytest.mark.skipif(
-    not all(zoo.is_present(name) for name in NAMES), reason="the pair is not trained yet"
-)
 
 
 @pytest.fixture(scope="module")
 def pipeline() -> PixArtAlphaPipeline:
     return load_pipeline(zoo.path("diffusion"))
-
-
-def test_prompts_say_what_the_scene_shows() -> None:
-    for told in prompts(100):
-        said = [(m.size, m.colour, m.name, m.place) for m in mentions(told.text)]
-        assert said == list(told.scene.facts())
-        assert 1 <= len(said) <= 3
-        assert told.scene.split == "held-out"
-
-
-def test_training_prompts_say_nothing_false_and_now_and_then_leave_something_out() -> None:
-    generator = np.random.default_rng(0)
-    left_out = 0
-    for scene in itertools.islice(training_scenes(0), 200):
-        assert scene.split == "train"
-        words = loose_prompt(scene, generator).replace(",", "").split()
-        true = set(prompt(scene).replace(",", "").split()) | {"a", "an"}
-        assert set(words) <= true
-        left_out += len(words) < 3 * len(scene.things)
-    assert left_out < 60
 
 
 def test_the_tokenizer_knows_every_word() -> None:
@@ -77,7 +52,6 @@ def test_training_writes_a_pipeline_that_loads(tmp_path: Path) -> None:
     assert "zoo train diffusion" in (tmp_path / "README.md").read_text()
 
 
-@present
 def test_training_writes_a_drafter_that_loads(tmp_path: Path) -> None:
     report = train("diffusion-drafter", tmp_path, steps=3)
     assert load_denoiser(tmp_path).config["num_layers"] == models.DRAFTER.layers
@@ -93,32 +67,14 @@ def test_training_is_a_function_of_its_seed(tmp_path: Path) -> None:
     assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]
 
 
-def test_every_diffusion_checkpoint_has_a_plan() -> None:
-    assert set(diffusion_train.PLANS) == set(NAMES)
-
-
-@present
-@pytest.mark.parametrize("name", NAMES)
-def test_a_checkpoint_is_a_small_ordinary_folder(name: str) -> None:
-    files = [file for file in zoo.path(name).rglob("*") if file.is_file()]
-    assert max(file.stat().st_size for file in files) <= 6_000_000
-    assert {file.suffix for file in files} <= {".json", ".md", ".safetensors"}
-    assert (zoo.path(name) / "README.md").exists()
-
-
-@present
-def test_the_pair_loads_in_float32_and_fits_together(pipeline: Any) -> None:
+def test_the_pair_fits_together(pipeline: Any) -> None:
     target, drafter = zoo.load("diffusion").transformer, zoo.load("diffusion-drafter")
-    assert {p.dtype for p in [*target.parameters(), *drafter.parameters()]} == {torch.float32}
-    assert all(p.isfinite().all() for p in [*target.parameters(), *drafter.parameters()])
     for key in ("in_channels", "out_channels", "sample_size", "caption_channels"):
         assert target.config[key] == drafter.config[key]
     assert len(target.transformer_blocks) >= 4 * len(drafter.transformer_blocks)
     assert isinstance(pipeline.scheduler, DDPMScheduler)
-    assert zoo.load("diffusion", torch.bfloat16).transformer.dtype == torch.bfloat16
 
 
-@present
 def test_the_autoencoder_keeps_the_facts(pipeline: Any) -> None:
     scenes = [told.scene for told in prompts(40, seed=2)]
     latents = encoded(pipeline.vae, scenes)
@@ -133,13 +89,11 @@ def test_the_autoencoder_keeps_the_facts(pipeline: Any) -> None:
     assert scored[0] >= 0.97 * scored[1]
 
 
-@present
 def test_pictures_show_what_the_prompts_say(pipeline: Any) -> None:
     right, asked = facts_drawn(pipeline, prompts(8, seed=3), steps=50)
     assert right >= LEAST_FACTS * asked
 
 
-@present
 def test_words_matter(pipeline: Any) -> None:
     """The pictures of some prompts, held against the scenes of others, are mostly wrong."""
     told = prompts(8, seed=3)
@@ -148,7 +102,6 @@ def test_words_matter(pipeline: Any) -> None:
     assert sum(right for right, _ in others) < 0.6 * sum(asked for _, asked in others)
 
 
-@present
 def test_the_drafter_follows_and_an_untrained_one_does_not(pipeline: Any) -> None:
     texts = [p.text for p in prompts(2, seed=4)]
     drafter = zoo.load("diffusion-drafter")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import einops
 import numpy as np
@@ -12,28 +11,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mmspec.modalities.vlm.zoo.families import Family, image_features
-from mmspec.zoo.batches import BOARD_CLASSES, IGNORED, Batch, boards
+from mmspec.modalities.vlm.zoo.batches import IGNORED, Batch, seen
+from mmspec.modalities.vlm.zoo.families import ZooFamily, image_features
+from mmspec.training.fitting import fit
+from mmspec.training.reporting import Report, silent
+from mmspec.zoo.boards import BOARD_CLASSES, board_loss
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-T = TypeVar("T")
-Progress = Callable[[str, int, int, float], None]  # (stage, step, steps, loss)
-
-
-def silent(stage: str, step: int, steps: int, loss: float) -> None:
-    """Report nothing."""
+_FLOOR = 0.02  # of the rate, at the end of a stage
 
 
 def learn_to_see(
     model: PreTrainedModel,
-    family: Family,
+    family: ZooFamily,
     steps: int,
     seed: int,
     batch: int = 64,
     rate: float = 2e-3,
-    progress: Progress = silent,
+    progress: Report = silent,
 ) -> None:
     """Train the vision tower and the projector to tell what is in each of the nine cells."""
     width = model.config.get_text_config().hidden_size
@@ -43,27 +40,22 @@ def learn_to_see(
         images, board = item
         features = image_features(model, family.image_inputs(images))
         cells = einops.reduce(features, "b (r m c n) d -> b (r c) d", "mean", r=3, m=2, c=3, n=2)
-        parts = heads(functional.layer_norm(cells, (width,))).float().split(BOARD_CLASSES, -1)
-        losses = [
-            functional.cross_entropy(p.flatten(0, 1), t.flatten())
-            for p, t in zip(parts, board.unbind(-1), strict=True)
-        ]
-        return torch.stack(losses).sum()
+        return board_loss(heads(functional.layer_norm(cells, (width,))).float(), board)
 
     learnt = [*_vision(model), *heads.parameters()]
-    fit(learnt, boards(batch, seed), loss_of, steps, rate, "see", progress)
+    fit(learnt, seen(batch, seed), loss_of, steps, rate, "see", progress, floor=_FLOOR)
 
 
 def learn_to_see_like(
     model: PreTrainedModel,
-    family: Family,
+    family: ZooFamily,
     other: PreTrainedModel,
-    other_family: Family,
+    other_family: ZooFamily,
     steps: int,
     seed: int,
     batch: int = 64,
     rate: float = 2e-3,
-    progress: Progress = silent,
+    progress: Report = silent,
 ) -> None:
     """Train the vision tower and the projector to show the text model what `other` shows its own.
 
@@ -77,16 +69,17 @@ def learn_to_see_like(
         features = image_features(model, family.image_inputs(images))
         return functional.mse_loss(features, wanted) / wanted.var()
 
-    fit(_vision(model), boards(batch, seed), loss_of, steps, rate, "see", progress)
+    items = seen(batch, seed)
+    fit(_vision(model), items, loss_of, steps, rate, "see", progress, floor=_FLOOR)
 
 
 def learn_to_talk(
     model: PreTrainedModel,
-    family: Family,
+    family: ZooFamily,
     batches: Iterable[Batch],
     steps: int,
     rate: float,
-    progress: Progress = silent,
+    progress: Report = silent,
 ) -> None:
     """Train the whole model on the words of answers."""
 
@@ -96,10 +89,11 @@ def learn_to_talk(
             logits.float().flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=IGNORED
         )
 
-    fit(list(model.parameters()), iter(batches), loss_of, steps, rate, "talk", progress)
+    learnt = list(model.parameters())
+    fit(learnt, iter(batches), loss_of, steps, rate, "talk", progress, floor=_FLOOR)
 
 
-def logits_of(model: PreTrainedModel, family: Family, batch: Batch) -> Tensor:  # -> (B, L, V)
+def logits_of(model: PreTrainedModel, family: ZooFamily, batch: Batch) -> Tensor:  # -> (B, L, V)
     """Next-token logits at every position. A text model just reads the ids, images and all."""
     inputs: dict[str, Tensor] = {"input_ids": batch.ids}
     if model.config.sub_configs:  # a vision tower beside the text model
@@ -112,31 +106,3 @@ def _vision(model: PreTrainedModel) -> list[nn.Parameter]:
     """Everything but the text model."""
     named = model.named_parameters()
     return [p for n, p in named if "language_model" not in n and "lm_head" not in n]
-
-
-def fit(
-    parameters: list[nn.Parameter],
-    items: Iterator[T],
-    loss_of: Callable[[T], Tensor],
-    steps: int,
-    rate: float,
-    stage: str,
-    progress: Progress,
-) -> None:
-    """AdamW with a short warm-up and a cosine fall to a fiftieth."""
-    optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda i: _share(i, steps))
-    for step in range(steps):
-        loss = loss_of(next(items))
-        optimiser.zero_grad()
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
-        schedule.step()
-        progress(stage, step + 1, steps, float(loss.detach()))
-
-
-def _share(step: int, steps: int) -> float:
-    warm = min(100, max(1, steps // 10))
-    fall = 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
-    return min(1.0, (step + 1) / warm) * (0.02 + 0.98 * fall)

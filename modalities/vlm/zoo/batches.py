@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.modalities.vlm.zoo.families import IMAGE_TOKENS, Family
-from mmspec.zoo.language import Kind, format_prompt, write
-from mmspec.zoo.processors import PIXELS
-from mmspec.zoo.scene import COLOURS, DIGITS, SHAPES, Scene, sample
+from mmspec.modalities.vlm.zoo.families import IMAGE_TOKENS, ZooFamily
+from mmspec.zoo.boards import boards, pixels
+from mmspec.zoo.language import ExampleKind, format_prompt, write
+from mmspec.zoo.scene import Scene, sample
 
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
@@ -44,7 +44,7 @@ class Batch:
 class Encoder:
     """Turns samples into batches with the tokenizer and chat template of a processor."""
 
-    def __init__(self, family: Family, processor: ProcessorMixin) -> None:
+    def __init__(self, family: ZooFamily, processor: ProcessorMixin) -> None:
         self.tokenizer = processor.tokenizer
         self.family = family
         text = format_prompt(processor, "@")
@@ -87,7 +87,7 @@ def fresh(batch: int, seed: int) -> Iterator[list[Sample]]:
     for scenes in _train_scenes(batch * _GROUP, seed):
         samples = []
         for scene, number in scenes:
-            kind: Kind = "question" if generator.random() < _QUESTION_RATE else "caption"
+            kind: ExampleKind = "question" if generator.random() < _QUESTION_RATE else "caption"
             prompt, answer, _ = write(scene, number, kind)
             samples.append(Sample(pixels(scene), prompt, answer))
         yield from grouped(samples, batch, generator)
@@ -102,28 +102,11 @@ def grouped(
     yield from (cuts[i] for i in generator.permutation(len(cuts)))
 
 
-def boards(batch: int, seed: int) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Pictures (B, P, P, 3) and what is in each cell, (B, 9, 3): name, colour, size; 0 is empty."""
+def seen(batch: int, seed: int) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Pictures (B, P, P, 3) and what is in each place, (B, 9, 3), without end."""
     for scenes in _train_scenes(batch, seed):
-        images = np.stack([pixels(scene) for scene, _ in scenes])
-        yield images, torch.stack([board(scene) for scene, _ in scenes])
-
-
-BOARD_CLASSES = (1 + len(SHAPES) + len(DIGITS), 1 + len(COLOURS), 3)
-
-
-def pixels(scene: Scene) -> np.ndarray:  # -> (P, P, 3) bytes
-    """Render a scene at the size the models read."""
-    return np.array(scene.render(PIXELS))
-
-
-def board(scene: Scene) -> Tensor:  # -> (9, 3)
-    board = torch.zeros(9, 3, dtype=torch.long)
-    for t in scene.things:
-        name = SHAPES.index(t.shape) if t.digit is None else len(SHAPES) + t.digit
-        row = (name, COLOURS.index(t.colour), t.size == "large")
-        board[3 * t.row + t.column] = 1 + torch.tensor(row, dtype=torch.long)
-    return board
+        shown = [scene for scene, _ in scenes]
+        yield np.stack([pixels(scene) for scene in shown]), boards(shown)
 
 
 def _train_scenes(n: int, seed: int) -> Iterator[list[tuple[Scene, int]]]:

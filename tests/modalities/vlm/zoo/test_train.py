@@ -4,14 +4,8 @@ import pytest
 import torch
 
 from mmspec.modalities.vlm.zoo.evaluate import acceptance_length
-from mmspec.modalities.vlm.zoo.train import PLANS, train
+from mmspec.zoo import train
 from mmspec.zoo.loading import load_folder
-
-
-def test_every_checkpoint_has_a_plan() -> None:
-    from mmspec import zoo
-
-    assert set(PLANS) == {name for name in zoo.names() if zoo.modality(name).name == "vlm"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,68 @@
+"""Who drafts for a target: the draft model that a recipe takes, bound, and what it sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmspec import zoo
+from mmspec.recipe import DraftModelKind, Recipe
+
+ZOO = "zoo:"
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """A draft model bound to its target."""
+
+    kind: DraftModelKind
+    model: Any  # as it was given or loaded
+    reader: Any  # as its sort reads it
+    sees: str
+
+    def save(self, folder: Path, target: Any, drafter: Any) -> None:
+        """Write it, and what was learned beside it."""
+        self.kind.save(self.model, folder, target, drafter)
+
+
+def is_drafter(drafter: Any) -> bool:
+    """Whether this drafts by itself, whatever the recipe says."""
+    return all(hasattr(drafter, name) for name in ("propose", "observe"))
+
+
+def draft_model(recipe: Recipe, drafter: Any, target: Any) -> DraftModel | None:
+    """The draft model that the recipe takes, loaded where it is named, and bound to the target.
+
+    Raises ValueError where there must be one, must be none, or one of another sort.
+    """
+    words = " or ".join(kind.words for kind in recipe.draft_model)
+    if drafter is None and recipe.takes_drafter:
+        raise ValueError(
+            f"recipe {recipe.name!r} needs a {words}; give drafter= a model, a folder or 'zoo:NAME'"
+        )
+    if drafter is None:
+        return None
+    if not recipe.takes_drafter:
+        raise ValueError(f"recipe {recipe.name!r} takes no draft model; drop drafter=")
+    model = loaded(recipe, drafter, target) if isinstance(drafter, str | Path) else drafter
+    kind = next((one for one in recipe.draft_model if one.accepts(model)), None)
+    if kind is None:
+        raise ValueError(
+            f"recipe {recipe.name!r} needs a {words}, but a {type(model).__name__} is none; give "
+            "drafter= another model, or use another recipe"
+        )
+    sees = kind.default_sees(model, target, recipe.sees)
+    return DraftModel(kind, model, kind.read(model, target, sees), sees)
+
+
+def loaded(recipe: Recipe, source: str | Path, target: Any) -> Any:
+    """A model from a folder, a hub name or "zoo:NAME", by the sort of its folder."""
+    dtype = None
+    if str(source).startswith(ZOO):
+        source, dtype = zoo.path(str(source).removeprefix(ZOO)), torch.float32
+    kinds, folder = recipe.draft_model, Path(source)
+    owners = [kind for kind in kinds if folder.is_dir() and kind.owns(folder)]
+    return (owners or kinds)[0].load(source, target, dtype)

@@ -1,0 +1,32 @@
+"""The shape of a draft that a user asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.growth import Chain, StaticTree
+from mmspec.drafters.length import parse
+from mmspec.trees import Tree
+
+
+def shape_of(default: Any, tree: Any, length: Any) -> Any:
+    """The shape a user asks for: `tree=` a topology, `length=` a draft length, or neither."""
+    if tree is not None and length is not None:
+        raise ValueError("tree= and length= both say how far to draft; give one of them")
+    if length is not None:
+        return Chain(parse(length))
+    if tree is None:
+        return default
+    if isinstance(tree, Tree):
+        return StaticTree(tree)
+    if isinstance(tree, StaticTree | DynamicTree | Chain):
+        return tree
+    if tree == "dynamic":
+        return DynamicTree()
+    if isinstance(tree, list | tuple) and all(isinstance(width, int) for width in tree):
+        return StaticTree(Tree.branching(tree))
+    raise ValueError(
+        f"tree={tree!r} is not a topology; give branching widths such as [3, 2, 1], a Tree, a "
+        "DynamicTree, or 'dynamic'"
+    )

@@ -1,0 +1,53 @@
+"""Published settings of forecasts, per model: `accelerate(pipe, "speca", **SPECA["flux"])`.
+
+Those of SpeCa are of the authors' code (Cache4Diffusion), where a rejected step stays, the batch is
+judged as one, and thresholds are of the element-wise relative error. Those of TaylorSeer are of its
+code for DiT (interval 4, order 4) and for FLUX (interval 6; the orders 1 and 2 are both in use);
+those for HunyuanVideo are shared by its ports to Wan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_AS_RELEASED = {"metric": "relative-l1", "rollback": False, "per_sample": False}
+
+TAYLORSEER: Mapping[str, Mapping[str, Any]] = {
+    "dit": {"order": 4, "interval": 4, "warm_up": 3},
+    "flux": {"order": 2, "interval": 6, "warm_up": 3},
+    "hunyuan-video": {"order": 1, "interval": 5, "warm_up": 1},
+}
+
+SPECA: Mapping[str, Mapping[str, Any]] = {
+    "dit": {
+        "order": 4,
+        "base": 0.1,
+        "decay": 0.01,
+        "floor": 0.01,
+        "least": 2,
+        "most": 5,
+        "warm_up": 3,
+        **_AS_RELEASED,
+    },
+    "flux": {
+        "order": 2,
+        "base": 7.0,
+        "decay": 0.3,
+        "floor": 0.1,
+        "least": 2,
+        "most": 8,
+        "warm_up": 3,
+        **_AS_RELEASED,
+    },
+    "hunyuan-video": {
+        "order": 1,
+        "base": 1.0,
+        "decay": 0.1,
+        "floor": 0.1,
+        "least": 4,
+        "most": 12,
+        "warm_up": 1,
+        **_AS_RELEASED,
+    },
+}

@@ -1,0 +1,92 @@
+"""Models and pipelines from folders: safetensors only, whole, and no code of theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as VISION,
+)
+
+from mmspec.models.folder import tensors
+
+
+def load_causal(
+    source: str | Path, dtype: torch.dtype | str = "auto", maker: Any = None, **arguments: Any
+) -> Any:
+    """A model in eval mode, from a folder or a hub name; by `maker`, or as transformers files it.
+
+    Nobody is asked on a terminal: code that lies beside the weights is not run, unless
+    trust_remote_code=True is given. Raises ValueError for a folder whose weights are pickled
+    (unpickling runs code), and for weights that leave parts of the model untrained.
+    """
+    name = str(source)
+    arguments = {"trust_remote_code": False, **arguments}
+    if Path(name).is_dir():
+        check_folder(Path(name))
+    if maker is None:
+        config = transformers.AutoConfig.from_pretrained(name, **arguments)
+        maker = (
+            transformers.AutoModelForImageTextToText
+            if config.model_type in VISION
+            else transformers.AutoModelForCausalLM
+        )
+    model, found = maker.from_pretrained(
+        name, dtype=dtype, use_safetensors=True, output_loading_info=True, **arguments
+    )
+    missing = sorted(found["missing_keys"])
+    if missing:
+        some = ", ".join(missing[:3])
+        raise ValueError(
+            f"{name} has no weights for {len(missing)} parts of a {type(model).__name__} ({some}), "
+            "which would be random; give the folder of a whole model"
+        )
+    return model.eval()
+
+
+def model_type(source: str | Path) -> str | None:
+    """The `model_type` of a folder's or a hub name's configuration."""
+    found, _ = transformers.PretrainedConfig.get_config_dict(str(source))
+    named: str | None = found.get("model_type")
+    return named
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what is no model, pickled or damaged weights. Raises ValueError, naming the file."""
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} is not a model folder: it has no config.json")
+    tensors(folder)
+
+
+def is_pipeline(model: Any) -> bool:
+    """Whether this is a diffusers pipeline (asked by name: diffusers may not be loaded yet)."""
+    return any(base.__name__ == "DiffusionPipeline" for base in type(model).__mro__)
+
+
+def load_pipeline(
+    source: str | Path, dtype: torch.dtype | None = None, trust_remote_code: bool = False
+) -> Any:
+    """A pipeline from a folder or a hub name; safetensors only.
+
+    Raises ValueError where a folder is meant and there is none.
+    """
+    from diffusers import DiffusionPipeline
+
+    name = str(source)
+    if not Path(name).exists() and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
+        raise ValueError(
+            f"there is no pipeline folder {name}; give a folder, a hub name or zoo:NAME"
+        )
+    return DiffusionPipeline.from_pretrained(
+        name, torch_dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
+    )
+
+
+def load_network(source: str | Path, dtype: torch.dtype | None = None) -> Any:
+    """A denoising network from a folder; safetensors only."""
+    from diffusers import AutoModel
+
+    return AutoModel.from_pretrained(str(source), torch_dtype=dtype, use_safetensors=True).eval()

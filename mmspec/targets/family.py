@@ -1,0 +1,42 @@
+"""What differs between model families, as data that a modality fills in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from mmspec.codes.image_family import ImageFamily
+
+
+@dataclass(frozen=True)
+class TowerFeatures:
+    """A vision tower that gives one feature per placeholder, before the model's own projector."""
+
+    width: Callable[[Any], int]  # the model's config -> H
+    parts: Callable[[Any, Any], Sequence[Tensor]]  # config, tower's output -> (n, H) per picture
+
+
+@dataclass(frozen=True)
+class Family:
+    """What differs between model families, as far as decoding is concerned."""
+
+    name: str = "text"
+    media: tuple[str, ...] = ()  # request keys that carry pictures; empty = text only
+    rope_axes: int = 1  # rows of `position_ids`; 3 = M-RoPE
+    direct: bool = False  # logits are head(decoder(...)): skip the multimodal wrapper on blocks
+    placeholders: tuple[str, ...] = ()  # config names of the ids that stand for visual features
+    visual_ids: tuple[str, ...] = ()  # config names of further ids that only frame a picture
+    square: bool = False  # a picture's features are the rows of a square
+    tower: TowerFeatures | None = None  # None = only what comes behind the model's own projector
+    deepstack: bool = False  # the decoder adds further features where its vision config says so
+    image_family: Callable[[Any], ImageFamily] | None = None  # of a model that draws
+    writes: bool = True  # speaks text: `generate`
+
+    @property
+    def draws(self) -> bool:
+        """Whether it speaks picture tokens: `generate_images`."""
+        return self.image_family is not None

@@ -1,0 +1,135 @@
+"""What drafters and recipes may ask of a model that is read, whatever its family."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.targets import visual
+from mmspec.targets.family import Family
+
+if TYPE_CHECKING:
+    from mmspec.codes.image_family import ImageFamily
+
+
+@runtime_checkable
+class RunsNetworks(Protocol):
+    """What makes forwards of its own, so that they can be recorded, timed and made again."""
+
+    @property
+    def cache_config(self) -> Any: ...  # what its memory is laid out by
+    @property
+    def networks(self) -> Sequence[nn.Module]: ...  # what it calls; none = not to be recorded
+
+
+class Reader(ABC):
+    """A model behind two calls: `prefill` reads a prompt, `read` a block behind it.
+
+    Holds no state of any request. `reader_maker` makes readers of other models, such as a draft
+    model of this one; the modality that made this reader fills it in.
+    """
+
+    model: Any
+    family: Family
+    config: Any  # of the decoder
+    cache_config: Any  # what its memory is laid out by
+    decoder: Any  # between `embed` and `head`; an encoder-decoder model has none to itself
+    head: Any  # hidden states (..., D) -> logits (..., V)
+    can_branch: bool  # whether trees can be read; else its layers keep a recurrent state
+    window: int | None = None  # of layers that attend to the last so many slots only
+    bare: bool = False  # whether blocks that see everything go without a mask
+    reader_maker: Callable[[Any], Reader] | None = None
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device: ...
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """Tokens that it speaks."""
+
+    @abstractmethod
+    def prefill(self, inputs: Mapping[str, Any], room: int) -> tuple[Any, Tensor, Any]:
+        """Read a prompt: its memory, the logits (B, V) behind it, and the model's output."""
+
+    @abstractmethod
+    def read(self, memory: Any, block: Any, hidden: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Read a block: logits of its places, and hidden states where asked for."""
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        """What it calls, for recordings; none where these cannot be made again."""
+        return ()
+
+    def embed(self, tokens: Tensor) -> Tensor:  # (B, q) -> (B, q, D)
+        """What the decoder reads for tokens. Raises ValueError where that is not at hand."""
+        raise ValueError(
+            f"{type(self.model).__name__} reads its decoder's tokens behind an encoder and takes "
+            "no embeddings in their place"
+        )
+
+    @abstractmethod
+    def thinned(self, skip: Sequence[int], depth: int | None = None) -> Reader:
+        """The same weights with some decoder layers left out. Raises ValueError if they cannot."""
+
+    def reader_of(self, model: Any) -> Reader:
+        """What reads another model. Raises ValueError for what cannot work."""
+        if self.reader_maker is None:
+            raise ValueError(
+                f"this reader of a {type(self.model).__name__} was made by hand and cannot tell "
+                f"how a {type(model).__name__} is read; set its reader_maker"
+            )
+        return self.reader_maker(model)
+
+    @property
+    def placeholder_ids(self) -> tuple[int, ...]:
+        """Ids that stand for visual features in a prompt."""
+        return visual.placeholder_ids(self.model, self.family)
+
+    @property
+    def visual_ids(self) -> tuple[int, ...]:
+        """All ids that only make sense beside a picture: placeholders and their frame."""
+        return visual.visual_ids(self.model, self.family)
+
+    @property
+    def tower_width(self) -> int | None:
+        """Width of the vision tower's features; None where it has not one per placeholder."""
+        tower = self.family.tower
+        return None if tower is None else tower.width(self.model.config)
+
+    def feature_layout(self, tower: bool = False) -> visual.FeatureLayout:
+        """How encoder outputs lie over the prompt; before the projector with `tower`."""
+        return visual.feature_layout(self.model, self.family, tower)
+
+    def check_features(self) -> None:
+        """Refuse to be asked for vision features it cannot hand out. Raises ValueError."""
+        visual.check_features(self.model, self.family)
+
+    def check_embeddable(self) -> None:
+        """Refuse to be given features as embeddings where that loses some. Raises ValueError."""
+        visual.check_embeddable(self.model, self.family)
+
+    @cached_property
+    def image_family(self) -> ImageFamily | None:
+        """How it draws: codebook, grids, decoder; None for a model that speaks no picture tokens.
+
+        Raises ValueError for one that lacks a part of that.
+        """
+        make = self.family.image_family
+        return None if make is None else make(self.model)
+
+    def check_draws(self) -> ImageFamily:
+        """How it draws. Raises ValueError for a model that speaks no picture tokens."""
+        found = self.image_family
+        if found is None:
+            raise ValueError(
+                f"{type(self.model).__name__} ({self.model.config.model_type}) speaks no picture "
+                "tokens; give a model that draws"
+            )
+        return found

@@ -1,0 +1,122 @@
+"""Guidance of real pipelines: taken over as it is, or refused, and never guessed from one draw.
+
+One picture is the dangerous case: a rule that depends on what the branches are, such as a norm, is
+then a single number per step, which fits any one draw.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import mmspec
+from mmspec.modalities.diffusion.guidance_fit import Fitter
+from mmspec.modalities.diffusion.network import Outline
+from tests.modalities.sampling import PLAIN, STEPS, alone, draw, shared
+from tests.toys.embedded_pipelines import embedded
+
+
+@pytest.mark.parametrize("share", [0.7, 1.0])
+@pytest.mark.parametrize("name", ["sd", "sdxl"])
+def test_rescaled_guidance_of_one_picture_is_not_frozen(
+    name: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = shared(name)
+
+    def call(one: Any, generator: torch.Generator) -> torch.Tensor:
+        return draw(one, name, 1, generator=generator, guidance_rescale=share)
+
+    expected = alone(pipe, 1, monkeypatch, lambda generator: call(pipe, generator))
+    found = call(mmspec.accelerate(pipe, PLAIN), torch.Generator().manual_seed(5))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("cogvideo", {"use_dynamic_cfg": True}),  # other weights in every step: two rehearsals
+        ("cogvideo", {}),
+        ("hunyuan-image", {"num_inference_steps": 2}),  # before its guider begins to project
+        ("lumina-2", {"cfg_normalization": False}),
+    ],
+)
+def test_fixed_weights_are_the_pipelines_own(
+    name: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the state of the generator on: a second rehearsal must not draw from it again."""
+    pipe, given = embedded(name)
+    given = {"num_inference_steps": STEPS, **given, **more}
+    expected = alone(pipe, 1, monkeypatch, lambda one: pipe(generator=one, **given)[0])
+    fast: Any = mmspec.accelerate(pipe, PLAIN)
+    found = fast(generator=torch.Generator().manual_seed(5), **given)[0]
+    scale = expected.std().item()
+    torch.testing.assert_close(found, expected, atol=1e-4 * scale, rtol=1e-4)
+    assert fast.last_stats.target_calls == given["num_inference_steps"]
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "cause"),
+    [
+        ("qwen-image", {}, r"switch off true_cfg_scale=4\.0"),
+        ("qwen-image", {"height": 64, "width": 64}, r"switch off true_cfg_scale=4\.0"),
+        ("hunyuan-image", {}, r"switch off pipe\.guider"),
+        ("lumina-2", {}, "switch off cfg_normalization=True"),
+        ("prx-pixel", {}, "none of the known"),  # its scheduler is given (state - output) / t
+        ("prx-pixel", {"guidance_scale": 1.0}, "none of the known"),
+    ],
+)
+def test_guidance_that_depends_on_its_branches_is_refused(
+    name: str, more: dict[str, Any], cause: str
+) -> None:
+    pipe, given = embedded(name)
+    with pytest.raises(ValueError, match=rf"rule that is.*{cause}.*speca or taylorseer"):
+        mmspec.accelerate(pipe, PLAIN)(num_inference_steps=STEPS, **{**given, **more})
+
+
+def test_a_ratio_that_fits_one_draw_does_not_fit_two() -> None:
+    """A norm of one picture, in steps whose other weights are a schedule."""
+    fitter = Fitter({"cfg_normalization": True})
+    for step in range(3):
+        negative, positive = torch.randn(2, 1, 4, 8, 8)
+        guided = negative + (step + 1) * (positive - negative)
+        fitter.add(step, [negative, positive], guided * positive.norm() / guided.norm())
+    assert not fitter.is_sure
+    negative, positive = torch.randn(2, 1, 4, 8, 8)
+    guided = positive * (positive.norm() / negative.norm())
+    with pytest.raises(ValueError, match="another one for other outputs of the same step"):
+        fitter.add(0, [negative, positive], guided)
+
+
+def test_numbers_of_a_rehearsal_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A latent drawn with a small seed is no output of the stand-in, and no draw comes twice."""
+    drawn: list[torch.Tensor] = []
+    plain = Outline.random
+
+    def watched(self: Outline, call: Any, seed: int) -> torch.Tensor:
+        drawn.append(plain(self, call, seed))
+        return drawn[-1]
+
+    monkeypatch.setattr(Outline, "random", watched)
+    fast: Any = mmspec.accelerate(shared("flux"), PLAIN)
+    more = {"true_cfg_scale": 3.0, "negative_prompt": "not a dot"}  # two network calls a step
+    draw(fast, "flux", 1, generator=torch.Generator().manual_seed(0), **more)
+    assert len(drawn) == 2 * STEPS
+    rows = torch.stack([one.flatten() for one in drawn])
+    latents = [
+        torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(seed))
+        for seed in range(64)
+    ]
+    every = torch.cat((rows, torch.stack(latents)))
+    assert (torch.corrcoef(every)[: len(rows)] > 0.9).sum() == len(rows)  # with itself alone
+
+
+def test_a_latent_of_a_small_seed_is_not_taken_for_an_output() -> None:
+    """Its scheduler is given (state - output) / t, which is nothing where the two are equal."""
+    pipe, given = embedded("prx-pixel")
+    fast: Any = mmspec.accelerate(pipe, PLAIN)
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        with pytest.raises(ValueError, match="rule that is none of the known"):
+            fast(num_inference_steps=STEPS, generator=generator, **given)

@@ -1,0 +1,98 @@
+"""ParaDiGMS beside the authors' algorithm, both measured against sequential sampling."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mmspec import recipes
+from mmspec.drafters.denoising.window import Constant, Window
+from mmspec.laws.noise import KeyedNoise
+from mmspec.recipe import Recipe
+from mmspec.targets.denoising import Denoiser
+from mmspec.verifiers.tolerance_window import ToleranceWindow
+from tests.drafters.denoising import CPU, denoiser, plain, run
+from tests.recipes.test_latents import bound
+
+D, STEPS, SEEDS = 16, 50, 12
+
+
+def published(
+    network: Denoiser, window: int, tolerance: float, seed: int
+) -> tuple[Tensor, int]:  # (N + 1, D), calls
+    """One chain by the authors' loop (diffusers' StableDiffusionParadigmsPipeline, 0.42).
+
+    The window is moved by the sum of its increments, up to and with the first state that moved by
+    more than the tolerance times the noise of the step that leaves it.
+    """
+    kernel, noise = network.kernel, KeyedNoise.seeded(seed, 1, CPU)
+    drawn = noise.shared(torch.arange(kernel.steps + 1)[None]).normal(D)[0]  # (N + 1, D)
+    states = drawn[:1].expand(kernel.steps + 1, D).clone()
+    scale = torch.cat((kernel.noise_scale[1:], torch.zeros(1)))
+    begin = calls = 0
+    while begin < kernel.steps:
+        here = torch.arange(begin, min(begin + window, kernel.steps))
+        inside, after = states[here], states[here + 1]
+        clean = network.predict(inside, here, torch.zeros_like(here)).clean
+        moved = kernel.mean(inside, clean, here) + kernel.deviation(here, inside) * drawn[here + 1]
+        new = states[begin] + (moved - inside).cumsum(0)
+        off = (new - after).square().mean(1) > (tolerance * scale[here]) ** 2
+        states[here + 1], states[here[-1] + 1 :] = new, new[-1]
+        begin += min(int(off.int().argmax()) + 1 if bool(off.any()) else len(here), len(here))
+        calls += 1
+    return states, calls
+
+
+def ours(recipe: Recipe, network: Denoiser, seed: int) -> tuple[Tensor, int]:
+    done = run(bound(recipe, network), network, recipe.verifier, shape=(D,), seed=seed)
+    return done.states[0], done.calls
+
+
+def test_window_and_tolerance_are_the_published_ones() -> None:
+    recipe = recipes.get("paradigms")
+    assert recipe.execution == Window(pace=Constant(10), quiet=True)
+    assert recipe.verifier == ToleranceWindow(0.1)
+
+
+def test_the_reference_without_tolerance_is_the_sequential_chain() -> None:
+    network = denoiser(STEPS, D)
+    states, calls = published(network, 10, 0.0, 0)
+    torch.testing.assert_close(states, plain(network, shape=(D,)).states[0], atol=1e-4, rtol=0)
+    assert calls < STEPS
+
+
+def test_at_as_many_calls_the_error_is_about_the_authors() -> None:
+    """Root mean square of the last state, against the sequential chain of the same noise."""
+    network, recipe = denoiser(STEPS, D), recipes.get("paradigms")
+    found: dict[str, list[tuple[float, int]]] = {"theirs, 0.1": [], "theirs, 0.3": [], "ours": []}
+    for seed in range(SEEDS):
+        right = plain(network, shape=(D,), seed=seed).states[0, -1]
+        made = {
+            "theirs, 0.1": published(network, 10, 0.1, seed),
+            "theirs, 0.3": published(network, 10, 0.3, seed),
+            "ours": ours(recipe, network, seed),
+        }
+        for name, (states, calls) in made.items():
+            found[name].append((float((states[-1] - right).square().mean().sqrt()), calls))
+    mean = {name: sum(one[0] for one in pairs) / SEEDS for name, pairs in found.items()}
+    most = {name: max(one[0] for one in pairs) for name, pairs in found.items()}
+    took = {name: sum(one[1] for one in pairs) / SEEDS for name, pairs in found.items()}
+    assert took["ours"] < 0.95 * took["theirs, 0.1"]  # and errs more, at the same tolerance
+    assert mean["theirs, 0.1"] < mean["ours"]
+    assert abs(took["ours"] - took["theirs, 0.3"]) < 1  # at as many calls it does not
+    assert mean["ours"] < 1.3 * mean["theirs, 0.3"]
+    assert most["ours"] < 1.3 * most["theirs, 0.3"]
+
+
+def test_the_error_grows_with_the_tolerance() -> None:
+    network, errors = denoiser(STEPS, D), []
+    for tolerance in (0.0, 0.1, 1.0):
+        recipe = replace(recipes.get("paradigms"), verifier=ToleranceWindow(tolerance))
+        off = [
+            ours(recipe, network, seed)[0][-1] - plain(network, shape=(D,), seed=seed).states[0, -1]
+            for seed in range(4)
+        ]
+        errors.append(float(torch.stack(off).square().mean().sqrt()))
+    assert errors[0] < 1e-5 < errors[1] < errors[2]

@@ -1,0 +1,19 @@
+"""Bigram: what usually follows a token is drafted, and verified with the target's own noise.
+
+A stranger's recipe. Exact.
+"""
+
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+from tests.toys.bigram_head import BIGRAM, bigram
+
+RECIPE = Recipe(
+    architecture=bigram,
+    execution=Chain(Fixed(3)),
+    verifier=Coupled(),
+    sees="auto",
+    draft_model=(BIGRAM,),
+    paper="Nobody 2026",
+)
