@@ -221,7 +221,7 @@ class _Run:
         self.ledger = Ledger(
             recipe.name or "custom",
             recipe.exact,
-            str(getattr(call.parts.drafter, "sees", "nothing")),
+            call.parts.drafter.sees,
         )
         for kept in self.ledger.follow(decode(call.parts, call.request)):
             for watch in self.watches:
@@ -264,7 +264,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _check_verifier(verifier: Any) -> None:
-    if not hasattr(verifier, "verify"):
+    if not isinstance(verifier, Verifier):
         raise ValueError(
             f"verifier={verifier!r} is no verifier; give a name, such as 'coupled', or an object "
             "of mmspec.verifiers"

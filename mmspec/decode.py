@@ -8,55 +8,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from mmspec.clock import Clock
-from mmspec.draft import Draft, Drafter, Gate, Round, Scores, Verdict, Verifier
-from mmspec.laws.noise import KeyedNoise
+from mmspec.draft import (
+    ContextLike,
+    Draft,
+    Drafter,
+    Gate,
+    RequestLike,
+    Round,
+    Scores,
+    Target,
+    Verdict,
+    Verifier,
+)
 from mmspec.targets.stop import Stop
 
 log = logging.getLogger("mmspec")
 T = TypeVar("T")
-
-
-class Progress(Protocol):
-    """What the loop asks of a context: how far every row has come.
-
-    `Context` is that of tokens, `Trajectory` that of a denoising chain.
-    """
-
-    @property
-    def batch(self) -> int: ...
-    @property
-    def noise(self) -> KeyedNoise: ...  # this round's
-    @property
-    def finished(self) -> tuple[bool, ...]: ...
-    @property
-    def scores(self) -> Scores | None: ...  # a law known without a forward
-    @property
-    def prefix(self) -> Callable[[int], Tensor] | None: ...  # a row's ids, for stop conditions
-    def generated(self, row: int) -> int: ...
-    def emitted(self) -> list[list[Any]]: ...
-    def nothing(self) -> Draft: ...
-    def at_round(self, index: int) -> Progress: ...
-
-
-class Request(Protocol):
-    """What a target is asked; only its noise matters to the loop."""
-
-    @property
-    def noise(self) -> KeyedNoise: ...
-
-
-class Scorer(Protocol):
-    """What the loop asks of a target; `Any` is its own kind of context."""
-
-    def prefill(self, request: Any) -> Any: ...
-    def score(self, context: Any, draft: Draft) -> Scores: ...
-    def keep(self, context: Any, draft: Draft, kept: Round) -> Any: ...
 
 
 class BrokenLogits(ValueError):
@@ -75,14 +48,14 @@ class BrokenLogits(ValueError):
 class Parts:
     """What is plugged together for one request."""
 
-    target: Scorer
+    target: Target
     drafter: Drafter
     verifier: Verifier
     stop: Stop
     gate: Gate | None = None
 
 
-def decode(parts: Parts, request: Request) -> Iterator[Round]:
+def decode(parts: Parts, request: RequestLike) -> Iterator[Round]:
     """Decode one request, yielding a `Round` per turn until every row has finished.
 
     Round 0 reads the first token off the prefill; every later round costs one target forward (none
@@ -92,7 +65,7 @@ def decode(parts: Parts, request: Request) -> Iterator[Round]:
     target, verifier, stop, gate = parts.target, parts.verifier, parts.stop, parts.gate
     clock = Clock(request.noise.rows.device)
     clock.to("prefill")
-    context: Progress = target.prefill(request)
+    context: ContextLike = target.prefill(request)
     clock.to("draft")
     desk = GuardedDrafter(parts.drafter)
     desk.begin(context)
@@ -125,7 +98,7 @@ def decode(parts: Parts, request: Request) -> Iterator[Round]:
 
 def settle(
     index: int,
-    context: Progress,
+    context: ContextLike,
     draft: Draft,
     scores: Scores | None,
     verdict: Verdict,
@@ -239,7 +212,7 @@ def _broken(draft: Draft, scores: Scores | None) -> Tensor:  # (B,) bool
     return scores.law.broken(torch.cat((root, draft.mask), 1))
 
 
-def _refuse(index: int, row: int, context: Progress, scores: Scores) -> None:
+def _refuse(index: int, row: int, context: ContextLike, scores: Scores) -> None:
     tokens = context.emitted()
     raise BrokenLogits(
         f"the target's {scores.law.trouble} in round {index} (row {row}, after "
@@ -258,14 +231,14 @@ class GuardedDrafter:
         self.state: Any = None
         self.failure: str | None = None
 
-    def begin(self, context: Progress) -> None:
+    def begin(self, context: ContextLike) -> None:
         self.state = self._guarded(lambda drafter: drafter.begin(context))
 
-    def propose(self, context: Progress) -> Draft:
+    def propose(self, context: ContextLike) -> Draft:
         draft = self._guarded(lambda drafter: drafter.propose(context, self.state))
         return context.nothing() if draft is None else draft
 
-    def observe(self, context: Progress, draft: Draft, scores: Scores, kept: Round) -> None:
+    def observe(self, context: ContextLike, draft: Draft, scores: Scores, kept: Round) -> None:
         self.state = self._guarded(
             lambda drafter: drafter.observe(context, self.state, draft, scores, kept)
         )

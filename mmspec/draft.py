@@ -13,21 +13,23 @@ chain is a tree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from mmspec.trees import Tree
+from mmspec.declared import declared
+from mmspec.trees import Tree, children_of, reach_of
 
 if TYPE_CHECKING:
     from mmspec.laws.categorical import Categorical
     from mmspec.laws.law import Law
-    from mmspec.laws.noise import Noise
+    from mmspec.laws.noise import KeyedNoise, Noise
 
 
 class Kind(Enum):
@@ -138,23 +140,12 @@ class Draft:
     @cached_property
     def _reach(self) -> Tensor:  # (B, N, N) bool
         """`ancestors` of rows that differ."""
-        nodes = torch.arange(self.nodes, device=self.parents.device)
-        reach = self.parents[..., None] == nodes
-        reach = (reach | torch.eye(self.nodes, dtype=torch.bool, device=nodes.device)).float()
-        for _ in range(max(self.nodes - 1, 1).bit_length()):  # doubling the reach each time
-            reach = (reach @ reach).clamp(max=1)
-        return reach.bool()
+        return reach_of(self.parents)
 
     @cached_property
     def _kids(self) -> Tensor:  # (B, N + 1, C)
         """`children` of rows that differ; asks the device for the widest family."""
-        siblings = self.parents[..., None] == self.parents[:, None]
-        rank = siblings.tril(-1).sum(-1)  # how many were drawn before
-        width = int(rank.max()) + 1 if self.nodes else 1
-        nodes = torch.arange(self.nodes, device=rank.device).expand_as(rank)
-        table = torch.full((self.batch, (self.nodes + 1) * width), -1, device=rank.device)
-        table.scatter_(1, (self.parents + 1) * width + rank, nodes)
-        return table.view(self.batch, self.nodes + 1, width)
+        return children_of(self.parents)
 
 
 @dataclass(frozen=True)
@@ -211,34 +202,138 @@ class Round:
         return self.verdict.next is None
 
 
-class Target(Protocol):
-    """The only thing that knows a model family."""
+class RequestLike(Protocol):
+    """What a target is asked; only its noise matters to the loop."""
 
-    def prefill(self, inputs: Mapping[str, Any]) -> Any: ...
+    @property
+    def noise(self) -> KeyedNoise: ...
+
+
+class ContextLike(Protocol):
+    """What the loop asks of a context: how far every row has come.
+
+    `Context` is that of tokens, `Trajectory` that of a denoising chain, `Patches` of a picture.
+    """
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def noise(self) -> KeyedNoise: ...  # this round's
+    @property
+    def finished(self) -> tuple[bool, ...]: ...
+    @property
+    def scores(self) -> Scores | None: ...  # a law known without a forward
+    @property
+    def prefix(self) -> Callable[[int], Tensor] | None: ...  # a row's ids, for stop conditions
+    def generated(self, row: int) -> int: ...
+    def emitted(self) -> list[list[Any]]: ...
+    def nothing(self) -> Draft: ...
+    def at_round(self, index: int) -> ContextLike: ...
+
+
+class Target(Protocol):
+    """The only thing that knows a model family; `Any` is its own kind of request and context."""
+
+    def prefill(self, request: Any) -> Any: ...
     def score(self, context: Any, draft: Draft) -> Scores: ...  # one forward: pending + draft
     def keep(self, context: Any, draft: Draft, kept: Round) -> Any: ...  # commit the path
 
 
-class Drafter(Protocol):
-    """Proposes, and learns from what became of the proposals."""
+class Drafter(ABC):
+    """Proposes, and learns from what became of the proposals.
+
+    What follows `kinds` has a default, and whoever differs says so; nobody probes for it.
+    """
 
     @property
-    def kinds(self) -> tuple[Kind, ...]: ...  # the kinds it can draw, preferred first
+    @abstractmethod
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds it can draw, preferred first."""
+
+    @declared
+    def sees(self) -> str:
+        """What it sees of the picture."""
+        return "nothing"
+
+    @declared
+    def wants(self) -> frozenset[str]:
+        """What the target shall offer: "vision", "attention", "hidden"."""
+        return frozenset()
+
+    @declared
+    def trees(self) -> bool:
+        """Whether it may propose anything but chains."""
+        return False
+
+    @declared
+    def carries(self) -> bool:
+        """Whether tokens of a draft are carried over to the next one."""
+        return False
+
+    @declared
+    def records_law(self) -> bool:
+        """Whether drafts carry the laws that their tokens were drawn from."""
+        return True
+
+    def drawing(self, kind: Kind) -> Drafter:
+        """The same drafter, drawing that kind only, where it has a choice."""
+        return self
+
+    @abstractmethod
     def begin(self, context: Any) -> Any: ...
+    @abstractmethod
     def propose(self, context: Any, state: Any) -> Draft: ...
+    @abstractmethod
     def observe(
         self, context: Any, state: Any, draft: Draft, scores: Scores, kept: Round
     ) -> Any: ...
 
 
-class Verifier(Protocol):
-    """Turns a draft and its scores into a verdict."""
+class Verifier(ABC):
+    """Turns a draft and its scores into a verdict. Defaults are declared as those of `Drafter`."""
 
     @property
-    def lossless(self) -> bool: ...  # a walk is as lossless as its rule
+    @abstractmethod
+    def lossless(self) -> bool:
+        """Whether the output law is the target's; a walk is as lossless as its rule."""
 
-    kinds: ClassVar[tuple[Kind, ...]]  # accepted proposal kinds, preferred first
+    @property
+    @abstractmethod
+    def kinds(self) -> tuple[Kind, ...]:
+        """The proposal kinds it is right for, preferred first."""
 
+    @declared
+    def rule(self) -> Rule | Schedule | None:
+        """What it asks about a single token, if that is how it decides."""
+        return None
+
+    @declared
+    def trees(self) -> bool:
+        """Whether it takes anything but chains."""
+        return True
+
+    @declared
+    def looks_ahead(self) -> bool:
+        """Whether a token's fate depends on the tokens behind it."""
+        return False
+
+    @declared
+    def blind(self) -> bool:
+        """Whether the target scores drafted tokens without having read those before them."""
+        return False
+
+    @declared
+    def random(self) -> bool:
+        """Whether every step of a drafted path must add noise."""
+        return False
+
+    @declared
+    def words(self) -> str:
+        """Its walk and its rule, for people."""
+        name = type(self).__name__
+        return name if self.rule is None else f"{name}, {self.rule!r}"
+
+    @abstractmethod
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict: ...
 
 
@@ -266,9 +361,15 @@ class Schedule(Protocol):
     def at(self, depth: Tensor | int, longest: int) -> Rule: ...  # depth 0 = first; broadcasts to x
 
 
-class Gate(Protocol):
+class Gate(ABC):
     """May accept a draft without asking the target; its tokens then wait to be scored (pending)."""
 
+    @declared
+    def words(self) -> str:
+        """What it looks at, for people."""
+        return repr(self)
+
+    @abstractmethod
     def skip(self, context: Any, draft: Draft) -> Verdict | None: ...  # `next` is None in it
 
 

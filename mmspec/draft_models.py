@@ -28,11 +28,6 @@ class DraftModel:
         self.kind.save(self.model, folder, target, drafter)
 
 
-def is_drafter(drafter: Any) -> bool:
-    """Whether this drafts by itself, whatever the recipe says."""
-    return all(hasattr(drafter, name) for name in ("propose", "observe"))
-
-
 def draft_model(recipe: Recipe, drafter: Any, target: Any) -> DraftModel | None:
     """The draft model that the recipe takes, loaded where it is named, and bound to the target.
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from mmspec.decode import Parts, Request
-    from mmspec.draft import Round
+    from mmspec.decode import Parts
+    from mmspec.draft import RequestLike, Round
     from mmspec.recipe import Recipe
     from mmspec.stats import Stats
 
@@ -120,7 +120,7 @@ class Call:
     """One request in terms of the loop; what a `Session` hands to it."""
 
     parts: Parts
-    request: Request
+    request: RequestLike
     recipe: Recipe  # as it was bound for this call
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -91,7 +91,7 @@ class Kit:
 
 
 @dataclass(frozen=True)
-class Tailored:
+class Tailored(Verifier, Gate):
     """A verifier or a gate that is made out of the kit: it needs the codebook or an option.
 
     It stands in the recipe until that is bound to a model; then `make(kit)` takes its place.
@@ -137,14 +137,14 @@ class Recipe:
     gate: Gate | None = None
     paper: str = ""
     reconstructed: str = ""  # what is not from the paper or its code
-    truthful: bool = True  # whether drafts carry the laws that their tokens were drawn from
+    records_law: bool = True  # whether drafts carry the laws that their tokens were drawn from
     decodes: Literal["tokens", "latents", "patches"] = "tokens"  # ids, a chain, continuous tokens
     name: str = ""  # the file name; filled by `recipes.get`
 
     @property
     def exact(self) -> bool:
         """Whether the output law is the target's."""
-        return self.verifier.lossless and self.gate is None and self.truthful
+        return self.verifier.lossless and self.gate is None and self.records_law
 
     @property
     def takes_drafter(self) -> bool:
@@ -163,17 +163,13 @@ class Recipe:
 
 
 def _rule(verifier: Verifier) -> str:
-    if isinstance(verifier, Tailored):
-        return verifier.words
-    rule = getattr(verifier, "rule", None)
-    name = type(verifier).__name__
-    return name if rule is None else f"{name}, {rule!r}"
+    return verifier.words
 
 
 def _gate(gate: Gate | None) -> str:
     if gate is None:
         return ""
-    return f"; {gate.words}" if isinstance(gate, Tailored) else f"; {gate!r}"
+    return f"; {gate.words}"
 
 
 def made(part: Part, kit: Kit) -> Part:
@@ -187,18 +183,17 @@ def pair(drafter: Drafter, verifier: Verifier, target: Any) -> Drafter:
     Raises ValueError where the verifier would be biased (no kind suits both), where it takes chains
     only, or where the target's memory cannot branch.
     """
-    branches = bool(getattr(drafter, "trees", False))
-    if branches and not getattr(verifier, "trees", True):
+    if drafter.trees and not verifier.trees:
         raise ValueError(
             f"{type(verifier).__name__} verifies chains, but the drafter proposes trees; give "
             "length= instead of tree=, or another verifier"
         )
-    if branches and not target.can_branch:
+    if drafter.trees and not target.can_branch:
         raise ValueError(
             f"{type(target.model).__name__} keeps a recurrent state, one per branch of a tree "
             "would be needed; give length= instead of tree="
         )
-    if getattr(drafter, "carries", False) and getattr(verifier, "looks_ahead", False):
+    if drafter.carries and verifier.looks_ahead:
         raise ValueError(
             f"{type(verifier).__name__} decides about a token by looking at later ones, which "
             f"biases those that {type(drafter).__name__} carries over to its next draft; give "
@@ -206,17 +201,11 @@ def pair(drafter: Drafter, verifier: Verifier, target: Any) -> Drafter:
         )
     for kind in verifier.kinds:
         if kind in drafter.kinds:
-            return _drawing(drafter, kind)
+            return drafter if drafter.kinds == (kind,) else drafter.drawing(kind)
     raise ValueError(
         f"{type(verifier).__name__} is exact for {_names(verifier.kinds)} proposals, but "
         f"{type(drafter).__name__} draws {_names(drafter.kinds)}; choose another verifier or tree"
     )
-
-
-def _drawing(drafter: Drafter, kind: Kind) -> Drafter:
-    if drafter.kinds == (kind,) or not hasattr(drafter, "kind"):
-        return drafter
-    return replace(drafter, kind=kind)  # type: ignore[type-var]
 
 
 def _names(kinds: tuple[Kind, ...]) -> str:

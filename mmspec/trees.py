@@ -1,4 +1,4 @@
-"""Tree topologies shared by all rows of a batch; what is derived from them is computed once."""
+"""Tree topologies: shared by all rows of a batch and derived from once, or a table of their own."""
 
 from __future__ import annotations
 
@@ -136,3 +136,26 @@ def _children(tree: Tree, device: torch.device) -> Tensor:
     width = max(tree.width, 1)
     rows = [list(row) + [-1] * (width - len(row)) for row in tree.kids]
     return torch.tensor(rows, dtype=torch.int64, device=device)[None]
+
+
+def reach_of(parents: Tensor) -> Tensor:  # (B, N) -> (B, N, N) bool, [b, i, j]: j is i or above
+    """Which nodes are on the path to each, in rows that differ."""
+    count = parents.shape[1]
+    nodes = torch.arange(count, device=parents.device)
+    reach = parents[..., None] == nodes
+    reach = (reach | torch.eye(count, dtype=torch.bool, device=nodes.device)).float()
+    for _ in range(max(count - 1, 1).bit_length()):  # doubling the reach each time
+        reach = (reach @ reach).clamp(max=1)
+    return reach.bool()
+
+
+def children_of(parents: Tensor) -> Tensor:  # (B, N) -> (B, N + 1, C) node index, -1 padded
+    """The nodes below the context (row 0) and each node, in rows that differ."""
+    batch, count = parents.shape
+    siblings = parents[..., None] == parents[:, None]
+    rank = siblings.tril(-1).sum(-1)  # how many were drawn before
+    width = int(rank.max()) + 1 if count else 1
+    nodes = torch.arange(count, device=rank.device).expand_as(rank)
+    table = torch.full((batch, (count + 1) * width), -1, device=rank.device)
+    table.scatter_(1, (parents + 1) * width + rank, nodes)
+    return table.view(batch, count + 1, width)

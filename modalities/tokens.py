@@ -15,7 +15,7 @@ from mmspec import _hf
 from mmspec.compressors.naming import named as compressor_named
 from mmspec.decode import Parts
 from mmspec.draft import Drafter
-from mmspec.draft_models import DraftModel, draft_model, is_drafter
+from mmspec.draft_models import DraftModel, draft_model
 from mmspec.drafters.neural.small_model import VOCABULARY_PADDING
 from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise, fresh_seed
@@ -64,8 +64,7 @@ class Bound:
     target: CausalTarget = field(init=False)
 
     def __post_init__(self) -> None:
-        wants = frozenset(getattr(self.drafter, "wants", ()))
-        self.target = CausalTarget(self.backbone, wants)
+        self.target = CausalTarget(self.backbone, self.drafter.wants)
 
     @property
     def model(self) -> Any:
@@ -108,13 +107,13 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
         execution=shape_of(recipe.execution, parts.get("tree"), parts.get("length")),
         sees=parts.get("sees") or recipe.sees,
     )
-    own = drafter if is_drafter(drafter) else None
+    own = drafter if isinstance(drafter, Drafter) else None
     small = None if own else draft_model(recipe, drafter, backbone)
     reader, sees = (None, recipe.sees) if small is None else (small.reader, small.sees)
     kit = Kit(backbone, reader, recipe.execution, sees, recipe.compressor, recipe.options)
     recipe = replace(recipe, verifier=made(recipe.verifier, kit), gate=made(recipe.gate, kit))
     paired = pair(own or recipe.architecture(kit), recipe.verifier, backbone)
-    recipe = replace(recipe, truthful=recipe.truthful and getattr(paired, "lossless", True))
+    recipe = replace(recipe, records_law=recipe.records_law and paired.records_law)
     return Bound(backbone, recipe, paired, small)
 
 

@@ -121,6 +121,10 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
         lambda: fast(recipe="prompt-lookup", drafter=small()),
         ["'prompt-lookup'", "takes no draft model", "drop drafter="],
     ),
+    "neither a model nor a drafter": (
+        lambda: fast(drafter={"name": "small"}),
+        ["drafter= is a dict", "neither a model", "inherits mmspec.draft.Drafter"],
+    ),
     "pixels for a text drafter": (
         lambda: fast("llava", drafter=small(), sees="pixels"),
         ["sees='pixels'", "LlamaForCausalLM", "sees='nothing'"],

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import mmspec
 from mmspec.decode import BrokenLogits
-from mmspec.draft import Draft, Kind, Round, Scores, Verdict
+from mmspec.draft import Draft, Drafter, Gate, Kind, Round, Scores, Verdict
 from mmspec.drafters.oracle import Oracle, Random
 from mmspec.targets.context import Context
 from tests import toys
@@ -31,7 +31,7 @@ FAILURES: list[BaseException] = [
 ]
 
 
-class Failing:
+class Failing(Drafter):
     """A good drafter until it fails at its n-th `step`."""
 
     kinds = (Kind.DET,)
@@ -173,7 +173,7 @@ def test_broken_logits_of_a_finished_row_hurt_nobody() -> None:
 
 
 @dataclass
-class EverySecond:
+class EverySecond(Gate):
     """A gate that takes every second draft as it is; lossy, to see what becomes of the cache."""
 
     turns: int = 0

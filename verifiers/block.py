@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
 from mmspec.laws.categorical import residual
 from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.walk import at_token, check, nothing, proposals
 
 
 @dataclass(frozen=True)
-class Block:
+class Block(Verifier):
     """Block verification of a chain (Algorithm 2, Sun et al. 2024), lossless, never below `Exact`.
 
     rho_i = min(1, rho_{i-1} p/q) is carried along; position i passes with h_i = Z_i / (Z_i + 1 -

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.law import Law
 from mmspec.laws.noise import Noise
@@ -17,7 +17,7 @@ from mmspec.verifiers.walk import check, longest
 
 
 @dataclass(frozen=True)
-class Coupled:
+class Coupled(Verifier):
     """Keep what equals the target's own token (Gumbel-max coupling; Daliri et al. 2025).
 
     The target's token after a node is a function of (seed, row, position) and its law, so the
@@ -29,7 +29,6 @@ class Coupled:
     """
 
     lossless: ClassVar[bool] = True
-    trees: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.DET, Kind.IID, Kind.WOR, Kind.HUB)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:

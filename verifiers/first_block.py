@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
 
 
 @dataclass(frozen=True)
-class FirstBlockGate:
+class FirstBlockGate(Verifier):
     """Skip all blocks but the first while its residual changes by at most `threshold`, relatively.
 
     The change is mean |r - r'| / mean |r'| over the batch, r' that of the last step in full.

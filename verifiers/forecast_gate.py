@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.drafters.forecast.gate import Cadence, DecayingThreshold, Schedule
 from mmspec.drafters.forecast.metric import Metric, RelativeNorm
 from mmspec.laws.noise import Noise
 
 
 @dataclass(frozen=True)
-class ForecastGate:
+class ForecastGate(Verifier):
     """Keep a forecast denoising step unless the check of its last block is off by too much.
 
     SpeCa (Liu et al. 2025). `schedule` says which steps are forecast, which of those are checked

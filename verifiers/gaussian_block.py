@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers import gaussian_line
 from mmspec.verifiers.block import capped, stopping
@@ -16,7 +16,7 @@ from mmspec.verifiers.gaussian_steps import Steps, chain, fit, line, own, plain,
 
 
 @dataclass(frozen=True)
-class GaussianBlock:
+class GaussianBlock(Verifier):
     """Block verification of a chain of Gaussian steps, lossless, never below `Reflection`.
 
     Reconstructed: Algorithm 2 of Sun et al. (2024) with densities for probabilities; block

@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.gaussian import Gaussian, GaussianResidual
 from mmspec.laws.noise import Keys, Lane, Noise
 from mmspec.verifiers.gaussian_steps import chain, own, pairs, plain
 
 
 @dataclass(frozen=True)
-class GaussianRatio:
+class GaussianRatio(Verifier):
     """Rejection sampling of a chain of Gaussian steps with any standard deviations, lossless.
 
     For learned variances and for drafts with another noise schedule, where a reflection would be

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical, residual
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.sample_and_match import matching
@@ -16,7 +16,7 @@ from mmspec.verifiers.walk import Family, at_token, check, descend, one_hot, pro
 
 
 @dataclass(frozen=True)
-class GreedyMultiDraft:
+class GreedyMultiDraft(Verifier):
     """Verify top k-1 children and one draw from the rest (greedy draft sampling, Hu et al. 2025).
 
     The draw x ~ q' (q off the top) meets p as in speculative sampling; its correction may name a
@@ -25,7 +25,6 @@ class GreedyMultiDraft:
     """
 
     lossless: ClassVar[bool] = True
-    trees: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.HUB,)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:

@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.sample_and_match import match
 from mmspec.verifiers.walk import Family, check, descend
 
 
 @dataclass(frozen=True)
-class KSeq:
+class KSeq(Verifier):
     """Accept the first of k draws that passes min(1, p / (rho q)) (SpecTr, Sun et al. 2023).
 
     rho solves 1 - (1 - beta)^k = rho beta, beta = sum min(q, p / rho). Lossless; accepts at least
@@ -24,7 +24,6 @@ class KSeq:
     """
 
     lossless: ClassVar[bool] = True
-    trees: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID,)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -81,8 +80,7 @@ def enumerate_rounds(
     """Play every draft and decision through `verifier.verify`; a rule walks with `Recursive`."""
     if isinstance(tree, int):
         tree = Tree.branching([tree])
-    # protocols leave no other way to let a rule stand for its walk
-    walk = cast(Verifier, verifier) if hasattr(verifier, "verify") else Recursive(verifier)
+    walk = verifier if isinstance(verifier, Verifier) else Recursive(verifier)
     target, drafter = _tables(p, tree.depth + 1), _tables(q, max(tree.depth, 1))
     tokens, weight, laws, after = _drafts(drafter, tree, kind)
     draft = Draft.of(tree, tokens, kind, None if kind is Kind.DET else laws)

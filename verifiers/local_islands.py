@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.connected_cells import around
-from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, categorical
+from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier, categorical
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.distances import excess
 from mmspec.laws.noise import Lane, Noise
@@ -17,7 +17,7 @@ from mmspec.verifiers.walk import check, one_hot
 
 
 @dataclass(frozen=True)
-class LocalIslands:
+class LocalIslands(Verifier):
     """Ask `rule` about every cell by itself, and refuse those within `reach` of a refused one.
 
     MuLo-SD (Peruzzo et al. 2026). `Draft.cells` says which nodes are to be judged and where they

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import torch
 
-from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, categorical
+from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier, categorical
 from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.walk import check, longest, nothing
 
 
 @dataclass(frozen=True)
-class Longest:
+class Longest(Verifier):
     """Test all nodes at once and keep the longest accepted path (Medusa, Cai et al. 2024).
 
     Ties go to the higher log p. For rules that look at p and x alone (`Typical`); they get q = p.
@@ -24,7 +24,6 @@ class Longest:
 
     rule: Rule
     lossless: ClassVar[bool] = False
-    trees: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET, Kind.WOR, Kind.IID, Kind.HUB, Kind.RACE)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:

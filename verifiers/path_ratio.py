@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.law import Law
 from mmspec.laws.noise import Keys, Lane, Noise
 from mmspec.targets.paths import PathLaw, PathResidual
@@ -17,7 +17,7 @@ from mmspec.verifiers.walk import check
 
 
 @dataclass(frozen=True)
-class PathRatio:
+class PathRatio(Verifier):
     """Rejection sampling of paths, cell by cell and step by step, lossless.
 
     With P and Q the densities of a drafted path x under target and draft, both at the states of x,
@@ -43,7 +43,6 @@ class PathRatio:
     most_tries: int = 1 << 14
     lossless: ClassVar[bool] = True
     trees: ClassVar[bool] = False
-    blind: ClassVar[bool] = False  # drafted steps are read by those behind them
     random: ClassVar[bool] = True  # every step of a path must add noise
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE,)
 

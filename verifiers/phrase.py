@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.phrases import Trie
-from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
 from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.walk import check, nothing, proposals
 
 
 @dataclass(frozen=True)
-class PhraseJoint:
+class PhraseJoint(Verifier):
     """Accept the longest known phrase with min(1, prod p/q), else its tokens one by one.
 
     SJD-PV, Yu et al. 2026; reconstructed: the longest match, and token-wise tests of a refused

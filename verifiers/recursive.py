@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict, categorical
+from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict, Verifier, categorical
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.distances import excess
 from mmspec.laws.noise import Coins, Lane, Noise
@@ -29,7 +29,7 @@ from mmspec.verifiers.walk import (
 
 
 @dataclass(frozen=True)
-class Recursive:
+class Recursive(Verifier):
     """Recursive rejection sampling with any rule, as lossless as the rule.
 
     A chain is speculative sampling (Leviathan et al. 2023). IID siblings: q stays (SpecInfer, Miao
@@ -42,7 +42,6 @@ class Recursive:
     """
 
     rule: Rule | Schedule = field(default_factory=Exact)
-    trees: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.WOR, Kind.IID, Kind.DET)
 
     @property

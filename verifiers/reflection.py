@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.gaussian_ratio import density_ratio, redrawn
 from mmspec.verifiers.gaussian_steps import (
@@ -27,7 +27,7 @@ _MOST_TRIES = 100_000  # of a draw from a residual: 1 / TV(p, q) are expected
 
 
 @dataclass(frozen=True)
-class Reflection:
+class Reflection(Verifier):
     """Reflection-maximal coupling of a chain of Gaussian steps (De Bortoli et al. 2025), lossless.
 
     With x = mu_q + s z, D = (mu_q - mu_p) / s, r = |D| and e = D / r, a state is accepted with

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.gaussian import Gaussian
 from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.gaussian_steps import fit
@@ -19,7 +19,7 @@ FACTORS = ("code", "path", "none")
 
 
 @dataclass(frozen=True)
-class ReleasedRatio:
+class ReleasedRatio(Verifier):
     """CSpD (Wang et al. 2024, arXiv 2411.11925), the rule of its public code.
 
     Target and draft walk *their own* paths under the same noise; with the Gaussians of the last
@@ -52,7 +52,6 @@ class ReleasedRatio:
     lossless: ClassVar[bool] = False
     trees: ClassVar[bool] = False
     blind: ClassVar[bool] = True  # the target does not read the draft
-    random: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE,)
 
     def __post_init__(self) -> None:

@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.walk import Family, check, descend, one_hot
 
 
 @dataclass(frozen=True)
-class SampleAndMatch:
+class SampleAndMatch(Verifier):
     """Sample from p at each node, follow the child that matches (SpecExec; REST, He et al. 2024).
 
     Lossless for every kind, since the draw knows nothing of the draft; accepts the sum of p over
@@ -24,7 +24,6 @@ class SampleAndMatch:
     """
 
     lossless: ClassVar[bool] = True
-    trees: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET, Kind.WOR, Kind.IID, Kind.HUB, Kind.RACE)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers import gaussian_line
 from mmspec.verifiers.gaussian_steps import Steps, fit, line, own, plain, residual, steps
@@ -16,7 +16,7 @@ from mmspec.verifiers.walk import longest
 
 
 @dataclass(frozen=True)
-class Sequence:
+class Sequence(Verifier):
     """Recursive rejection of Gaussian siblings down a tree (D-GRS, Bullo et al. 2026), lossless.
 
     Siblings are drawn independently from q = N(mu_q, s^2 I). On the line through both means, S is
@@ -37,7 +37,6 @@ class Sequence:
     """
 
     lossless: ClassVar[bool] = True
-    trees: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.IID)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from mmspec.codes.codebook import Codebook
-from mmspec.draft import Draft, Verdict
+from mmspec.draft import Draft, Gate, Verdict
 from mmspec.laws.noise import Lane
 from mmspec.targets.context import Context
 
@@ -93,7 +93,7 @@ class Similar:
 
 
 @dataclass(frozen=True)
-class Skipping:
+class Skipping(Gate):
     """A gate that keeps the head of a random path of the draft where `policy` says so.
 
     Dong et al. 2026 (VVS). The path is drawn uniformly per row and cut to the mean length of the

@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.greedy_multidraft import drawn_last
 from mmspec.verifiers.walk import Family, at_token, check, descend
 
 
 @dataclass(frozen=True)
-class SpecHub:
+class SpecHub(Verifier):
     """Transport pairs (favourite a, draw x) onto the target (Sun et al. 2024, SpecHub), k = 2.
 
     The pair {a, x} has mass q'(x) = q(x) / (1 - q(a)). Token x takes up to p(x) of it, the hub a
@@ -24,7 +24,6 @@ class SpecHub:
     """
 
     lossless: ClassVar[bool] = True
-    trees: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.HUB,)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:

@@ -7,14 +7,14 @@ from typing import ClassVar
 
 import torch
 
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.gaussian_steps import chain, gaussian, plain
 from mmspec.verifiers.walk import check
 
 
 @dataclass(frozen=True)
-class ToleranceWindow:
+class ToleranceWindow(Verifier):
     """Keep a window up to where a Picard sweep would still move it (ParaDiGMS, Shih et al. 2023).
 
     With f(x_i) the target's own next state (its mean and the noise of the position), one sweep

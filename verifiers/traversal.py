@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane, Noise
 from mmspec.trees import Tree
@@ -17,7 +17,7 @@ from mmspec.verifiers.walk import at_token, check, one_hot, proposal, without
 
 
 @dataclass(frozen=True)
-class Traversal:
+class Traversal(Verifier):
     """Leaf-to-root verification of a tree (Weng et al. 2025), lossless.
 
     A node carries the ratio rho of its path; each rejected child scales p to norm((rho p - q)+). On
@@ -27,7 +27,6 @@ class Traversal:
     """
 
     lossless: ClassVar[bool] = True
-    trees: ClassVar[bool] = True
     looks_ahead: ClassVar[bool] = True  # a token's fate depends on the tokens behind it
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.WOR, Kind.IID, Kind.DET)
 

@@ -7,14 +7,14 @@ from typing import ClassVar
 
 import torch
 
-from mmspec.draft import Draft, Kind, Scores, Verdict, categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
 from mmspec.laws.distances import excess
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.walk import check, proposals
 
 
 @dataclass(frozen=True)
-class Unchecked:
+class Unchecked(Verifier):
     """Keep every proposal of a chain, and the target's token behind the last one.
 
     Lossy; for decoding that is parallel but not speculative (ZipAR). The tokens come out with the

@@ -61,7 +61,7 @@ def enumerate_verifier(
 
 def _trees(verifier: Verifier, kind: Kind) -> list[Tree]:
     chains = [Tree.chain(1), Tree.chain(2), Tree.chain(3)]
-    if not getattr(verifier, "trees", True):
+    if not verifier.trees:
         return chains
     return [*chains, Tree.branching([2]), Tree.branching([2, 1])]
 

@@ -7,6 +7,7 @@ it reads at all.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -15,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from mmspec.declared import declared
 from mmspec.draft import Draft, Kind, Round, Scores
 from mmspec.drafters.draws import draw
 from mmspec.drafters.length import Fixed, Length, useful
@@ -26,16 +28,28 @@ from mmspec.targets.memory import Block
 from mmspec.trees import Tree
 
 
-class DraftModel(Protocol):
-    """An autoregressive source of draft laws; `sees` says what it sees of the picture."""
+class DraftModel(ABC):
+    """An autoregressive source of draft laws."""
 
     @property
-    def sees(self) -> str: ...
+    @abstractmethod
+    def sees(self) -> str:
+        """What it sees of the picture."""
+
+    @declared
+    def wants(self) -> frozenset[str]:
+        """What the target shall offer, as for a `Drafter`."""
+        return frozenset()
+
+    @abstractmethod
     def begin(self, context: Context) -> Any: ...
+    @abstractmethod
     def listen(
         self, context: Context, state: Any
     ) -> Categorical: ...  # law (B, 1) behind the context
+    @abstractmethod
     def say(self, context: Context, state: Any, nodes: Nodes) -> Categorical: ...  # (B, n)
+    @abstractmethod
     def keep(self, context: Context, state: Any, news: News) -> Any: ...
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mmspec.draft import Draft, Kind, Round, Scores
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.growth import trimmed
 from mmspec.drafters.length import useful
 from mmspec.laws.noise import KeyedNoise, Lane
@@ -15,7 +15,7 @@ from mmspec.targets.context import Context
 from mmspec.trees import Tree
 
 
-class Oracle:
+class Oracle(Drafter):
     """Replays known answers, each token replaced by a wrong one with probability `corruption`.
 
     `answers[b]` are the new tokens of row b. `tree` is a shape or the length of a chain. In a tree
@@ -41,9 +41,12 @@ class Oracle:
         self.answers = [list(row) for row in answers]
         self.corruption = corruption
         self.tree = Tree.chain(tree) if isinstance(tree, int) else tree
-        self.trees = not self.tree.is_chain
         self.seed = seed
         self.spread = spread
+
+    @property
+    def trees(self) -> bool:
+        return not self.tree.is_chain
 
     def begin(self, context: Context) -> list[list[Hint]]:
         if len(self.answers) != context.batch:
@@ -99,7 +102,7 @@ class Hint:
         return (self.token + 1 + (self.gap + rank) % (self.size - 1)) % self.size
 
 
-class Random:
+class Random(Drafter):
     """Proposes tokens at random: what it drafts must not change what is decoded.
 
     `tree` is a shape or the length of a chain; `vocabulary` is that of the target unless given.
@@ -109,9 +112,12 @@ class Random:
 
     def __init__(self, vocabulary: int | None = None, tree: Tree | int = 5, seed: int = 0) -> None:
         self.tree = Tree.chain(tree) if isinstance(tree, int) else tree
-        self.trees = not self.tree.is_chain
         self.vocabulary = vocabulary
         self.seed = seed
+
+    @property
+    def trees(self) -> bool:
+        return not self.tree.is_chain
 
     def begin(self, context: Context) -> tuple[KeyedNoise, int]:
         noise = KeyedNoise.seeded(self.seed, context.batch, context.device)

@@ -9,11 +9,10 @@ from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 
 
-class Silent:
+class Silent(Drafter):
     """Proposes nothing: every round is one plain decoding step."""
 
     kinds: ClassVar[tuple[Kind, ...]] = tuple(Kind)
-    sees: ClassVar[str] = "nothing"
 
     def begin(self, context: Context) -> None:
         return None

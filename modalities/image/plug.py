@@ -36,7 +36,7 @@ class Session:
 
     @property
     def sees(self) -> str:
-        return str(getattr(self.bound.drafter, "sees", "nothing"))
+        return self.bound.drafter.sees
 
     @property
     def name(self) -> str | None:

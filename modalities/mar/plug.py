@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.codes.image_family import pictures
-from mmspec.decode import Parts, Scorer
-from mmspec.draft import Drafter
+from mmspec.decode import Parts
+from mmspec.draft import Drafter, Target
 from mmspec.draft_models import DraftModel, draft_model
 from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise, fresh_seed
@@ -68,7 +68,7 @@ class Session:
 
     @property
     def sees(self) -> str:
-        return str(getattr(self.drafter, "sees", "nothing"))
+        return self.drafter.sees
 
     @property
     def name(self) -> str | None:
@@ -94,7 +94,7 @@ class Session:
         plan, classes = Plan(**settings), self._classes(own["class_labels"], own["prompt"])
         plan.spans(self.model.config.cells)
         bound = self._bound(plan, classes)
-        if getattr(bound.recipe.verifier, "random", False):
+        if bound.recipe.verifier.random:
             check_random(self.model.sampled(plan).kernel)
         seed = fresh_seed() if own["seed"] is None else own["seed"]
         noise = KeyedNoise.seeded(seed, len(classes), self.model.device, own["row_ids"])
@@ -137,7 +137,7 @@ class Session:
 class Bound:
     """A recipe with its parts made for one call."""
 
-    target: Scorer
+    target: Target
     recipe: Recipe
     drafter: Drafter
 
@@ -158,9 +158,7 @@ def bind(recipe: Recipe, reader: Reader, small: Reader | None) -> Bound:
     kit = Kit(target, drafts, recipe.execution, recipe.sees, None, recipe.options)
     recipe = replace(recipe, verifier=made(recipe.verifier, kit))
     drafter = pair(recipe.architecture(kit), recipe.verifier, target)
-    return Bound(
-        BlindTarget(reader) if getattr(recipe.verifier, "blind", False) else target, recipe, drafter
-    )
+    return Bound(BlindTarget(reader) if recipe.verifier.blind else target, recipe, drafter)
 
 
 def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:

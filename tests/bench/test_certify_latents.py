@@ -12,7 +12,7 @@ from mmspec import recipes
 from mmspec.bench import certify
 from mmspec.bench.certificate import ALPHA
 from mmspec.bench.gaussian_tests import kolmogorov, kolmogorov_p_value, moments
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
 from mmspec.modalities.diffusion.sample_tests import cells, increments, lines
 from mmspec.modalities.diffusion.toys import by_hand, plain, sample, settings
@@ -21,7 +21,7 @@ from mmspec.verifiers.tolerance_window import ToleranceWindow
 
 
 @dataclass(frozen=True)
-class Careless:
+class Careless(Verifier):
     """Claims to be lossless, and keeps whatever is within a wide tolerance."""
 
     tolerance: float = 1.0

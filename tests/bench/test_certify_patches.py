@@ -11,14 +11,14 @@ import torch
 from mmspec import recipes
 from mmspec.bench import certify
 from mmspec.bench.gaussian_tests import uniform_gap, uniform_p_value
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
 from mmspec.recipe import Tailored
 from mmspec.verifiers.path_ratio import PathRatio
 
 
 @dataclass(frozen=True)
-class Credulous:
+class Credulous(Verifier):
     """Wrong: keeps whatever was drafted, and claims to be lossless."""
 
     lossless: ClassVar[bool] = True

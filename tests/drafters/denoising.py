@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decode import Parts, decode
-from mmspec.draft import Draft, Drafter, Round, Scores, Verifier
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores, Verifier
 from mmspec.drafters.plain import Silent
 from mmspec.laws.kernels import GaussianKernel
 from mmspec.laws.noise import KeyedNoise
@@ -105,13 +105,16 @@ def plain(network: Denoiser, **settings: Any) -> Run:
     return run(Silent(), network, Coupled(), **settings)
 
 
-class Spy:
+class Spy(Drafter):
     """Passes everything on and keeps the drafts."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.inner, self.drafts = drafter, list[Draft]()
         self.context: Trajectory | None = None
-        self.kinds = drafter.kinds
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return self.inner.kinds
 
     def begin(self, context: Trajectory) -> Any:
         self.context = context

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.drafters.growth import News, Nodes, Shape
+from mmspec.drafters.growth import DraftModel, News, Nodes, Shape
 from mmspec.drafters.neural.feature_head import FeatureDraft
 from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.laws.categorical import Categorical
@@ -61,7 +61,7 @@ class Heard:
 
 
 @dataclass
-class Recorder:
+class Recorder(DraftModel):
     """A feature head that notes all it says."""
 
     inner: FeatureDraft

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 import mmspec
 from mmspec import recipes
-from mmspec.draft import Draft, Verdict
+from mmspec.draft import Draft, Gate, Verdict
 from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.growth import Chain, Layout, Shape, StaticTree
 from mmspec.drafters.length import Fixed
@@ -326,7 +326,7 @@ def test_a_target_without_states_is_refused() -> None:
         mmspec.accelerate(whisper, "eagle", drafter=untrained(model("llama")))
 
 
-class Hurried:
+class Hurried(Gate):
     """Accepts every third draft unseen."""
 
     def __init__(self) -> None:

@@ -46,7 +46,7 @@ POLICIES: list[Suffix] = [
 class OldLaw:
     """Wrong: a token kept by coupling is stored with the law it had before."""
 
-    lossless: ClassVar[bool] = False
+    records_law: ClassVar[bool] = False
     carries: ClassVar[bool] = True
 
     def redraw(self, slots: Slots, noise: Noise) -> tuple[Tensor, Categorical]:

@@ -15,7 +15,7 @@ from mmspec.codes.codebook import Codebook
 from mmspec.codes.connected_cells import islands
 from mmspec.codes.grid import Grid
 from mmspec.codes.resampling import Repeated
-from mmspec.draft import Kind, Verifier
+from mmspec.draft import Drafter, Kind, Verifier
 from mmspec.drafters.plain import Silent
 from mmspec.drafters.rows.low_resolution import Sketcher
 from mmspec.drafters.rows.partial_image import DraftedCode, Page, lay
@@ -67,7 +67,7 @@ class Likely:
 
 
 @dataclass(frozen=True)
-class Framed:
+class Framed(Drafter):
     """Gives a table's requests a grid."""
 
     inner: Upsampled
@@ -231,7 +231,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Mislabelled:
+class Mislabelled(Drafter):
     """Says of draws that share the target's noise that they have noise of their own."""
 
     inner: Framed

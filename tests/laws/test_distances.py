@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import mmspec
 from mmspec import recipes
 from mmspec.decode import settle
-from mmspec.draft import Draft, Kind, Round, Scores, Verdict
+from mmspec.draft import Draft, Kind, Round, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical, residual
 from mmspec.laws.distances import excess, measure, over_accepted, total_variation
 from mmspec.laws.noise import KeyedNoise, Noise
@@ -112,7 +112,7 @@ def test_single_tests_tell_the_mass_on_average() -> None:
 
 
 @dataclass
-class Recorded:
+class Recorded(Verifier):
     """A verifier that adds up probability times measured mass while it is enumerated."""
 
     verifier: Recursive

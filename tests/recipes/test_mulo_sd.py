@@ -15,7 +15,7 @@ import mmspec
 from mmspec import recipes
 from mmspec.bench import certify
 from mmspec.codes.resampling import Repeated, ThroughPixels, Trained, marked
-from mmspec.draft import Draft, Scores, categorical
+from mmspec.draft import Draft, Drafter, Kind, Scores, categorical
 from mmspec.drafters.rows.low_resolution import Sketcher
 from mmspec.drafters.rows.upsampled import Upsampled
 from mmspec.laws.noise import KeyedNoise
@@ -204,21 +204,24 @@ def test_a_grid_that_is_not_divided_is_drawn_plainly() -> None:
     assert "3 x 4 cannot be made 2 times smaller" in out.stats.fallback
 
 
-class Recorder:
+class Recorder(Drafter):
     """A drafter that writes down what the target says right behind what is committed."""
 
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.kinds = inner, inner.kinds
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
         self.new: list[list[list[int]]] = []
         self.said: list[Tensor] = []
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return self.inner.kinds
 
     def begin(self, context: Context) -> Any:
         return self.inner.begin(context)
 
     def propose(self, context: Context, state: Any) -> Draft:
         self.new.append([list(row) for row in context.emitted()])
-        draft: Draft = self.inner.propose(context, state)
-        return draft
+        return self.inner.propose(context, state)
 
     def observe(
         self, context: Context, state: Any, draft: Draft, scores: Scores, *more: Any

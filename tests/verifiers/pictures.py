@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mmspec.decode import Parts
+from mmspec.draft import Drafter, Verifier
 from mmspec.modalities.mar.toys import PLAN, LinearReader, SampledPictures, draw
 from mmspec.targets.patches import BlindTarget, PatchTarget, Plan
 from mmspec.targets.stop import Stop
@@ -15,10 +14,9 @@ ALARM = 1e-4 / 16
 
 
 def drawn(
-    target: LinearReader, drafter: Any, verifier: Any, seed: int = 0, plan: Plan = PLAN
+    target: LinearReader, drafter: Drafter, verifier: Verifier, seed: int = 0, plan: Plan = PLAN
 ) -> SampledPictures:
     """ROWS pictures."""
-    blind = getattr(verifier, "blind", False)
-    scorer = BlindTarget(target) if blind else PatchTarget(target)
+    scorer = BlindTarget(target) if verifier.blind else PatchTarget(target)
     parts = Parts(scorer, drafter, verifier, Stop(plan.steps))
     return draw(target, parts, range(ROWS), seed, plan)

@@ -125,14 +125,13 @@ def test_plain_sampling_passes_as_well(plain: Chains) -> None:
 
 
 @dataclass(frozen=True)
-class Reusing:
+class Reusing(Drafter):
     """Wrong under shared noise: guesses a state by the refused one that stood in its place.
 
     That one knows the noise which drives the guess, unless every round has noise of its own.
     """
 
     kind: Kind
-    trees: ClassVar[bool] = False
     sees: ClassVar[str] = "target-memory"
 
     @property

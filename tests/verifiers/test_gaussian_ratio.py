@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.gaussian import Gaussian
 from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.verifiers.gaussian_ratio import GaussianRatio
@@ -66,7 +66,7 @@ def test_equal_laws_are_accepted_and_the_plain_state_follows() -> None:
 
 
 @dataclass(frozen=True)
-class NoDeterminant:
+class NoDeterminant(Verifier):
     """Wrong: exponents alone are compared, not densities."""
 
     lossless: ClassVar[bool] = False

@@ -147,7 +147,7 @@ def test_what_a_verifier_cannot_verify_is_refused() -> None:
 
 
 @dataclass(frozen=True)
-class Altered:
+class Altered(Verifier):
     """A verifier that sees some nodes as padding, or no shared topology."""
 
     verifier: Verifier

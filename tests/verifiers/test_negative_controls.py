@@ -43,7 +43,7 @@ class FromP(Exact):
 
 
 @dataclass(frozen=True)
-class Changed:
+class Changed(Verifier):
     """A right verifier that is handed a draft with a wrong label."""
 
     change: Callable[[Draft], Draft]
@@ -67,7 +67,7 @@ def dropping(q: Tensor, least: float) -> Changed:
 
 
 @dataclass(frozen=True)
-class SkipDuplicates:
+class SkipDuplicates(Verifier):
     """Wrong: a second copy of a rejected sibling is passed over."""
 
     lossless: ClassVar[bool] = False
@@ -89,7 +89,7 @@ class SkipDuplicates:
 
 
 @dataclass(frozen=True)
-class WrongBlock:
+class WrongBlock(Verifier):
     """Block verification with one of two known mistakes, or with none."""
 
     scaled: bool = True  # False: residual without rho

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmspec.bench.gaussian_tests import standard_normal_p_values, uniform_p_value
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.drafters.denoising.patches import Ahead, Aligned
 from mmspec.drafters.plain import Silent
 from mmspec.laws.gaussian import Gaussian
@@ -73,7 +73,7 @@ def test_the_alarm_is_raised_by_the_density_of_the_end(monkeypatch: pytest.Monke
 
 
 @dataclass(frozen=True)
-class Uncut:
+class Uncut(Verifier):
     """Wrong: every cell is judged and redrawn exactly, but what has read a refused one stays."""
 
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE,)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.draft import Draft, Kind, Scores, Verdict
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.gaussian import Gaussian
 from mmspec.laws.noise import KeyedNoise, Lane, Noise
 from mmspec.trees import Tree
@@ -66,7 +66,7 @@ def test_a_chain_whose_means_depend_on_the_states_is_exact_jointly(d: int, kind:
 
 
 @dataclass(frozen=True)
-class Wrong:
+class Wrong(Verifier):
     """Reflection with one mistake; the tests above must find it."""
 
     lossless: ClassVar[bool] = False

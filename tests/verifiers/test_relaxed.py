@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.codes.codebook import Codebook, Neighbours
-from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict
+from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.distances import measure, over_accepted, total_variation
 from mmspec.laws.noise import Noise
@@ -237,7 +237,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Ragged:
+class Ragged(Verifier):
     """A verifier that is not told that all rows have one topology."""
 
     verifier: Recursive

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind
-from mmspec.laws.noise import KeyedNoise
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
+from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.trees import Tree
 from mmspec.verifiers import gaussian_line, sequence
 from mmspec.verifiers.gaussian_steps import Steps, residual
@@ -100,18 +101,18 @@ def test_padded_siblings_are_not_tried() -> None:
 
 
 @dataclass(frozen=True)
-class SharedBySiblings:
+class SharedBySiblings(Verifier):
     """A right verifier whose siblings were all made with the same noise."""
 
-    lossless = False
-    kinds = Sequence.kinds
+    lossless: ClassVar[bool] = False
+    kinds: ClassVar[tuple[Kind, ...]] = Sequence.kinds
 
-    def verify(self, draft: Draft, scores: object, noise: object) -> object:
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         assert draft.driving is not None
         first = draft.driving[:, :1].expand_as(draft.driving)
         tokens = draft.tokens[:, :1].expand_as(draft.tokens)
         changed = replace(draft, tokens=tokens, driving=first)
-        return Sequence().verify(changed, scores, noise)  # type: ignore[arg-type]
+        return Sequence().verify(changed, scores, noise)
 
 
 def around_the_draft(step: Steps, w: Tensor, uniform: Tensor) -> Tensor:
@@ -147,4 +148,4 @@ def test_wrong_residuals_are_found(
 def test_siblings_with_the_same_noise_are_found() -> None:
     case = apart(2.0, 3, width=3)
     with pytest.raises(AssertionError, match="along"):
-        check_law(play(SharedBySiblings(), case, 20_000), case)  # type: ignore[arg-type]
+        check_law(play(SharedBySiblings(), case, 20_000), case)

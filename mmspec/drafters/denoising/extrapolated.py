@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
@@ -118,7 +118,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Extrapolated:
+class Extrapolated(Drafter):
     """Like `Frozen`, but what is frozen moves on as it did over the last committed states.
 
     Order 0 is `Frozen`. Exact with any verifier that is. An ideal denoiser's clean sample is a
@@ -141,6 +141,9 @@ class Extrapolated:
     @property
     def trees(self) -> bool:
         return bool(self.window.branching)
+
+    def drawing(self, kind: Kind) -> Drafter:
+        return replace(self, kind=kind)
 
     def begin(self, context: Trajectory) -> History:
         size = (context.batch, self.forecast.order + 1, *context.event)

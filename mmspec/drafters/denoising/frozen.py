@@ -11,7 +11,7 @@ sampling"); with a frozen clean sample, autospeculative decoding (Hu et al. 2025
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -65,7 +65,7 @@ def root_named(choice: Any) -> Root:
 
 
 @dataclass(frozen=True)
-class Frozen:
+class Frozen(Drafter):
     """Draft every state ahead with the newest prediction at a committed one.
 
     Exact with any verifier that is. A row of which nothing was seen yet, and is not refreshed,
@@ -85,6 +85,9 @@ class Frozen:
     @property
     def trees(self) -> bool:
         return bool(self.window.branching)
+
+    def drawing(self, kind: Kind) -> Drafter:
+        return replace(self, kind=kind)
 
     def begin(self, context: Trajectory) -> Progress:
         return self.window.begin(context)

@@ -64,7 +64,7 @@ class Milestones:
 
 
 @dataclass(frozen=True)
-class Aligned:
+class Aligned(Drafter):
     """Draft steps with another model of the same tokens, driven by the target's own noise.
 
     CSpD's trajectory alignment (Wang et al. 2024): the first noise and that of every step of the
@@ -74,7 +74,6 @@ class Aligned:
     reader: Reader
     pace: Pace = field(default_factory=lambda: Ahead(4))
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE,)
-    sees: ClassVar[str] = "nothing"
 
     def begin(self, context: Patches) -> None:
         return None

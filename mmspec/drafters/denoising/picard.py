@@ -37,7 +37,7 @@ class Carried:
 
 
 @dataclass(frozen=True)
-class Picard:
+class Picard(Drafter):
     """Draft each state with the prediction made at its step in the last call.
 
     `freeze` says what of that prediction is used at the new state: with `Increment` this is
@@ -54,7 +54,6 @@ class Picard:
     freeze: Freeze = field(default_factory=Clean)
     root: Root = field(default_factory=Prefetch)
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE,)
-    trees: ClassVar[bool] = False
     carries: ClassVar[bool] = True
     sees: ClassVar[str] = "target-memory"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from mmspec.targets.denoising import Denoiser, Trajectory
 
 
 @dataclass(frozen=True)
-class Independent:
+class Independent(Drafter):
     """One call of another denoiser per drafted state (De Bortoli et al. 2025, independent draft).
 
     It may be a smaller network, or a cached or forecast version of the target: what it gets wrong
@@ -31,7 +31,6 @@ class Independent:
     denoiser: Denoiser
     window: Window = field(default_factory=Window)
     kind: Kind = Kind.RACE
-    sees: ClassVar[str] = "nothing"
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -40,6 +39,9 @@ class Independent:
     @property
     def trees(self) -> bool:
         return bool(self.window.branching)
+
+    def drawing(self, kind: Kind) -> Drafter:
+        return replace(self, kind=kind)
 
     def begin(self, context: Trajectory) -> Progress:
         check_grids(self.denoiser.kernel, context.kernel)

@@ -39,7 +39,7 @@ from mmspec.targets.context import Context
 
 
 @dataclass(frozen=True)
-class Jacobi:
+class Jacobi(Drafter):
     """The target drafts for itself, out of the laws of its last pass (SJD, Teng et al. 2025).
 
     `length` counts drafted tokens: a window of L in the papers, its committed token included, is
@@ -48,7 +48,8 @@ class Jacobi:
     `context.shared["grid"]` counts, and without that there is none. Rows accept at their own pace.
 
     Verify with a rule that decides position by position (`Recursive`, `Coupled`): one that looks
-    ahead has looked at the tokens that a coupling policy carries on. As lossless as `suffix`.
+    ahead has looked at the tokens that a coupling policy carries on. A draft records the laws that
+    its `suffix` does.
     """
 
     length: int | str | Length = 15
@@ -74,8 +75,8 @@ class Jacobi:
         return self.proactive is not None and self.proactive.width > 1
 
     @property
-    def lossless(self) -> bool:
-        return self.suffix.lossless
+    def records_law(self) -> bool:
+        return self.suffix.records_law
 
     @property
     def carries(self) -> bool:

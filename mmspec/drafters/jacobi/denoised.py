@@ -117,7 +117,7 @@ class Space:
 
 
 @dataclass(frozen=True, eq=False)
-class Denoised:
+class Denoised(Drafter):
     """A Jacobi window whose new slots are noise (SJD2, Teng et al. 2025, section 3).
 
     Every pass reads the noisy slots as they are; each of them then draws a token from its new law
@@ -153,8 +153,8 @@ class Denoised:
         return self.window.kinds
 
     @property
-    def lossless(self) -> bool:
-        return self.window.lossless
+    def records_law(self) -> bool:
+        return self.window.records_law
 
     @property
     def carries(self) -> bool:

@@ -47,13 +47,14 @@ class Slots:
 class Suffix(Protocol):
     """How a slot behind the first rejection is redrawn.
 
-    `lossless` says whether an exact verifier stays exact. With `carries` a kept token is
+    `records_law` says whether the law that goes with a token is the one it was drawn from, so that
+    an exact verifier stays exact. With `carries` a kept token is
     correlated with the one before, so the verifier must decide about a position without having
     looked at later ones.
     """
 
     @property
-    def lossless(self) -> bool: ...
+    def records_law(self) -> bool: ...
     @property
     def carries(self) -> bool: ...
 
@@ -64,7 +65,7 @@ class Suffix(Protocol):
 class Resample:
     """x ~ p, q := p (SJD, Teng et al. 2025). Exact; consecutive windows share little."""
 
-    lossless: ClassVar[bool] = True
+    records_law: ClassVar[bool] = True
     carries: ClassVar[bool] = False
 
     def redraw(self, slots: Slots, noise: Noise) -> tuple[Tensor, Categorical]:
@@ -79,7 +80,7 @@ class CoupleMax:
     new token is distributed as p. The adaptive continuation of SJD-PAC is the same draw.
     """
 
-    lossless: ClassVar[bool] = True
+    records_law: ClassVar[bool] = True
     carries: ClassVar[bool] = True
 
     def redraw(self, slots: Slots, noise: Noise) -> tuple[Tensor, Categorical]:
@@ -100,7 +101,7 @@ class CoupleGumbel:
     sample.
     """
 
-    lossless: ClassVar[bool] = True
+    records_law: ClassVar[bool] = True
     carries: ClassVar[bool] = True
 
     def redraw(self, slots: Slots, noise: Noise) -> tuple[Tensor, Categorical]:
@@ -116,7 +117,7 @@ class ThresholdReuse:
     """
 
     tau: float = 1.0
-    lossless: ClassVar[bool] = False
+    records_law: ClassVar[bool] = False
     carries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -135,7 +136,7 @@ class OneHotReuse:
     """
 
     tau: float = 1.0
-    lossless: ClassVar[bool] = True
+    records_law: ClassVar[bool] = True
     carries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

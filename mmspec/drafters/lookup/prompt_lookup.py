@@ -15,7 +15,7 @@ from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """Match the last n tokens, n = `longest` .. 1, and copy what followed (Saxena 2023).
 
     The most recent earlier occurrence counts. A copy that reaches the end of the text goes on with

@@ -13,7 +13,7 @@ from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 
 
-class SuffixAutomaton:
+class SuffixAutomaton(Drafter):
     """Copy on from where the longest repeated suffix occurred (SAM Decoding, Hu et al. 2024).
 
     Each token is read once, in amortised constant time. Suffixes below `shortest` tokens do not

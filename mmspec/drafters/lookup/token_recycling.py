@@ -35,7 +35,7 @@ TREE = Tree.of_ranks(
 )
 
 
-class TokenRecycling:
+class TokenRecycling(Drafter):
     """Fill a fixed tree from the candidates last seen behind each token (Luo et al. 2024).
 
     After each forward the `WIDTH` best tokens behind every node, rejected ones included, replace

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec.compressors.average_pool import AveragePool
 from mmspec.draft import Drafter, categorical
-from mmspec.drafters.growth import News, Nodes
+from mmspec.drafters.growth import DraftModel, News, Nodes
 from mmspec.drafters.neural.sight import (
     Nothing,
     Pixels,
@@ -31,7 +31,7 @@ from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class Ensemble(DraftModel):
     """The law q = sum_m w_m q_m over the `sights` of a draft model (IbED, Lee et al. 2024; TABED).
 
     All views read the same draft, as one batch of M x B rows, so that a level of the draft is one
@@ -55,7 +55,7 @@ class Ensemble:
     @property
     def wants(self) -> frozenset[str]:
         empty: frozenset[str] = frozenset()
-        return empty.union(*(getattr(sight, "wants", ()) for sight in self.sights))
+        return empty.union(*(sight.wants for sight in self.sights))
 
     def begin(self, context: Context) -> _Choir:
         own = self.weighting.begin(context.batch, len(self.sights), context.device)

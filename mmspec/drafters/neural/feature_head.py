@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.draft import Drafter
-from mmspec.drafters.growth import News, Nodes
+from mmspec.drafters.growth import DraftModel, News, Nodes
 from mmspec.drafters.neural.small_model import committed, draft_law, head_of_target, waiting_block
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig, load_head
@@ -31,7 +31,7 @@ KNOWN = 64  # how many of the last true states are at hand for tokens that were 
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureDraft:
+class FeatureDraft(DraftModel):
     """A draft model on top of the target's states (Li et al. 2024, EAGLE-1 and EAGLE-2).
 
     Slot t of its memory holds the state of token t and the embedding of token t + 1, and leads to

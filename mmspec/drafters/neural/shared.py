@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mmspec.draft import Drafter
-from mmspec.drafters.growth import News, Nodes
+from mmspec.drafters.growth import DraftModel, News, Nodes
 from mmspec.drafters.neural.small_model import Autoregressive, committed, draft_law
 from mmspec.laws.categorical import Categorical
 from mmspec.recipe import Kit
@@ -17,7 +17,7 @@ from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True, eq=False)
-class SharedBackbone:
+class SharedBackbone(DraftModel):
     """The target without the layers in `skip`, or its first `depth` layers; nothing of its own.
 
     Draft&Verify, SWIFT, LayerSkip. It reads the slots that the target has kept, pictures

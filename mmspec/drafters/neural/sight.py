@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmspec import _hf
 from mmspec.compressors.contract import Compressed, Compressor, check_needs, compressed, pictures
+from mmspec.declared import declared
 from mmspec.drafters.neural.embed_prompt import unpadded, weave
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context
@@ -18,16 +20,25 @@ from mmspec.targets.reader import Reader
 from mmspec.targets.visual import FeatureLayout
 
 
-class Sight(Protocol):
+class Sight(ABC):
     """What a draft model sees of a request: the inputs of its own prefill."""
 
     @property
-    def name(self) -> str: ...
+    @abstractmethod
+    def name(self) -> str:
+        """What a run reports."""
+
+    @declared
+    def wants(self) -> frozenset[str]:
+        """What the target shall offer, as for a `Drafter`."""
+        return frozenset()
+
+    @abstractmethod
     def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
-class Nothing:
+class Nothing(Sight):
     """Text only: placeholder and frame tokens are taken out of the prompt (SPD-MLLM, 2024)."""
 
     hidden: tuple[int, ...] = ()  # ids to take out
@@ -40,7 +51,7 @@ class Nothing:
 
 
 @dataclass(frozen=True)
-class Placeholders:
+class Placeholders(Sight):
     """The prompt as it is, placeholders read as ordinary tokens; no picture."""
 
     name: str = "placeholders"
@@ -50,7 +61,7 @@ class Placeholders:
 
 
 @dataclass(frozen=True)
-class Pixels:
+class Pixels(Sight):
     """The whole request, through the draft model's own encoder."""
 
     name: str = "pixels"
@@ -60,7 +71,7 @@ class Pixels:
 
 
 @dataclass(frozen=True)
-class CompressedPixels:
+class CompressedPixels(Sight):
     """The request through the draft model's encoder and a compressor, at the original slots."""
 
     layout: FeatureLayout  # the draft model's
@@ -79,7 +90,7 @@ class CompressedPixels:
 
 
 @dataclass(frozen=True)
-class TargetFeatures:
+class TargetFeatures(Sight):
     """The target's own vision features, encoded once, at the original slots.
 
     They go through the compressor, then through the projector; both may be None. Features that a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True)
-class Autoregressive:
+class Autoregressive(Drafter):
     """Grows `shape` out of the laws of `model`, drawing siblings as `kind` says.
 
     `kind` must be one the verifier accepts; `mmspec.recipe.pair` chooses it when it is None.
@@ -54,8 +54,10 @@ class Autoregressive:
 
     @property
     def wants(self) -> frozenset[str]:
-        """What the target shall offer: "vision", "attention"."""
-        return frozenset(getattr(self.model, "wants", ()))
+        return self.model.wants
+
+    def drawing(self, kind: Kind) -> Drafter:
+        return replace(self, kind=kind)
 
     def begin(self, context: Context) -> _State:
         return _State(self.model.begin(context), self.shape.begin())
@@ -85,7 +87,7 @@ class _State:
 
 
 @dataclass(frozen=True)
-class SmallModel:
+class SmallModel(DraftModel):
     """An independent draft model with its own memory (Leviathan et al. 2023; Chen et al. 2023)."""
 
     backbone: Reader
@@ -97,7 +99,7 @@ class SmallModel:
 
     @property
     def wants(self) -> frozenset[str]:
-        return frozenset(getattr(self.sight, "wants", ()))
+        return self.sight.wants
 
     def begin(self, context: Context) -> _Reading:
         inputs = self.sight.inputs(context, self.backbone)

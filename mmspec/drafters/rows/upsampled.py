@@ -32,7 +32,7 @@ from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True)
-class Upsampled:
+class Upsampled(Drafter):
     """Draws a row of a picture `ratio` times smaller, enlarges it, and proposes what comes out.
 
     Peruzzo et al. 2026 ("MuLo-SD"), with `LocalIslands` as verifier: what is refused is drawn from
@@ -63,6 +63,9 @@ class Upsampled:
         if self.kind is not None:
             return (self.kind,)
         return (Kind.RACE, Kind.IID) if isinstance(self.sampler, Lawful) else (Kind.DET,)
+
+    def drawing(self, kind: Kind) -> Drafter:
+        return replace(self, kind=kind)
 
     def begin(self, context: Context) -> Sheet | None:
         assert context.scores is not None, "a request begins with the law of its first token"

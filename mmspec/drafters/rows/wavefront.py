@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.grid import Grid
-from mmspec.draft import Draft, Kind, Round, Scores, categorical
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane
 from mmspec.recipe import LINEAR
@@ -35,7 +35,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Wavefront:
+class Wavefront(Drafter):
     """Drafts a row's next code as soon as the row above has `window` codes (He et al. 2025).
 
     Every forward reads all that is held, in raster order behind the committed tokens, and draws one
@@ -64,6 +64,9 @@ class Wavefront:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         return (Kind.RACE, Kind.IID) if self.kind is None else (self.kind,)
+
+    def drawing(self, kind: Kind) -> Drafter:
+        return replace(self, kind=kind)
 
     def begin(self, context: Context) -> Front:
         assert context.scores is not None, "a request begins with the law of its first token"

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import mmspec
 from mmspec.codes.grid import Grid
-from mmspec.draft import Draft, Kind
+from mmspec.draft import Draft, Drafter, Kind
 from mmspec.modalities.image import chameleon
 from mmspec.modalities.image import families as image
 from mmspec.targets.context import Context
@@ -182,7 +182,7 @@ def test_sampled_pictures_depend_on_seed_and_row_alone(family: str) -> None:
     assert not torch.equal(draw(family, 3, **{**settings, "seed": 5}).sequences, plain)
 
 
-class Spy:
+class Spy(Drafter):
     """Drafts nothing, and keeps what it was shown."""
 
     kinds: tuple[Kind, ...] = (Kind.DET,)
