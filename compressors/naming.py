@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from importlib import import_module
 
-from mmspec.compressors.attn_topk import AttentionTopK
-from mmspec.compressors.average_pool import AveragePool
-from mmspec.compressors.bipartite_merge import BipartiteMerge
 from mmspec.compressors.contract import Compressor
-from mmspec.compressors.hide_all import HideAll
-from mmspec.compressors.identity import Identity
 
-COMPRESSORS: Mapping[str, Callable[[], Compressor]] = {
-    "average-pool": AveragePool,
-    "attn-topk": AttentionTopK,
-    "bipartite-merge": BipartiteMerge,
-    "hide-all": HideAll,
-    "identity": Identity,
+COMPRESSORS: Mapping[str, tuple[str, str]] = {  # file and class; loaded when asked for
+    "average-pool": ("average_pool", "AveragePool"),
+    "attn-topk": ("attn_topk", "AttentionTopK"),
+    "bipartite-merge": ("bipartite_merge", "BipartiteMerge"),
+    "hide-all": ("hide_all", "HideAll"),
+    "identity": ("identity", "Identity"),
 }
 
 
@@ -25,4 +21,6 @@ def named(name: str) -> Compressor:
     if name not in COMPRESSORS:
         known = ", ".join(sorted(COMPRESSORS))
         raise ValueError(f"there is no compressor {name!r}; known: {known}, or pass an object")
-    return COMPRESSORS[name]()
+    file, maker = COMPRESSORS[name]
+    compressor: Compressor = getattr(import_module(f"mmspec.compressors.{file}"), maker)()
+    return compressor

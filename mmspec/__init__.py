@@ -11,8 +11,9 @@ Names are loaded when first used, so that `import mmspec` costs nothing.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mmspec._lazy import lazy
 
 if TYPE_CHECKING:
     from mmspec import compressors, drafters, modalities, recipes, verifiers, zoo
@@ -49,16 +50,6 @@ _HOMES = {
     "load": "mmspec.api",
 }
 
-
 if not TYPE_CHECKING:  # a type checker reads the imports above, and so sees misspelt names
-
-    def __getattr__(name: str) -> Any:
-        if name in _HOMES:
-            return getattr(import_module(_HOMES[name]), name)
-        if name in __all__:
-            return import_module(f"mmspec.{name}")
-        raise AttributeError(f"module 'mmspec' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    _FOLDERS = {name: f"mmspec.{name}" for name in __all__ if name not in _HOMES}
+    __getattr__, __dir__ = lazy(__name__, {**_HOMES, **_FOLDERS})

@@ -27,8 +27,8 @@ Decodes = Literal["tokens", "latents", "patches"]
 class Entry:
     """A checkpoint of the zoo: a target, or a drafter trained to follow one.
 
-    `trainer` names the module whose `train(entry, out, steps, seed, progress)` makes it again, in a
-    folder of its own, and returns the figures of its card.
+    `trainer` names the module that makes it again (see `mmspec.zoo.training.Trainer`); beside that
+    lies the module `loading`, with `load(entry, folder, dtype)` and `processor(entry, folder)`.
     """
 
     name: str
@@ -189,12 +189,12 @@ class Contestant(Protocol):
 class Quality:
     """One named measure of answers.
 
-    `judge` gets a contestant's answers and everybody's; it returns a value per item (averaged, with
-    a standard error), or nothing where it has nothing to say.
+    `judge` gets a contestant's answers and everybody's; it returns a value and a weight per item
+    (averaged, with a standard error), or nothing where it has nothing to say.
     """
 
     name: str
-    judge: Callable[[Sequence[Answer], Answers], Sequence[float]]
+    judge: Callable[[Sequence[Answer], Answers], Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True)

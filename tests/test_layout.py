@@ -10,6 +10,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,17 @@ def sources() -> list[Path]:
     return [Path(name) / path for name in folders for path in files(ROOT / name, "*.py")]
 
 
-def imports(source: Path) -> set[str]:
-    """Every module that a file names in an import, wherever in the file it stands."""
+def imports(source: Path, typing: bool = True) -> set[str]:
+    """Every module that a file names in an import, wherever it stands, but for `typing` alone."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse((ROOT / source).read_text())):
+    tree = ast.parse((ROOT / source).read_text())
+    if not typing:
+        tree.body = [
+            node
+            for node in tree.body
+            if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        ]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -140,6 +148,69 @@ def test_shelves_do_not_import_each_other(shelf: str, others: tuple[str, ...]) -
     for path in files(ROOT / shelf, "*.py"):
         bad = [module for module in imports(Path(shelf) / path) if in_any(module, others)]
         assert not bad, path
+
+
+@pytest.mark.parametrize(
+    ("folder", "above"),
+    [
+        ("drafters", ("recipes", "verifiers", "training", "modalities")),
+        ("recipes", ("modalities",)),
+        ("training", ("recipes", "modalities")),
+        ("targets", ("drafters", "recipe", "recipes", "models", "codes")),
+        ("models", ("drafters", "recipe", "recipes", "codes")),
+    ],
+)
+def test_arrows_run_one_way(folder: str, above: tuple[str, ...]) -> None:
+    packages = tuple(f"mmspec.{name}" for name in above)
+    for path in files(ROOT / "mmspec" / folder, "*.py"):
+        source = Path("mmspec") / folder / path
+        bad = [module for module in imports(source, typing=False) if in_any(module, packages)]
+        assert not bad, path
+
+
+def test_recipes_are_described_without_drafters() -> None:
+    known = imports(Path("mmspec/recipe.py"))
+    assert not [module for module in known if in_any(module, ("mmspec.drafters",))]
+
+
+@pytest.mark.parametrize(
+    ("code", "folder", "wanted"),
+    [
+        ("import mmspec.verifiers.exact", "verifiers", {"exact", "walk"}),
+        ("from mmspec.verifiers import Exact", "verifiers", {"exact", "walk"}),
+        (
+            "from mmspec.verifiers.naming import named; named('coupled')",
+            "verifiers",
+            {"naming", "coupled", "walk"},
+        ),
+        (
+            "from mmspec.compressors.naming import named; named('identity')",
+            "compressors",
+            {"naming", "identity", "contract"},
+        ),
+        ("import mmspec.drafters.plain", "drafters", {"plain"}),
+    ],
+)
+def test_one_part_is_imported_without_the_others(code: str, folder: str, wanted: set[str]) -> None:
+    show = f"print(*[m for m in sys.modules if m.startswith('mmspec.{folder}.')])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {code}; {show}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {name.removeprefix(f"mmspec.{folder}.") for name in done.stdout.split()} == wanted
+
+
+@pytest.mark.parametrize("name", ["verifiers", "compressors", "drafters"])
+def test_names_of_a_package_are_what_it_lists(name: str) -> None:
+    package = import_module(f"mmspec.{name}")
+    assert sorted(package.__all__) == dir(package)
+    for one in package.__all__:
+        assert getattr(package, one).__name__ == one or one == "named"
+    with pytest.raises(AttributeError, match=f"module 'mmspec.{name}' has no attribute 'Nonesuch'"):
+        package.Nonesuch  # noqa: B018
 
 
 def in_any(module: str, packages: tuple[str, ...]) -> bool:

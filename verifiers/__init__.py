@@ -1,43 +1,29 @@
 """Verifiers: what becomes of a draft once the target has scored it. One rule or walk per file."""
 
-from mmspec.draft import Rule, Verifier
-from mmspec.verifiers.annealed import Annealed
-from mmspec.verifiers.block import Block
-from mmspec.verifiers.coupled import Coupled
-from mmspec.verifiers.exact import Exact
-from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
-from mmspec.verifiers.grouped import Grouped, RankWindow
-from mmspec.verifiers.kseq import KSeq
-from mmspec.verifiers.latent_neighbourhood import LatentNeighbourhood
-from mmspec.verifiers.lenience import Lenience
-from mmspec.verifiers.longest import Longest
-from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
-from mmspec.verifiers.recursive import Recursive
-from mmspec.verifiers.sample_and_match import SampleAndMatch
-from mmspec.verifiers.spechub import SpecHub
-from mmspec.verifiers.traversal import Traversal
-from mmspec.verifiers.typical import Typical
+from typing import TYPE_CHECKING
 
-RULES: tuple[Rule, ...] = (Exact(), Lenience(ell=0.8), Typical(epsilon=0.09, delta=0.3))
+from mmspec._lazy import lazy
 
-ALL: tuple[Verifier, ...] = (
-    Coupled(),
-    Recursive(),
-    SampleAndMatch(),
-    Block(),
-    Traversal(),
-    GreedyMultiDraft(),
-    SpecHub(),
-    KSeq(),
-    Recursive(Lenience(ell=0.8)),
-    Recursive(Annealed(delta=1.5)),
-    Recursive(Grouped(RankWindow(size=4))),
-    Longest(Typical(epsilon=0.09, delta=0.3)),
-)
+if TYPE_CHECKING:
+    from mmspec.draft import Rule, Verifier
+    from mmspec.verifiers.annealed import Annealed
+    from mmspec.verifiers.block import Block
+    from mmspec.verifiers.coupled import Coupled
+    from mmspec.verifiers.exact import Exact
+    from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
+    from mmspec.verifiers.grouped import Grouped, RankWindow
+    from mmspec.verifiers.kseq import KSeq
+    from mmspec.verifiers.latent_neighbourhood import LatentNeighbourhood
+    from mmspec.verifiers.lenience import Lenience
+    from mmspec.verifiers.longest import Longest
+    from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
+    from mmspec.verifiers.recursive import Recursive
+    from mmspec.verifiers.sample_and_match import SampleAndMatch
+    from mmspec.verifiers.spechub import SpecHub
+    from mmspec.verifiers.traversal import Traversal
+    from mmspec.verifiers.typical import Typical
 
 __all__ = [
-    "ALL",
-    "RULES",
     "Annealed",
     "Block",
     "Coupled",
@@ -58,3 +44,28 @@ __all__ = [
     "Typical",
     "Verifier",
 ]
+
+_HOMES = {
+    "Annealed": "mmspec.verifiers.annealed",
+    "Block": "mmspec.verifiers.block",
+    "Coupled": "mmspec.verifiers.coupled",
+    "Exact": "mmspec.verifiers.exact",
+    "GreedyMultiDraft": "mmspec.verifiers.greedy_multidraft",
+    "Grouped": "mmspec.verifiers.grouped",
+    "KSeq": "mmspec.verifiers.kseq",
+    "LatentNeighbourhood": "mmspec.verifiers.latent_neighbourhood",
+    "Lenience": "mmspec.verifiers.lenience",
+    "Longest": "mmspec.verifiers.longest",
+    "NeighbourhoodThreshold": "mmspec.verifiers.neighbourhood_threshold",
+    "RankWindow": "mmspec.verifiers.grouped",
+    "Recursive": "mmspec.verifiers.recursive",
+    "Rule": "mmspec.draft",
+    "SampleAndMatch": "mmspec.verifiers.sample_and_match",
+    "SpecHub": "mmspec.verifiers.spechub",
+    "Traversal": "mmspec.verifiers.traversal",
+    "Typical": "mmspec.verifiers.typical",
+    "Verifier": "mmspec.draft",
+}
+
+if not TYPE_CHECKING:  # a type checker reads the imports above, and so sees misspelt names
+    __getattr__, __dir__ = lazy(__name__, _HOMES)

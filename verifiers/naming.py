@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from importlib import import_module
 
 from mmspec.draft import Verifier
-from mmspec.verifiers.block import Block
-from mmspec.verifiers.coupled import Coupled
-from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
-from mmspec.verifiers.kseq import KSeq
-from mmspec.verifiers.recursive import Recursive
-from mmspec.verifiers.sample_and_match import SampleAndMatch
-from mmspec.verifiers.spechub import SpecHub
-from mmspec.verifiers.traversal import Traversal
 
-VERIFIERS: Mapping[str, Callable[[], Verifier]] = {
-    "coupled": Coupled,
-    "rejection": Recursive,
-    "block": Block,
-    "traversal": Traversal,
-    "sample-and-match": SampleAndMatch,
-    "greedy-multi-draft": GreedyMultiDraft,
-    "spechub": SpecHub,
-    "k-seq": KSeq,
+VERIFIERS: Mapping[str, tuple[str, str]] = {  # file and class; loaded when asked for
+    "coupled": ("coupled", "Coupled"),
+    "rejection": ("recursive", "Recursive"),
+    "block": ("block", "Block"),
+    "traversal": ("traversal", "Traversal"),
+    "sample-and-match": ("sample_and_match", "SampleAndMatch"),
+    "greedy-multi-draft": ("greedy_multidraft", "GreedyMultiDraft"),
+    "spechub": ("spechub", "SpecHub"),
+    "k-seq": ("kseq", "KSeq"),
 }
 
 
@@ -34,4 +27,6 @@ def named(name: str) -> Verifier:
     if name not in VERIFIERS:
         known = ", ".join(sorted(VERIFIERS))
         raise ValueError(f"there is no verifier {name!r}; known: {known}, or pass an object")
-    return VERIFIERS[name]()
+    file, maker = VERIFIERS[name]
+    verifier: Verifier = getattr(import_module(f"mmspec.verifiers.{file}"), maker)()
+    return verifier

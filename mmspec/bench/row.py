@@ -167,15 +167,23 @@ def _qualities(found: Found, name: str) -> dict[str, dict[str, float | None]]:
         )
         if not mine:
             continue
-        paired = len(mine) == len(plain)
-        gaps = [a - b for a, b in zip(mine, plain, strict=True)] if paired else []
-        made[quality.name] = {
-            "value": fmean(mine),
-            "error": error(mine),
-            "gap": fmean(gaps) if gaps else None,
-            "gap_error": error(gaps) if gaps else None,
-        }
+        value, uncertain = _mean(mine)
+        gap: tuple[float, float] | tuple[None, None] = (None, None)
+        if len(mine) == len(plain):
+            pairs = zip(mine, plain, strict=True)
+            gap = _mean([(one - other, weight) for (one, weight), (other, _) in pairs])
+        made[quality.name] = dict(
+            zip(("value", "error", "gap", "gap_error"), (value, uncertain, *gap), strict=True)
+        )
     return made
+
+
+def _mean(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The weighted mean of values, and its standard error by the linear part of that ratio."""
+    total = sum(weight for _, weight in values) or 1.0
+    mean = sum(value * weight for value, weight in values) / total
+    parts = [(value - mean) * weight * len(values) / total for value, weight in values]
+    return mean, error(parts)
 
 
 def error(values: Sequence[float]) -> float:

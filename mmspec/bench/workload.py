@@ -24,10 +24,9 @@ def repeated(prompts: Sequence[str], batch: int) -> list[list[str]]:
     return grouped(texts, batch)
 
 
-def pooled(scored: Scored) -> list[float]:
-    """A value per item; their mean is the share of all that was asked that is right."""
-    asked = sum(total for _, total in scored) or 1
-    return [right * len(scored) / asked for right, _ in scored]
+def pooled(scored: Scored) -> list[tuple[float, float]]:
+    """Of every item the share that is right, weighted by what was asked."""
+    return [(right / max(asked, 1), asked) for right, asked in scored]
 
 
 def facts_right(judge: Callable[[Sequence[Answer]], Scored]) -> Quality:
@@ -38,7 +37,7 @@ def facts_right(judge: Callable[[Sequence[Answer]], Scored]) -> Quality:
 def agreement(base: str) -> Quality:
     """Share of the baseline's tokens that come out at the same place."""
 
-    def values(answers: Sequence[Answer], others: Answers) -> list[float]:
+    def values(answers: Sequence[Answer], others: Answers) -> list[tuple[float, float]]:
         if base not in others:
             return []
         both = zip(answers, others[base], strict=True)

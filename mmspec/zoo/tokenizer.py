@@ -20,28 +20,31 @@ def vocabulary() -> list[str]:
 
 
 def word_tokenizer(
-    special: tuple[str, ...], bos: str | None, eos: str, pad: str, unk: str
+    special: tuple[str, ...], template: str | None = None, **settings: Any
 ) -> PreTrainedTokenizerFast:
-    """Lower case, one token per word or mark; decoding joins with spaces but not before marks."""
+    """Lower case, one token per word or mark; decoding joins with spaces but not before marks.
+
+    `template` puts special tokens around a text, as in "<bos> $A". `settings` name the tokens for
+    bos, eos, pad and unk, and may be any others that a fast tokenizer takes.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
     table = {word: i for i, word in enumerate([*special, *vocabulary()])}
-    core = Tokenizer(models.WordLevel(table, unk_token=unk))
+    core = Tokenizer(models.WordLevel(table, unk_token=settings["unk_token"]))
     core.normalizer = normalizers.Lowercase()
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     close = [decoders.Replace(" " + mark, mark) for mark in ",.:?!"]
     core.decoder = decoders.Sequence([decoders.WordPiece(prefix="##", cleanup=False), *close])
     core.add_special_tokens(list(special))
+    if template is not None:
+        around = [(word, table[word]) for word in template.split() if word in table]
+        core.post_processor = TemplateProcessing(single=template, special_tokens=around)
+    others = [word for word in special if word not in settings.values()]
+    usual = {"bos_token": None, "additional_special_tokens": others, "padding_side": "left"}
     build: Any = PreTrainedTokenizerFast
     tokenizer: PreTrainedTokenizerFast = build(
-        tokenizer_object=core,
-        bos_token=bos,
-        eos_token=eos,
-        pad_token=pad,
-        unk_token=unk,
-        additional_special_tokens=[s for s in special if s not in (bos, eos, pad, unk)],
-        padding_side="left",
-        model_max_length=512,
+        tokenizer_object=core, model_max_length=512, **usual | settings
     )
     return tokenizer

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 from mmspec.modality import Entry
 from mmspec.training.reporting import Report, silent
 from mmspec.zoo.catalogue import holds_model, info, is_present, path
+from mmspec.zoo.loading import load
 
 _TRIAL = 2  # held-out examples that a short trial is measured on
 
@@ -87,6 +88,12 @@ def written(name: str) -> Path:
     if not is_present(name):
         raise ValueError(f"{name} is not in {folder.parent}, and this one learns from it; train it")
     return folder
+
+
+def teacher(name: str) -> Any:
+    """A checkpoint that others learn from. Raises ValueError where there is none."""
+    written(name)
+    return load(name)
 
 
 @contextmanager

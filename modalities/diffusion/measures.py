@@ -156,14 +156,14 @@ def _rows(pipe: Any) -> Iterator[list[int]]:
         handle.remove()
 
 
-def _apart(name: str, answers: Sequence[Answer], others: Answers) -> list[float]:
+def _apart(name: str, answers: Sequence[Answer], others: Answers) -> list[tuple[float, float]]:
     """How far lossy pictures are from those of the same noise, all together."""
     wanted = others.get(answers[0].output.noise, ())
     if answers[0].exact or not wanted:
         return []
     pixels = [np.concatenate([one.output.pixels for one in side]) for side in (wanted, answers)]
     found = vars(apart(*pixels))[name]
-    return [] if found is None else [found]
+    return [] if found is None else [(found, 1.0)]
 
 
 def _extras(pipe: Any, request: Request) -> Any:

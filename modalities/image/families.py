@@ -40,7 +40,9 @@ def backbone(model: Any) -> Guided:
     """The backbone of a model that draws."""
     kind = model.config.model_type
     reader = _READERS.get(kind)
-    return Guided(Backbone(model, FAMILIES[kind]) if reader is None else reader(model))
+    guided = Guided(Backbone(model, FAMILIES[kind]) if reader is None else reader(model))
+    guided.reader_maker = backbone
+    return guided
 
 
 def image_family(model: Any) -> ImageFamily:

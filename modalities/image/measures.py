@@ -130,13 +130,13 @@ class OwnDrawing:
 def likelihood(plain: Accelerated, requests: Sequence[Request]) -> Quality:
     """How likely the target finds the pictures, per code."""
 
-    def values(answers: Sequence[Answer], others: Answers) -> list[float]:
+    def values(answers: Sequence[Answer], others: Answers) -> list[tuple[float, float]]:
         found: list[float] = []
         for request, answer in zip(requests, answers, strict=True):
             drawing = plain.session.drawing(**request)
             sequences = torch.tensor(answer.values, device=plain.model.device)
             found += log_likelihood(plain, drawing, sequences).tolist()
-        return found
+        return [(one, 1.0) for one in found]
 
     return Quality("log likelihood", values)
 

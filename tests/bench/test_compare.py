@@ -14,7 +14,7 @@ import mmspec
 from mmspec.bench import Comparison, Row, compare, growth, scale
 from mmspec.bench.aggregate import histogram, tokens_per_target_call
 from mmspec.bench.race import race
-from mmspec.bench.row import Found, row
+from mmspec.bench.row import Found, _mean, row
 from mmspec.bench.workload import agreement, facts_right, repeated
 from mmspec.modalities.vlm.baselines import (
     AssistedGenerate,
@@ -149,8 +149,8 @@ def test_tokens_end_with_the_end_token() -> None:
 def test_agreement_counts_places() -> None:
     mine, other = Answer([[1, 2, 3]], 3, 2), Answer([[1, 5, 3, 4]], 4, 3)
     judge = agreement("generate").judge
-    assert judge([mine], {"generate": [mine]}) == [1]
-    assert list(judge([mine], {"generate": [other]})) == pytest.approx([2 / 4])
+    assert judge([mine], {"generate": [mine]}) == [(1, 3)]
+    assert judge([mine], {"generate": [other]}) == [(2 / 4, 4)]
     assert judge([mine], {}) == []
 
 
@@ -193,7 +193,11 @@ def test_ratios_of_calls_have_an_error_over_requests() -> None:
 
 def test_shares_are_of_all_facts() -> None:
     judge = facts_right(lambda answers: [(1, 1), (1, 3)]).judge
-    assert sum(judge([], {})) / 2 == pytest.approx(2 / 4)
+    assert judge([], {}) == [(1, 1), (pytest.approx(1 / 3), 3)]
+    shares = [(1.0, 1.0), (1 / 3, 3.0)]
+    value, uncertain = _mean(shares)
+    assert value == pytest.approx(2 / 4)
+    assert uncertain == pytest.approx(1 / 4)  # right less share x asked: 1/4, -1/4
 
 
 def test_a_row_has_the_same_keys_whatever_it_says() -> None:

@@ -16,8 +16,9 @@ from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Noise
 from mmspec.trees import Tree
-from mmspec.verifiers import ALL, Block, Coupled, KSeq, Recursive, SpecHub, Traversal
+from mmspec.verifiers import Block, Coupled, KSeq, Recursive, SpecHub, Traversal
 from mmspec.verifiers.law import acceptance, ancestral, enumerate_rounds, joint, law
+from tests.verifiers.parts import ALL
 
 LOSSLESS = [v for v in ALL if v.lossless and not isinstance(v, Coupled)]
 PAIRS = [(v, kind) for v in LOSSLESS for kind in v.kinds if kind is not Kind.RACE]

@@ -13,7 +13,8 @@ from mmspec.drafters.draws import draw
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
-from mmspec.verifiers import ALL, Block, Coupled, SpecHub, Traversal
+from mmspec.verifiers import Block, Coupled, SpecHub, Traversal
+from tests.verifiers.parts import ALL
 
 CPU = torch.device("cpu")
 PAIRS = [(v, kind) for v in ALL for kind in v.kinds]

@@ -26,7 +26,6 @@ def draw(
     texts: Sequence[str],
     seed: int = 0,
     steps: int = STEPS,
-    guidance: float = GUIDANCE,
 ) -> np.ndarray:  # -> (B, P, P, 3) floats in [0, 1]
     """Pictures for prompts, by the pipeline itself. Sizes are not binned: there is only one."""
     pipeline.set_progress_bar_config(disable=True)
@@ -34,7 +33,7 @@ def draw(
     pictures: np.ndarray = call(
         list(texts),
         num_inference_steps=steps,
-        guidance_scale=guidance,
+        guidance_scale=GUIDANCE,
         generator=torch.Generator().manual_seed(seed),
         max_sequence_length=WORDS_AT_MOST,
         use_resolution_binning=False,
@@ -49,13 +48,12 @@ def facts_drawn(
     asked: Sequence[Prompt],
     seed: int = 0,
     steps: int = STEPS,
-    guidance: float = GUIDANCE,
     batch: int = 32,
 ) -> tuple[int, int]:
     """Facts right and facts asked over all prompts, read from the pictures."""
     shown: list[np.ndarray] = []
     for part in chunks(asked, batch):
-        shown += list(draw(pipeline, [p.text for p in part], seed + len(shown), steps, guidance))
+        shown += list(draw(pipeline, [p.text for p in part], seed + len(shown), steps))
     return score_pictures([p.scene for p in asked], shown)
 
 
@@ -66,14 +64,13 @@ def overlap(
     texts: Sequence[str],
     seed: int = 0,
     steps: int = STEPS,
-    guidance: float = GUIDANCE,
 ) -> float:
     """Mean over the steps of pictures of the chance that the drafter's next state is kept.
 
     At each state on the way of the target, with equal deviations s and means d apart: the shared
     mass of two normal laws, 2 Phi(-d / 2 s). The last step has no deviation and is left out.
     """
-    states = _states(pipeline, texts, seed, steps, guidance)
+    states = _states(pipeline, texts, seed, steps)
     parts: Any = pipeline
     alphas = parts.scheduler.alphas_cumprod
     words = _told(pipeline, texts)
@@ -82,7 +79,7 @@ def overlap(
     for time, state in states[:-1]:
         signal, before = alphas[time], alphas[time - stride]
         wanted, offered = (
-            _guided(model, state, time, words, guidance) for model in (parts.transformer, drafter)
+            _guided(model, state, time, words) for model in (parts.transformer, drafter)
         )
         step = 1 - signal / before
         weight = before.sqrt() * step / (1 - signal)  # of the clean picture, in the mean
@@ -93,7 +90,7 @@ def overlap(
 
 
 def _states(
-    pipeline: PixArtAlphaPipeline, texts: Sequence[str], seed: int, steps: int, guidance: float
+    pipeline: PixArtAlphaPipeline, texts: Sequence[str], seed: int, steps: int
 ) -> list[tuple[int, Tensor]]:
     """The times and the states that the target itself passes through."""
     parts: Any = pipeline
@@ -105,7 +102,7 @@ def _states(
     passed = []
     for time in parts.scheduler.timesteps:
         passed.append((int(time), state))
-        raw = _guided(parts.transformer, state, int(time), words, guidance)
+        raw = _guided(parts.transformer, state, int(time), words)
         state = parts.scheduler.step(raw, time, state, generator=generator).prev_sample
     return passed
 
@@ -119,9 +116,7 @@ def _told(pipeline: PixArtAlphaPipeline, texts: Sequence[str]) -> TextStates:
     return TextStates(torch.cat([silence, told]), torch.cat([silent_mask, mask]))
 
 
-def _guided(
-    model: PixArtTransformer2DModel, state: Tensor, time: int, words: TextStates, guidance: float
-) -> Tensor:
+def _guided(model: PixArtTransformer2DModel, state: Tensor, time: int, words: TextStates) -> Tensor:
     times = torch.full((2 * len(state),), time)
     silent, told = predicted(model, torch.cat([state, state]), times, words).chunk(2)
-    return silent + guidance * (told - silent)
+    return silent + GUIDANCE * (told - silent)

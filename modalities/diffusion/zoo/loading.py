@@ -14,22 +14,10 @@ from mmspec.zoo.loading import pretrained
 
 def load(entry: Entry, folder: Path, dtype: torch.dtype | None = None) -> Any:
     """A pipeline for a target, its denoiser alone for a drafter."""
-    return load_pipeline(folder, dtype) if entry.target is None else load_denoiser(folder, dtype)
-
-
-def load_pipeline(folder: Path, dtype: torch.dtype | None = None) -> PixArtAlphaPipeline:
-    """A text-to-image pipeline from any folder of the same form."""
+    if entry.target is not None:
+        return pretrained(PixArtTransformer2DModel, folder, dtype)
     kind: Any = PixArtAlphaPipeline
-    pipeline: PixArtAlphaPipeline = kind.from_pretrained(
-        folder, dtype=dtype or torch.float32, local_files_only=True
-    )
-    return pipeline
-
-
-def load_denoiser(folder: Path, dtype: torch.dtype | None = None) -> PixArtTransformer2DModel:
-    """A diffusion transformer from any folder of the same form."""
-    denoiser: PixArtTransformer2DModel = pretrained(PixArtTransformer2DModel, folder, dtype)
-    return denoiser
+    return kind.from_pretrained(folder, dtype=dtype or torch.float32, local_files_only=True)
 
 
 def processor(entry: Entry, folder: Path) -> Any:

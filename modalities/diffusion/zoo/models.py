@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mmspec.zoo.boards import LATENT_CHANNELS, LATENT_SIDE
+from mmspec.zoo.boards import LATENT_CHANNELS, LATENT_SIDE, begin_near_paper
 from mmspec.zoo.tokenizer import word_tokenizer
 
 if TYPE_CHECKING:
@@ -49,15 +49,14 @@ DRAFTER = DenoiserShape(layers=2, width=128, heads=4)
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """One word per token, `</s>` at the end, padding on the right, as T5 has it."""
-    from tokenizers.processors import TemplateProcessing
-
-    built = word_tokenizer(
-        ("<pad>", "</s>", "<unk>"), bos=None, eos="</s>", pad="<pad>", unk="<unk>"
+    return word_tokenizer(
+        ("<pad>", "</s>", "<unk>"),
+        "$A </s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        padding_side="right",
     )
-    core: Any = built.backend_tokenizer
-    core.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    built.padding_side = "right"
-    return built
 
 
 def text_encoder(vocabulary: int) -> T5EncoderModel:
@@ -119,26 +118,8 @@ def autoencoder(scaling: float = 1.0) -> AutoencoderTiny:
         latent_channels=LATENT_CHANNELS,
         scaling_factor=scaling,
     )
-    _begin(coder)
+    begin_near_paper(coder, [m for m in coder.modules() if isinstance(m, nn.Conv2d)][-1])
     return coder
-
-
-def _begin(coder: AutoencoderTiny) -> None:
-    """Begin near paper, with signals of even size in every layer (He et al. 2015).
-
-    Without normalisation, training from the usual start takes several times as long.
-    """
-    modules: Any = coder.modules()
-    convolutions = [m for m in modules if isinstance(m, nn.Conv2d)]
-    for convolution in convolutions:
-        nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
-        if convolution.bias is not None:
-            nn.init.zeros_(convolution.bias)
-    last = convolutions[-1]
-    assert last.bias is not None
-    with torch.no_grad():
-        last.weight.mul_(0.1)
-        last.bias.fill_(0.95)
 
 
 def denoiser(shape: DenoiserShape) -> PixArtTransformer2DModel:

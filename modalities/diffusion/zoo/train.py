@@ -11,7 +11,7 @@ import torch
 
 from mmspec.modalities.diffusion.zoo import models
 from mmspec.modalities.diffusion.zoo.evaluate import facts_drawn, overlap
-from mmspec.modalities.diffusion.zoo.loading import load_denoiser, load_pipeline
+from mmspec.modalities.diffusion.zoo.loading import load
 from mmspec.modalities.diffusion.zoo.training import (
     encoded,
     learn_pictures,
@@ -22,7 +22,7 @@ from mmspec.modalities.diffusion.zoo.training import (
 from mmspec.modality import Entry
 from mmspec.training.reporting import Report
 from mmspec.zoo.prompts import prompts, training_scenes
-from mmspec.zoo.training import cut, kept, written
+from mmspec.zoo.training import cut, kept, teacher
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderTiny
@@ -68,39 +68,38 @@ def train(
 ) -> dict[str, Any]:
     """Teach all parts of a pipeline, or a denoiser to follow that of its target."""
     plan = PLANS[entry.name]
-    teacher: Any = None
+    followed: Any = None
     if entry.target is None:
         words, text, pictures = _begun(plan, steps, seed, progress)
     else:
-        target: Any = load_pipeline(written(entry.target))
+        target = teacher(entry.target)
         words, text, pictures, seed = target.tokenizer, target.text_encoder, target.vae, seed + 1
-        teacher = target.transformer
+        followed = target.transformer
     pool = cut(plan.pool, steps and steps * BATCH)
     batches = lessons(text, words, pictures, pool, BATCH, seed, progress)
     denoiser: Any = models.denoiser(plan.shape)
 
     def save() -> None:
         denoiser.half()
-        if teacher is None:  # the words stay in float32: that part is loaded as it is stored
+        if followed is None:  # the words stay in float32: that part is loaded as it is stored
             models.pipeline(words, text, pictures.half(), denoiser).save_pretrained(folder)
         else:
             denoiser.save_pretrained(folder)
 
     drawing = cut(plan.drawing, steps)
     with kept(save):
-        learn_to_draw(denoiser, models.scheduler(), batches, drawing, plan.rate, progress, teacher)
+        learn_to_draw(denoiser, models.scheduler(), batches, drawing, plan.rate, progress, followed)
     return {"steps": drawing}
 
 
 def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     """Facts right in pictures (a target), or states of the target's chain kept (a drafter)."""
-    asked = prompts(count, "held-out")
+    asked, model = prompts(count, "held-out"), load(entry, folder)
     if entry.target is None:
-        right, total = facts_drawn(load_pipeline(folder), asked)
+        right, total = facts_drawn(model, asked)
         return {"facts": round(right / total, 4)}
     texts = [prompt.text for prompt in asked[:16]]
-    target = load_pipeline(written(entry.target))
-    return {"acceptance": overlap(load_denoiser(folder), target, texts)}
+    return {"acceptance": overlap(model, teacher(entry.target), texts)}
 
 
 def _begun(

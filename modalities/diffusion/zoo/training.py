@@ -41,12 +41,7 @@ class TextStates:
 
 
 def learn_pictures(
-    autoencoder: AutoencoderTiny,
-    steps: int,
-    seed: int,
-    batch: int = 8,
-    rate: float = 4e-3,
-    progress: Report = silent,
+    autoencoder: AutoencoderTiny, steps: int, seed: int, progress: Report = silent
 ) -> None:
     """Train the autoencoder on crowded scenes, its latents slightly disturbed and kept small."""
     coder: Any = autoencoder
@@ -59,7 +54,7 @@ def learn_pictures(
         large = 1e-3 * latents.square().mean() + 0.1 * excess.square().mean()
         return error.square().mean() + 0.1 * error.abs().mean() + large
 
-    fit(list(coder.parameters()), _crowded(batch, seed), loss_of, steps, rate, "paint", progress)
+    fit(list(coder.parameters()), _crowded(8, seed), loss_of, steps, 4e-3, "paint", progress)
 
 
 def learn_words(
@@ -67,8 +62,6 @@ def learn_words(
     tokenizer: PreTrainedTokenizerFast,
     steps: int,
     seed: int,
-    batch: int = 64,
-    rate: float = 1.5e-3,
     progress: Report = silent,
 ) -> None:
     """Train the text encoder until nine questions, one for each place, find their answers."""
@@ -80,7 +73,7 @@ def learn_words(
 
     matrices, others = divided(encoder.encoder.block, encoder.parameters())
     others = [*others, *reader.parameters()]
-    fit(others, _described(batch, seed), loss_of, steps, rate, "read", progress, matrices)
+    fit(others, _described(64, seed), loss_of, steps, 1.5e-3, "read", progress, matrices)
 
 
 def learn_to_draw(

@@ -21,20 +21,14 @@ from mmspec.zoo.scene import BOARD, Scene
 
 _DISTURBANCE = 0.12  # noise on the axes of unit latents, about as far as the nearest code
 _NUMBERS = 1 << 46  # scenes come from seeds of their own
+_BATCH = 8
 _ROUNDS = 20  # of k-means
 _BLANK = 0.05  # largest difference to paper of a pixel of a blank patch
 _COMMITMENT = 0.1  # how much it costs to see what is far from the nearest code
 _MEMORY = 0.98  # share of a code that stays, with every batch
 
 
-def learn_pictures(
-    coder: Any,
-    steps: int,
-    seed: int,
-    batch: int = 8,
-    rate: float = 3e-3,
-    progress: Report = silent,
-) -> None:
+def learn_pictures(coder: Any, steps: int, seed: int, progress: Report = silent) -> None:
     """Train a `JanusVQVAE` without its codes: unit latents, slightly disturbed, become pixels."""
 
     def loss_of(images: Tensor) -> Tensor:
@@ -43,18 +37,10 @@ def learn_pictures(
         return painted(coder, seen, images)
 
     learnt = [p for p in coder.parameters() if p is not coder.quantize.embedding.weight]
-    fit(learnt, crowded(batch, seed), loss_of, steps, rate, "see", progress)
+    fit(learnt, crowded(_BATCH, seed), loss_of, steps, 3e-3, "see", progress)
 
 
-def learn_codes(
-    coder: Any,
-    steps: int,
-    seed: int,
-    batch: int = 8,
-    rate: float = 2e-3,
-    pool: int = 1024,
-    progress: Report = silent,
-) -> None:
+def learn_codes(coder: Any, steps: int, seed: int, pool: int, progress: Report = silent) -> None:
     """Find the codes by k-means on unit latents, then train all with what the codes say of them.
 
     Gradients pass the codes straight through (van den Oord et al. 2017), and codes follow the
@@ -62,7 +48,7 @@ def learn_codes(
     for things, and who draws need not guess among many that mean the same.
     """
     book = coder.quantize.embedding.weight.requires_grad_(False)
-    book.copy_(_centres(coder, pool, batch, seed))
+    book.copy_(_centres(coder, pool, seed))
     sums = book.clone()
 
     def loss_of(images: Tensor) -> Tensor:
@@ -78,7 +64,7 @@ def learn_codes(
         return loss
 
     learnt = [p for p in coder.parameters() if p is not book]
-    fit(learnt, crowded(batch, seed + 1), loss_of, steps, rate, "paint", progress)
+    fit(learnt, crowded(_BATCH, seed + 1), loss_of, steps, 2e-3, "paint", progress)
     book.requires_grad_(True)
 
 
@@ -133,13 +119,13 @@ def scattered(number: int, generator: np.random.Generator, most: int) -> Iterato
 
 
 @torch.no_grad()
-def _centres(coder: Any, pool: int, batch: int, seed: int) -> Tensor:  # -> (K, d), of length one
+def _centres(coder: Any, pool: int, seed: int) -> Tensor:  # -> (K, d), of length one
     """The mean of blank patches, and spherical k-means of what is seen in all others.
 
     A centre that nobody is nearest to moves to the latent worst served.
     """
     parts, papers = [], []
-    for images in islice(crowded(batch, seed + 2), pool // batch):
+    for images in islice(crowded(_BATCH, seed + 2), pool // _BATCH):
         seen, blank = latents(coder, images).permute(0, 2, 3, 1), is_blank(images)
         parts.append(seen[~blank])
         papers.append(seen[blank])

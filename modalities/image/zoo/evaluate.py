@@ -19,9 +19,9 @@ from mmspec.zoo.scene import Scene
 
 
 def drawn_codes(
-    model: Any, processor: Any, texts: Sequence[str], seed: int = 0, guidance: float = GUIDANCE
+    model: Any, processor: Any, texts: Sequence[str], seed: int = 0
 ) -> Tensor:  # -> (B, 81) int64
-    """Codes for prompts, sampled by the model itself at temperature 1. `guidance` is above 1."""
+    """Codes for prompts, sampled by the model itself at temperature 1."""
     asked = processor(text=list(texts), generation_mode="image", padding=True, return_tensors="pt")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -30,7 +30,7 @@ def drawn_codes(
             generation_mode="image",
             do_sample=True,
             top_k=0,
-            guidance_scale=guidance,
+            guidance_scale=GUIDANCE,
         )
     return codes
 
@@ -47,14 +47,13 @@ def facts_drawn(
     processor: Any,
     asked: Sequence[Prompt],
     seed: int = 0,
-    guidance: float = GUIDANCE,
     batch: int = 32,
 ) -> tuple[int, int]:
     """Facts right and facts asked over all prompts, read from the pictures."""
     drawn: list[np.ndarray] = []
     for part in chunks(asked, batch):
         texts = [prompt.text for prompt in part]
-        codes = drawn_codes(model, processor, texts, seed + len(drawn), guidance)
+        codes = drawn_codes(model, processor, texts, seed + len(drawn))
         drawn += list(shown(model, codes))
     return score_pictures([prompt.scene for prompt in asked], drawn)
 

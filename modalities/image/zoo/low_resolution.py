@@ -42,9 +42,8 @@ from mmspec.models.code_resampler import FOLDER
 from mmspec.training.fitting import fit
 from mmspec.training.reporting import Report, silent
 from mmspec.zoo.boards import BOARD_CLASSES, board_loss
-from mmspec.zoo.catalogue import info
 from mmspec.zoo.prompts import MOST, prompts
-from mmspec.zoo.training import cut, kept, written
+from mmspec.zoo.training import cut, kept, teacher
 
 ABOUT = (
     f"Draws the Scene world of the `mmspec` zoo in {SMALL.pixels} x {SMALL.pixels} pixels, "
@@ -63,6 +62,7 @@ NOTES = (
 HELD_OUT = 64
 SHAPE = models.ImageShape(layers=3, width=96, inner=192, heads=3)
 BATCH = 64
+_TARGET = "image"
 _FEW = 8  # pictures that a short trial learns enlarging from, for every step
 
 
@@ -86,7 +86,7 @@ def train(
     entry: Entry, folder: Path, steps: int | None, seed: int, progress: Report
 ) -> dict[str, Any]:
     """Teach the small model to draw, then the resampler to enlarge what it draws."""
-    plan, target, words = PLANS[entry.name], _target(entry), models.processor()
+    plan, target, words = PLANS[entry.name], teacher(_TARGET), models.processor()
     processor = models.processor(SMALL)
     model: Any = models.janus(SHAPE, processor.tokenizer, SMALL)
     learn_kinds(model.model.vqmodel, cut(plan.seeing, steps), seed, progress=progress)
@@ -138,7 +138,7 @@ def learn_to_draw_kinds(
 
 def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     """Codes right in small pictures, and codes per target call of exact and of lossy drafting."""
-    asked, small, target = prompts(count, "held-out"), load(entry, folder), _target(entry)
+    asked, small, target = prompts(count, "held-out"), load(entry, folder), teacher(_TARGET)
     drawn = drawn_codes(small, models.processor(SMALL), [one.text for one in asked])
     wanted = kinds([one.scene for one in asked])
     report = {
@@ -156,8 +156,3 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
             calls.append(made.stats.target_calls)
         report[name] = round(models.SIDE**2 / fmean(calls), 2)
     return report
-
-
-def _target(entry: Entry) -> Any:
-    assert entry.target is not None
-    return load(info(entry.target), written(entry.target))

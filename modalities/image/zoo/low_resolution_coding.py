@@ -45,14 +45,7 @@ def parts_of(codes: Tensor) -> Tensor:  # (...) -> (..., 3): name, colour, size;
     return parts.masked_fill((codes == 0)[..., None], 0)
 
 
-def learn_kinds(
-    coder: Any,
-    steps: int,
-    seed: int,
-    batch: int = 16,
-    rate: float = 2e-3,
-    progress: Report = silent,
-) -> None:
+def learn_kinds(coder: Any, steps: int, seed: int, progress: Report = silent) -> None:
     """Train a `JanusVQVAE` to see the code of each place, and to paint codes."""
     book = coder.quantize.embedding.weight
 
@@ -65,7 +58,7 @@ def learn_kinds(
         missed = functional.cross_entropy(_SHARPNESS * likeness, wanted)
         return missed + painted(coder, said, images)
 
-    fit(list(coder.parameters()), _shown(batch, seed), loss_of, steps, rate, "see", progress)
+    fit(list(coder.parameters()), _shown(16, seed), loss_of, steps, 2e-3, "see", progress)
     with torch.no_grad():
         book.copy_(functional.normalize(book, dim=-1))
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
+from mmspec.zoo.boards import begin_near_paper
 from mmspec.zoo.tokenizer import word_tokenizer
 
 if TYPE_CHECKING:
     from transformers import (
         JanusForConditionalGeneration,
         JanusProcessor,
+        LlamaConfig,
         PreTrainedTokenizerFast,
     )
 
@@ -26,7 +25,6 @@ PIXELS, SIDE = 72, 9  # a side of a picture, in pixels and in codes
 CODES = 512
 CODE_WIDTH = 8
 GUIDANCE = 3.0
-_SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>", "<image>", "<begin_of_image>", "<end_of_image>")
 
 
 @dataclass(frozen=True)
@@ -62,28 +60,17 @@ DRAFTER = ImageShape(layers=1, width=96, inner=192, heads=3)
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """One word per token behind `<bos>`, padding on the left, as Janus has it."""
-    from tokenizers.processors import TemplateProcessing
-    from transformers import PreTrainedTokenizerFast
-
-    plain = word_tokenizer(_SPECIAL, bos="<bos>", eos="<eos>", pad="<pad>", unk="<unk>")
-    core: Any = plain.backend_tokenizer
-    core.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
-    build: Any = PreTrainedTokenizerFast
-    built: PreTrainedTokenizerFast = build(
-        tokenizer_object=core,
+    named = {"image_token": "<image>", "boi_token": "<begin_of_image>"}
+    return word_tokenizer(
+        ("<pad>", "<bos>", "<eos>", "<unk>", "<image>", "<begin_of_image>", "<end_of_image>"),
+        "<bos> $A",
         bos_token="<bos>",
         eos_token="<eos>",
         pad_token="<pad>",
         unk_token="<unk>",
-        extra_special_tokens={
-            "image_token": "<image>",
-            "boi_token": "<begin_of_image>",
-            "eoi_token": "<end_of_image>",
-        },
-        padding_side="left",
-        model_max_length=512,
+        additional_special_tokens=[],
+        extra_special_tokens={**named, "eoi_token": "<end_of_image>"},
     )
-    return built
 
 
 def processor(size: PictureFormat = FORMAT) -> JanusProcessor:
@@ -115,28 +102,14 @@ def janus(
         JanusForConditionalGeneration,
         JanusVisionConfig,
         JanusVQVAEConfig,
-        LlamaConfig,
     )
 
     ids: Any = words.get_vocab()
-    special = {
+    special: dict[str, Any] = {
         "bos_token_id": words.bos_token_id,
         "eos_token_id": words.eos_token_id,
         "pad_token_id": words.pad_token_id,
     }
-    text = LlamaConfig(
-        vocab_size=len(words),
-        hidden_size=shape.width,
-        intermediate_size=shape.inner,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads,
-        max_position_embeddings=256,
-        # Short sequences: fast angles tell columns and rows apart, slow ones would tell nothing.
-        rope_parameters={"rope_type": "default", "rope_theta": 200.0},
-        initializer_range=0.04,
-        **special,
-    )
     eye = JanusVisionConfig(
         hidden_size=8,
         num_hidden_layers=1,
@@ -160,27 +133,34 @@ def janus(
         image_token_embed_dim=shape.width,
     )
     config = JanusConfig(
-        text_config=text,
+        text_config=_text(shape, len(words), special),
         vision_config=eye,
         vq_config=pictures,
         image_token_id=ids["<image>"],
         tie_word_embeddings=True,
     )
     model = JanusForConditionalGeneration(config)
-    _begin(model.model.vqmodel)
+    begin_near_paper(model.model.vqmodel, model.model.vqmodel.decoder.conv_out)
     configure: Any = GenerationConfig
     begin = {"boi_token_id": ids["<begin_of_image>"]}
     model.generation_config = configure(**special, generation_kwargs=begin)
     return model
 
 
-def _begin(pictures: Any) -> None:
-    """Begin near paper, with signals of even size in every layer (He et al. 2015)."""
-    for convolution in [m for m in pictures.modules() if isinstance(m, nn.Conv2d)]:
-        nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
-        if convolution.bias is not None:
-            nn.init.zeros_(convolution.bias)
-    last = pictures.decoder.conv_out
-    with torch.no_grad():
-        last.weight.mul_(0.1)
-        last.bias.fill_(0.95)
+def _text(shape: ImageShape, words: int, special: dict[str, Any]) -> LlamaConfig:
+    """The language model, of so many words."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=words,
+        hidden_size=shape.width,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=256,
+        # Short sequences: fast angles tell columns and rows apart, slow ones would tell nothing.
+        rope_parameters={"rope_type": "default", "rope_theta": 200.0},
+        initializer_range=0.04,
+        **special,
+    )

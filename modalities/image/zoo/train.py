@@ -27,9 +27,8 @@ from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.training.fitting import chunks
 from mmspec.training.heads import learn_head
 from mmspec.training.reporting import Report
-from mmspec.zoo.catalogue import info
 from mmspec.zoo.prompts import prompts
-from mmspec.zoo.training import cut, kept, written
+from mmspec.zoo.training import cut, kept, teacher
 
 ABOUT = (
     f"Draws the Scene world of the `mmspec` zoo in {models.PIXELS} x {models.PIXELS} pixels, "
@@ -95,7 +94,7 @@ def train(
     """Teach a Janus to draw, or a drafter or a head to follow one."""
     plan, processor = PLANS[entry.name], models.processor()
     pool = cut(plan.pool, steps and steps * BATCH)
-    target = None if entry.target is None else load(info(entry.target), written(entry.target))
+    target = None if entry.target is None else teacher(entry.target)
     seen = (
         None if target is None else drawn_by(target, processor, pool, seed + 1, progress=progress)
     )
@@ -159,25 +158,19 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
         right, total = facts_drawn(model, processor, asked)
         kept_, shown = facts_kept(model, [prompt.scene for prompt in asked])
         return {"facts": round(right / total, 4), "facts_of_scenes": round(kept_ / shown, 4)}
-    target = load(info(entry.target), written(entry.target))
+    target = teacher(entry.target)
     texts = [prompt.text for prompt in asked]
     return {"acceptance_length": acceptance(model, target, processor, texts)}
 
 
 def acceptance(
-    drafter: Any,
-    target: Any,
-    processor: Any,
-    texts: Sequence[str],
-    seed: int = 0,
-    guidance: float = models.GUIDANCE,
-    batch: int = 16,
+    drafter: Any, target: Any, processor: Any, texts: Sequence[str], batch: int = 16
 ) -> float:
     """Codes per round of coupled chain speculation with five drafted codes, at temperature 1."""
     fast = accelerate(target, "coupled", drafter=drafter, processor=processor)
+    how: dict[str, Any] = {"do_sample": True, "guidance": models.GUIDANCE, "seed": 0}
     lengths = []
     for part in chunks(texts, batch):
-        how: dict[str, Any] = {"do_sample": True, "guidance": guidance, "seed": seed}
         made = fast.generate_images(prompt=list(part), **how)
         lengths += [made.stats.mean_acceptance_length] * len(part)
     return round(fmean(lengths), 2)

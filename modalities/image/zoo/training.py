@@ -66,7 +66,6 @@ def learn_to_read(
     steps: int,
     seed: int,
     batch: int = 64,
-    rate: float = 1.5e-3,
     progress: Report = silent,
 ) -> None:
     """Train the language model to know, from a prompt and a position, what is at that place.
@@ -83,7 +82,7 @@ def learn_to_read(
 
     matrices, others = drawing_weights(model)
     others = [*others, *heads.parameters()]
-    fit(others, _described(reader, batch, seed), loss_of, steps, rate, "read", progress, matrices)
+    fit(others, _described(reader, batch, seed), loss_of, steps, 1.5e-3, "read", progress, matrices)
 
 
 def learn_to_draw(

@@ -29,13 +29,12 @@ def painted(
     vae: Any,
     asked: Sequence[int],
     seed: int = 0,
-    plan: Plan = PLAN,
     batch: int = 34,
 ) -> Iterator[Image.Image]:
     """Pictures of classes, drawn by the model itself."""
     for rows in chunks(range(len(asked)), batch):
         part = torch.tensor([asked[row] for row in rows])
-        latents = model.sample(part, plan, seed, rows)
+        latents = model.sample(part, PLAN, seed, rows)
         yield from pictures(vae.decode(latents / model.config.latent_scale)[0])
 
 
@@ -48,8 +47,8 @@ def facts_of(asked: Sequence[int], images: Sequence[Image.Image]) -> list[tuple[
 
 
 def facts_drawn(
-    model: MarForImageGeneration, vae: Any, asked: Sequence[int], seed: int = 0, plan: Plan = PLAN
+    model: MarForImageGeneration, vae: Any, asked: Sequence[int], seed: int = 0
 ) -> tuple[int, int]:
     """Pictures that show their class and nothing else, and all pictures."""
-    scored = facts_of(asked, list(painted(model, vae, asked, seed, plan)))
+    scored = facts_of(asked, list(painted(model, vae, asked, seed)))
     return sum(right for right, _ in scored), len(scored)

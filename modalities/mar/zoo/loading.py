@@ -14,13 +14,7 @@ from mmspec.zoo.loading import pretrained
 
 def load(entry: Entry, folder: Path, dtype: torch.dtype | None = None) -> Any:
     """A MAR as the package has it."""
-    return load_mar(folder, dtype)
-
-
-def load_mar(folder: Path, dtype: torch.dtype | None = None) -> MarForImageGeneration:
-    """A model of continuous tokens from any folder of the same form."""
-    model: MarForImageGeneration = pretrained(MarForImageGeneration, folder, dtype)
-    return model
+    return pretrained(MarForImageGeneration, folder, dtype)
 
 
 def processor(entry: Entry, folder: Path) -> Any:

@@ -12,14 +12,14 @@ from mmspec.api import accelerate
 from mmspec.modalities.mar.zoo import models
 from mmspec.modalities.mar.zoo.distil import begin_like, follow
 from mmspec.modalities.mar.zoo.evaluate import PLAN, classes, facts_drawn
-from mmspec.modalities.mar.zoo.loading import load_mar
+from mmspec.modalities.mar.zoo.loading import load
 from mmspec.modalities.mar.zoo.training import encoded_pool, learn_to_draw, lessons
 from mmspec.modality import Entry
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.training.fitting import chunks
 from mmspec.training.reporting import Report
 from mmspec.zoo.loading import load_vae
-from mmspec.zoo.training import cut, kept, written
+from mmspec.zoo.training import cut, kept, teacher, written
 
 DRAFTED = 1
 ABOUT = (
@@ -67,7 +67,7 @@ def train(
     The target draws with the autoencoder of the zoo's diffusion pipeline and keeps a copy.
     """
     plan, source = PLANS[entry.name], written(entry.target or PICTURES_FROM)
-    target = None if entry.target is None else load_mar(source)
+    target = None if entry.target is None else teacher(entry.target)
     pictures = cut(plan.pool, steps and steps * plan.batch)
     scale = None if target is None else target.config.latent_scale
     pool, scale = encoded_pool(load_vae(source), pictures, seed, scale, progress=progress)
@@ -96,11 +96,11 @@ def train(
 
 def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     """Pictures that are right (a target), or steps per round with one drafted (a drafter)."""
-    model, asked = load_mar(folder), classes(count, seed=1)
+    model, asked = load(entry, folder), classes(count, seed=1)
     if entry.target is None:
         right, total = facts_drawn(model, load_vae(folder), asked, seed=1)
         return {"facts": round(right / total, 4)}
-    return {"acceptance_length": acceptance(model, load_mar(written(entry.target)), asked[:16])}
+    return {"acceptance_length": acceptance(model, teacher(entry.target), asked[:16])}
 
 
 def acceptance(

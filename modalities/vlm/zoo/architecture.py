@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from mmspec.modalities.vlm.zoo.processors import LLAVA_PATCH, QWEN_MERGE, QWEN_PATCH
 from mmspec.zoo.boards import PIXELS
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True)
@@ -32,14 +43,6 @@ BLIND = LanguageShape(1, 128, 256, 4)
 
 def llava(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """A LLaVA model (CLIP vision tower, Llama text), or a Llama model for a blind shape."""
-    from transformers import (
-        CLIPVisionConfig,
-        LlamaConfig,
-        LlamaForCausalLM,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-    )
-
     text = LlamaConfig(**_text(shape, tokenizer))
     if not shape.vision_layers:
         return LlamaForCausalLM(text)
@@ -66,13 +69,6 @@ def llava(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTraine
 
 def qwen(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """A Qwen2.5-VL model with multimodal rotary positions, or Qwen2 for a blind shape."""
-    from transformers import (
-        Qwen2_5_VLConfig,
-        Qwen2_5_VLForConditionalGeneration,
-        Qwen2Config,
-        Qwen2ForCausalLM,
-    )
-
     text = _text(shape, tokenizer)
     if not shape.vision_layers:
         return Qwen2ForCausalLM(Qwen2Config(**text))

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import ProcessorMixin
 
 from mmspec.modalities.vlm.zoo.families import IMAGE_TOKENS, ZooFamily
 from mmspec.zoo.boards import boards, pixels
 from mmspec.zoo.language import ExampleKind, format_prompt, write
 from mmspec.zoo.scene import Scene, sample
-
-if TYPE_CHECKING:
-    from transformers import ProcessorMixin
 
 IGNORED = -100
 _QUESTION_RATE = 0.55  # more than are asked later: an answer is short and teaches few words

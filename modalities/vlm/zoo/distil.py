@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from mmspec.modalities.vlm.zoo.batches import Batch, Encoder, Sample, fresh, grouped
 from mmspec.modalities.vlm.zoo.families import ZooFamily
 from mmspec.training.reporting import Report, silent
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 MAX_NEW_TOKENS = 96
 _SAMPLED_ONE_IN = 4  # the others are greedy

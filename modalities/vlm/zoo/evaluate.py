@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from mmspec.modalities.vlm.zoo.batches import IGNORED, Encoder, Sample
 from mmspec.modalities.vlm.zoo.distil import MAX_NEW_TOKENS, answered
@@ -14,9 +15,6 @@ from mmspec.modalities.vlm.zoo.families import ZooFamily
 from mmspec.modalities.vlm.zoo.learning import logits_of
 from mmspec.zoo.boards import pixels
 from mmspec.zoo.language import Example, format_prompt, scenes, score, write
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def answers(

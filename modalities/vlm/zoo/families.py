@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import einops
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
 from mmspec.modalities.vlm.zoo.architecture import LanguageShape, llava, qwen
 from mmspec.modalities.vlm.zoo.processors import (
@@ -19,9 +20,6 @@ from mmspec.modalities.vlm.zoo.processors import (
     qwen_processor,
 )
 from mmspec.zoo.boards import PIXELS, as_pictures
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
 IMAGE_TOKENS = 36
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import einops
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from mmspec.modalities.vlm.zoo.batches import IGNORED, Batch, seen
 from mmspec.modalities.vlm.zoo.families import ZooFamily, image_features
@@ -17,10 +17,8 @@ from mmspec.training.fitting import fit
 from mmspec.training.reporting import Report, silent
 from mmspec.zoo.boards import BOARD_CLASSES, board_loss
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 _FLOOR = 0.02  # of the rate, at the end of a stage
+_SEEN, _SEEING = 64, 2e-3  # pictures in a batch, and rate, of what teaches to see
 
 
 def learn_to_see(
@@ -28,8 +26,6 @@ def learn_to_see(
     family: ZooFamily,
     steps: int,
     seed: int,
-    batch: int = 64,
-    rate: float = 2e-3,
     progress: Report = silent,
 ) -> None:
     """Train the vision tower and the projector to tell what is in each of the nine cells."""
@@ -43,7 +39,7 @@ def learn_to_see(
         return board_loss(heads(functional.layer_norm(cells, (width,))).float(), board)
 
     learnt = [*_vision(model), *heads.parameters()]
-    fit(learnt, seen(batch, seed), loss_of, steps, rate, "see", progress, floor=_FLOOR)
+    fit(learnt, seen(_SEEN, seed), loss_of, steps, _SEEING, "see", progress, floor=_FLOOR)
 
 
 def learn_to_see_like(
@@ -53,8 +49,6 @@ def learn_to_see_like(
     other_family: ZooFamily,
     steps: int,
     seed: int,
-    batch: int = 64,
-    rate: float = 2e-3,
     progress: Report = silent,
 ) -> None:
     """Train the vision tower and the projector to show the text model what `other` shows its own.
@@ -69,8 +63,8 @@ def learn_to_see_like(
         features = image_features(model, family.image_inputs(images))
         return functional.mse_loss(features, wanted) / wanted.var()
 
-    items = seen(batch, seed)
-    fit(_vision(model), items, loss_of, steps, rate, "see", progress, floor=_FLOOR)
+    items = seen(_SEEN, seed)
+    fit(_vision(model), items, loss_of, steps, _SEEING, "see", progress, floor=_FLOOR)
 
 
 def learn_to_talk(

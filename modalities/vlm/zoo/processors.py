@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import (
+    CLIPImageProcessor,
+    LlavaProcessor,
+    ProcessorMixin,
+    Qwen2_5_VLProcessor,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+)
 
 from mmspec.zoo.boards import PIXELS
 from mmspec.zoo.tokenizer import word_tokenizer
-
-if TYPE_CHECKING:
-    from transformers import ProcessorMixin
 
 LLAVA_PATCH = 8
 QWEN_PATCH, QWEN_MERGE = 4, 2
@@ -45,8 +51,6 @@ _QWEN_CHAT = (
 
 def llava_processor() -> ProcessorMixin:
     """The processor of the LLaVA pair: 36 image tokens for a picture."""
-    from transformers import CLIPImageProcessor, LlavaProcessor
-
     side = {"height": PIXELS, "width": PIXELS}
     image_processor = CLIPImageProcessor(
         size=side,
@@ -55,7 +59,13 @@ def llava_processor() -> ProcessorMixin:
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
     )
-    tokenizer = word_tokenizer(_LLAVA_SPECIAL, bos="<bos>", eos="<eos>", pad="<pad>", unk="<unk>")
+    tokenizer = word_tokenizer(
+        _LLAVA_SPECIAL,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+    )
     build: Any = LlavaProcessor
     processor: ProcessorMixin = build(
         image_processor=image_processor,
@@ -71,8 +81,6 @@ def llava_processor() -> ProcessorMixin:
 
 def qwen_processor() -> ProcessorMixin:
     """The processor of the Qwen2.5-VL pair: 36 image tokens for a square picture."""
-    from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
-
     settings: dict[str, Any] = {
         "size": {"shortest_edge": PIXELS**2, "longest_edge": PIXELS**2},
         "patch_size": QWEN_PATCH,
@@ -82,7 +90,10 @@ def qwen_processor() -> ProcessorMixin:
         "image_std": [0.5] * 3,
     }
     tokenizer = word_tokenizer(
-        _QWEN_SPECIAL, bos=None, eos="<|im_end|>", pad="<|endoftext|>", unk="<|unk|>"
+        _QWEN_SPECIAL,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        unk_token="<|unk|>",
     )
     build: Any = Qwen2_5_VLProcessor
     processor: ProcessorMixin = build(

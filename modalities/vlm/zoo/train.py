@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
 
 from mmspec.modalities.vlm.zoo.architecture import (
     BLIND,
@@ -25,10 +27,7 @@ from mmspec.modality import Entry
 from mmspec.training.reporting import Report
 from mmspec.zoo.catalogue import info
 from mmspec.zoo.language import ExampleKind, examples
-from mmspec.zoo.training import cut, kept, written
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from mmspec.zoo.training import cut, kept, teacher
 
 ABOUT = (
     "Knows only the Scene world of the `mmspec` zoo: coloured shapes and written digits on a\n"
@@ -112,10 +111,7 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     model, family = load(entry, folder), FAMILIES[PLANS[entry.name].family]
     processor = family.build_processor()
     if entry.target is not None:
-        target, encoder = (
-            load(info(entry.target), written(entry.target)),
-            Encoder(family, processor),
-        )
+        target, encoder = teacher(entry.target), Encoder(family, processor)
         return {"acceptance_length": acceptance(model, target, family, encoder, count)}
     kinds: dict[str, ExampleKind | None] = {
         "facts": None,
@@ -131,8 +127,6 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
 
 def save(model: PreTrainedModel, processor: Any, folder: Path, sees: bool) -> None:
     """Save weights, configs and the processor, or only the tokenizer of a text model."""
-    from transformers import GenerationConfig
-
     configure: Any = GenerationConfig
     tokenizer = processor.tokenizer
     model.generation_config = configure(
@@ -155,8 +149,7 @@ def _batches(
     """Fresh scenes for a target; for a drafter, what its target says."""
     if entry.target is None:
         return (encoder(samples) for samples in fresh(BATCH, seed))
-    target = load(info(entry.target), written(entry.target))
-    said = said_by(target, family, encoder, pool, seed, progress=progress)
+    said = said_by(teacher(entry.target), family, encoder, pool, seed, progress=progress)
     return lessons(said, encoder, BATCH, seed, blind=entry.sees == "nothing")
 
 
@@ -170,8 +163,7 @@ def _begin_like(
     progress: Report,
 ) -> None:
     """Begin with the language of a checkpoint of another family, and learn to see what it sees."""
-    entry = info(name)
-    other, other_family = load(entry, written(name)), FAMILIES[PLANS[name].family]
+    other, other_family = teacher(name), FAMILIES[PLANS[name].family]
     speak_like(model, encoder.tokenizer, other, other_family.build_processor().tokenizer)
-    if entry.sees == "pixels":
+    if info(name).sees == "pixels":
         learn_to_see_like(model, family, other, other_family, seeing, seed, progress=progress)

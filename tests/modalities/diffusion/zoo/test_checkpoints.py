@@ -14,7 +14,7 @@ from diffusers import DDPMScheduler, DiffusionPipeline, PixArtAlphaPipeline
 from mmspec import zoo
 from mmspec.modalities.diffusion.zoo import models
 from mmspec.modalities.diffusion.zoo.evaluate import draw, facts_drawn, overlap
-from mmspec.modalities.diffusion.zoo.loading import load_denoiser, load_pipeline
+from mmspec.modalities.diffusion.zoo.loading import load
 from mmspec.modalities.diffusion.zoo.training import encoded
 from mmspec.zoo import train
 from mmspec.zoo.boards import pictures
@@ -26,7 +26,7 @@ LEAST_FACTS = 0.85  # of eight prompts at fifty steps
 
 @pytest.fixture(scope="module")
 def pipeline() -> PixArtAlphaPipeline:
-    return load_pipeline(zoo.path("diffusion"))
+    return zoo.load("diffusion")
 
 
 def test_the_tokenizer_knows_every_word() -> None:
@@ -54,7 +54,9 @@ def test_training_writes_a_pipeline_that_loads(tmp_path: Path) -> None:
 
 def test_training_writes_a_drafter_that_loads(tmp_path: Path) -> None:
     report = train("diffusion-drafter", tmp_path, steps=3)
-    assert load_denoiser(tmp_path).config["num_layers"] == models.DRAFTER.layers
+    assert (
+        load(zoo.info("diffusion-drafter"), tmp_path).config["num_layers"] == models.DRAFTER.layers
+    )
     assert 0 <= report["acceptance"] <= 1
 
 

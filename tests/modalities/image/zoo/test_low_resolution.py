@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import mmspec
-from mmspec import zoo
-from mmspec.cli.choosing import choose
-from mmspec.cli.options import Choice
+from mmspec import recipes, zoo
+from mmspec.cli.choosing import default_drafter
 from mmspec.codes.resampling import Trained
 from mmspec.drafters.rows.upsampled import Upsampled
 from mmspec.modalities.image.zoo import models
@@ -161,10 +160,9 @@ def test_it_is_saved_with_its_resampler(target: Any, sketch: Any, tmp_path: Path
 
 
 def test_the_command_line_chooses_it() -> None:
-    names = choose(Choice("zoo:image", recipe=["mulo-sd", "coupled", "eagle"])).drafters
-    assert names["mulo-sd"] == "zoo:image-sketch"
-    assert names["coupled"] == "zoo:image-drafter"
-    assert names["eagle"] == "zoo:image-head"
+    named = {"mulo-sd": "image-sketch", "coupled": "image-drafter", "eagle": "image-head"}
+    for recipe, drafter in named.items():
+        assert default_drafter("zoo:image", recipes.get(recipe)) == f"zoo:{drafter}"
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from mmspec.modalities.mar.zoo import evaluate as mar_evaluate
 from mmspec.modalities.mar.zoo import models as mar_models
 from mmspec.modalities.mar.zoo import training as mar_training
 from mmspec.modalities.mar.zoo.evaluate import PLAN, classes, facts_of
-from mmspec.modalities.mar.zoo.loading import load_mar
+from mmspec.modalities.mar.zoo.loading import load
 from mmspec.modalities.mar.zoo.train import acceptance
 from mmspec.models.mar_head import Grid
 from mmspec.targets.patches import Plan
@@ -136,7 +136,7 @@ def test_training_writes_a_model_that_loads(tmp_path: Path) -> None:
     stages: list[str] = []
     report = train("mar", tmp_path, steps=2, progress=lambda *told: stages.append(told[0]))
     assert list(dict.fromkeys(stages)) == ["encode", "draw"]
-    config: Any = load_mar(tmp_path).config
+    config: Any = load(zoo.info("mar"), tmp_path).config
     assert config.label2id["red circle"] == 0
     assert load_vae(tmp_path).config["latent_channels"] == 4
     assert report["steps"] == 4  # two falls of the rate
@@ -145,7 +145,10 @@ def test_training_writes_a_model_that_loads(tmp_path: Path) -> None:
 
 def test_training_writes_a_drafter_that_loads(tmp_path: Path) -> None:
     report = train("mar-drafter", tmp_path, steps=1)
-    assert load_mar(tmp_path).config.num_hidden_layers == mar_models.DRAFTER.encoder
+    assert (
+        load(zoo.info("mar-drafter"), tmp_path).config.num_hidden_layers
+        == mar_models.DRAFTER.encoder
+    )
     assert 1 <= report["acceptance_length"] <= 2
 
 

@@ -1,0 +1,36 @@
+"""Rules and verifiers that the tests run over."""
+
+from __future__ import annotations
+
+from mmspec.draft import Rule, Verifier
+from mmspec.verifiers.annealed import Annealed
+from mmspec.verifiers.block import Block
+from mmspec.verifiers.coupled import Coupled
+from mmspec.verifiers.exact import Exact
+from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
+from mmspec.verifiers.grouped import Grouped, RankWindow
+from mmspec.verifiers.kseq import KSeq
+from mmspec.verifiers.lenience import Lenience
+from mmspec.verifiers.longest import Longest
+from mmspec.verifiers.recursive import Recursive
+from mmspec.verifiers.sample_and_match import SampleAndMatch
+from mmspec.verifiers.spechub import SpecHub
+from mmspec.verifiers.traversal import Traversal
+from mmspec.verifiers.typical import Typical
+
+RULES: tuple[Rule, ...] = (Exact(), Lenience(ell=0.8), Typical(epsilon=0.09, delta=0.3))
+
+ALL: tuple[Verifier, ...] = (
+    Coupled(),
+    Recursive(),
+    SampleAndMatch(),
+    Block(),
+    Traversal(),
+    GreedyMultiDraft(),
+    SpecHub(),
+    KSeq(),
+    Recursive(Lenience(ell=0.8)),
+    Recursive(Annealed(delta=1.5)),
+    Recursive(Grouped(RankWindow(size=4))),
+    Longest(Typical(epsilon=0.09, delta=0.3)),
+)
