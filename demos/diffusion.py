@@ -65,7 +65,7 @@ def main(
     try:
         given = {} if steps is None else {"steps": steps}
         loaded = _loaded(model, drafter, recipe or RECIPES, given)
-        columns = _columns(loaded)
+        columns = _columns(loaded, recipe or RECIPES)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     prompts = prompt or list(PROMPTS)
@@ -116,13 +116,14 @@ def _loaded(
         return found
 
 
-def _columns(loaded: Loaded) -> dict[str, Any]:
+def _columns(loaded: Loaded, asked: Sequence[str]) -> dict[str, Any]:
     """Recipes of chains behind plain sampling, those that forecast behind the pipeline itself."""
     chosen, pipe = loaded.chosen.recipes, loaded.model
-    chains = [name for name in chosen if isinstance(recipes.get(name).execution, Window)]
+    of_chains = [name for name in asked if isinstance(recipes.get(name).execution, Window)]
+    chains = [name for name in chosen if name in of_chains]
     forecasts = [name for name in chosen if name not in chains]
     columns = {}
-    if chains:
+    if of_chains:
         columns["plain"] = mmspec.accelerate(pipe, "paradigms", window=1)  # drafts nothing
         columns |= {name: loaded.fast(name) for name in chains}
     if forecasts:
