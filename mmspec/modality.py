@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from mmspec.stats import Stats
 
 Decodes = Literal["tokens", "latents", "patches"]
+# endings of pictures that PIL writes without further options
+PICTURE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 
 
 @dataclass(frozen=True)

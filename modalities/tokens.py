@@ -12,15 +12,13 @@ import torch
 from torch import Tensor
 
 from mmspec import _hf
-from mmspec.compressors.naming import named as compressor_named
+from mmspec.compressors.contract import named as compressor_named
 from mmspec.decode import Parts
 from mmspec.draft import Drafter, Gate, Verifier
 from mmspec.draft_models import DraftModel, draft_model
-from mmspec.drafters.neural.small_model import VOCABULARY_PADDING
 from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.laws.sampling import Sampling
-from mmspec.modalities.examining import refuse_other_words
 from mmspec.modality import Call, Loop
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import Stats
@@ -118,17 +116,6 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     lawful = recipe.records_law and paired.records_law
     recipe = replace(recipe, verifier=verifier, gate=gate, records_law=lawful)
     return Bound(backbone, recipe, paired, verifier, gate, small)
-
-
-def check_words(model: Any, small: Any) -> None:
-    """Refuse a draft model to which ids mean other words. Raises ValueError.
-
-    Vocabularies that differ by more than padding are refused when the two are bound.
-    """
-    ours, theirs = (one.config.get_text_config() for one in (model, small))
-    folders = [str(one.config._name_or_path) for one in (model, small)]
-    if all(folders) and abs(ours.vocab_size - theirs.vocab_size) <= VOCABULARY_PADDING:
-        refuse_other_words(*folders)
 
 
 def spoken(

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.drafters.forecast.gate import Cadence, DecayingThreshold, Schedule
-from mmspec.drafters.forecast.metric import Metric, RelativeNorm
 from mmspec.laws.noise import Noise
+from mmspec.targets.forecast_error import Metric, RelativeNorm
+from mmspec.targets.forecast_schedule import Cadence, DecayingThreshold, Schedule
 
 
 @dataclass(frozen=True)

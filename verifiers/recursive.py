@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict, Verifier, categorical
 from mmspec.laws.categorical import Categorical
-from mmspec.laws.distances import excess
 from mmspec.laws.noise import Coins, Lane, Noise
+from mmspec.verifiers.distances import excess
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.walk import (
     Family,

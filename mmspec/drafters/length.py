@@ -31,24 +31,6 @@ class Length(Protocol):
     def observe(self, state: Any, kept: Round) -> Any: ...
 
 
-def parse(spec: int | str | Length) -> Length:
-    """Read what users write: 5, "auto", "entropy", or a policy of their own."""
-    if isinstance(spec, int) and not isinstance(spec, bool) and spec >= 0:
-        return Fixed(spec)
-    if spec == "auto":
-        from mmspec.drafters.goodput import Auto  # it is built on this module
-
-        return Auto()
-    if isinstance(spec, str) and spec in _NAMED:
-        return _NAMED[spec]()
-    if not isinstance(spec, int | str) and isinstance(spec, Length):
-        return spec
-    raise ValueError(
-        f"length={spec!r} is no draft length; give a number of tokens (0 or more), one of "
-        f"{', '.join(repr(name) for name in ('auto', *_NAMED))}, or a mmspec.drafters.length.Length"
-    )
-
-
 def useful(context: Context) -> int:
     """The longest draft that can still be kept: every round adds a token of the target's own."""
     left = [
@@ -210,14 +192,6 @@ class Confidence:
 
     def observe(self, state: None, kept: Round) -> None:
         return None
-
-
-_NAMED: dict[str, type[Heuristic | Entropy | AdaptiveEntropy | Confidence]] = {
-    "heuristic": Heuristic,
-    "entropy": Entropy,
-    "adaptive-entropy": AdaptiveEntropy,
-    "confidence": Confidence,
-}
 
 
 def check(most: int, least: int = 1) -> None:

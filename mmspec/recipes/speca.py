@@ -14,10 +14,10 @@ less memory and time per forecast, under the same check. The defaults are ours, 
 """
 
 from mmspec.drafters.forecast.forecast import chosen
-from mmspec.drafters.forecast.gate import DecayingThreshold, Stepwise
 from mmspec.drafters.forecast.hooks import forecast_features
-from mmspec.drafters.forecast.metric import METRICS
 from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.targets.forecast_error import METRICS
+from mmspec.targets.forecast_schedule import DecayingThreshold, Stepwise
 from mmspec.verifiers.forecast_gate import ForecastGate
 
 

@@ -9,9 +9,9 @@ Differences of features begin with the last step of the warm-up, as in the publi
 defaults are careful ones of ours; `mmspec.drafters.forecast.presets.TAYLORSEER` has the authors'.
 """
 
-from mmspec.drafters.forecast.gate import Stepwise
 from mmspec.drafters.forecast.hooks import forecast_features
 from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.targets.forecast_schedule import Stepwise
 from mmspec.verifiers.forecast_gate import ForecastGate, fixed_cadence
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmspec.modalities.diffusion.settings import DiffusionSettings
-from mmspec.modalities.files import PICTURES
-from mmspec.modality import Entry, Modality, Source
+from mmspec.modality import PICTURE_FILES, Entry, Modality, Source
 
 _TRAINER = "mmspec.modalities.diffusion.zoo.train"
 ZOO = (
@@ -45,7 +44,7 @@ MODALITY = Modality(
     measures="mmspec.modalities.diffusion.measures",
     owns=owns,
     zoo=ZOO,
-    files=PICTURES,
+    files=PICTURE_FILES,
     parts=("window", "tree", "max_rows"),
     plain=("paradigms", {"window": 1}),
 )

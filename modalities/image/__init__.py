@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mmspec.modalities.files import PICTURES
 from mmspec.modalities.image.settings import ImageSettings
-from mmspec.modality import Entry, Modality, Source
+from mmspec.modality import PICTURE_FILES, Entry, Modality, Source
 
 _KINDS = ("emu3", "janus", "llamagen")
 _DRAWS = "ChameleonForImageGeneration"  # transformers' own Chameleon only writes
@@ -56,6 +55,6 @@ MODALITY = Modality(
     measures="mmspec.modalities.image.measures",
     owns=owns,
     zoo=ZOO,
-    files=PICTURES,
+    files=PICTURE_FILES,
     parts=("compressor", "tree", "length", "sees", "processor"),
 )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mmspec.modalities.files import PICTURES
 from mmspec.modalities.mar.settings import MarSettings
-from mmspec.modality import Entry, Modality, Source
+from mmspec.modality import PICTURE_FILES, Entry, Modality, Source
 
 _TRAINER = "mmspec.modalities.mar.zoo.train"
 ZOO = (
@@ -41,6 +40,6 @@ MODALITY = Modality(
     measures="mmspec.modalities.mar.measures",
     owns=owns,
     zoo=ZOO,
-    files=PICTURES,
+    files=PICTURE_FILES,
     parts=("length",),
 )

@@ -10,7 +10,9 @@ from typing import Any
 from PIL import Image
 
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.modalities import asking, examining_tokens, tokens
+from mmspec.drafters.neural.small_model import VOCABULARY_PADDING
+from mmspec.modalities import asking, examining_tokens
+from mmspec.modalities.examining import refuse_other_words
 from mmspec.modalities.vlm.families import family, reader
 from mmspec.modalities.vlm.plug import Session, load, session
 from mmspec.modalities.vlm.settings import LanguageSettings
@@ -118,7 +120,7 @@ def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
         return FEATURE_HEAD.load(source, model)
     small = load(source, **options)
-    tokens.check_words(model, small)
+    check_words(model, small)
     return small
 
 
@@ -134,3 +136,14 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
 
 def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
     return session(model, recipe, drafter, {})
+
+
+def check_words(model: Any, small: Any) -> None:
+    """Refuse a draft model to which ids mean other words. Raises ValueError.
+
+    Vocabularies that differ by more than padding are refused when the two are bound.
+    """
+    ours, theirs = (one.config.get_text_config() for one in (model, small))
+    folders = [str(one.config._name_or_path) for one in (model, small)]
+    if all(folders) and abs(ours.vocab_size - theirs.vocab_size) <= VOCABULARY_PADDING:
+        refuse_other_words(*folders)

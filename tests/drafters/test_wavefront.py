@@ -14,10 +14,10 @@ from mmspec.draft import Kind, Verifier
 from mmspec.drafters.plain import Silent
 from mmspec.drafters.rows.wavefront import DraftedCode, Wavefront, lay
 from mmspec.laws.categorical import Categorical
-from mmspec.laws.distances import total_variation
 from mmspec.laws.noise import KeyedNoise
 from mmspec.targets.code_backbone import CodeBackbone
 from mmspec.verifiers import Block, Coupled, Recursive
+from mmspec.verifiers.distances import total_variation
 from mmspec.verifiers.unchecked import Unchecked
 from tests import toys
 from tests.drafters.tables import CPU, TableTarget, sample, z_score

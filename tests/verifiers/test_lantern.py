@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from mmspec.codes.codebook import Codebook, Neighbours
 from mmspec.draft import Kind
 from mmspec.laws.categorical import Categorical
-from mmspec.laws.distances import measure, total_variation
+from mmspec.verifiers.distances import measure, total_variation
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.lantern_residuals import ClearedTarget, Optimal

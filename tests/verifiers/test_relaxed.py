@@ -15,10 +15,10 @@ from torch.testing import assert_close
 from mmspec.codes.codebook import Codebook, Neighbours
 from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical
-from mmspec.laws.distances import measure, over_accepted, total_variation
 from mmspec.laws.noise import Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.annealed import Annealed, Weighted
+from mmspec.verifiers.distances import measure, over_accepted, total_variation
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.lantern_residuals import ClearedTarget

@@ -8,15 +8,13 @@ the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
+from mmspec.drafters.forecast.cached_network import CachedNetwork
 from mmspec.drafters.forecast.hooks import Attached, Clock, Statistics, networks_of
 from mmspec.recipe import Kit
-
-if TYPE_CHECKING:
-    from mmspec.drafters.forecast.cached_network import CachedNetwork
 
 
 @runtime_checkable
@@ -47,10 +45,6 @@ class FirstBlockCache:
 
         Raises ValueError for networks that the cache of diffusers does not serve.
         """
-        from mmspec.drafters.forecast.cached_network import (
-            CachedNetwork,  # listing recipes stays quick
-        )
-
         statistics, clock = Statistics(), Clock()
 
         def one(network: nn.Module) -> CachedNetwork:

@@ -33,9 +33,9 @@ from mmspec.drafters.forecast.features import (
     tensors,
 )
 from mmspec.drafters.forecast.forecast import Basis, Newton, Taylor, Timeline, chosen
-from mmspec.drafters.forecast.gate import Past, Schedule
-from mmspec.drafters.forecast.metric import Metric
 from mmspec.recipe import Kit
+from mmspec.targets.forecast_error import Metric
+from mmspec.targets.forecast_schedule import Past, Schedule
 
 _NETWORKS = ("transformer", "transformer_2", "unet")
 _TIMES = ("timestep", "timesteps", "t")  # what networks call it

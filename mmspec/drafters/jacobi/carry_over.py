@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mmspec.codes.grid import Grid
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
+from mmspec.drafters.goodput import parse
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.jacobi.initial import Frame, Initialiser, Map, Structural, initialiser
 from mmspec.drafters.jacobi.suffix import (
@@ -32,7 +33,7 @@ from mmspec.drafters.jacobi.suffix import (
     one_hot,
 )
 from mmspec.drafters.jacobi.tree import Proactive
-from mmspec.drafters.length import Length, parse
+from mmspec.drafters.length import Length
 from mmspec.laws.categorical import Categorical
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context

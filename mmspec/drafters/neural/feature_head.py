@@ -22,7 +22,7 @@ from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.context import Context
 from mmspec.targets.guidance import guided, scale_of
-from mmspec.targets.hidden_state_hook import HiddenStateHook
+from mmspec.targets.hooks import HiddenStateHook
 from mmspec.targets.memory import Block, Memory
 from mmspec.targets.reader import Reader
 
