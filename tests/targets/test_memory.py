@@ -14,9 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import mmspec
-from mmspec.draft import Draft, Kind
 from mmspec.draft import Draft, Kind, Reading
-from mmspec.targets.backbone import Backbone
 from mmspec.targets.cache import SlotLayer
 from mmspec.targets.memory import Memory, Rows, block
 from mmspec.targets.reader import Reader

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.gaussian import Driving
-from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.gaussian import Driving, Gaussian
 from mmspec.laws.noise import KeyedNoise, Lane, Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.gaussian_steps import Steps, chain, dot, fit, own, steps

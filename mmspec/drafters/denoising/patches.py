@@ -13,12 +13,12 @@ from torch import Tensor
 from mmspec.draft import Draft, Drafter, Kind
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.laws.gaussian import Driving
 from mmspec.models.loading import model_type
 from mmspec.models.mar import MarConfig, MarForImageGeneration
 from mmspec.models.random_weights import random_model
 from mmspec.models.reading import read
 from mmspec.recipe import DraftModelKind, Kit
-from mmspec.laws.gaussian import Driving
 from mmspec.targets.patches import Patches, Reader, cell_keys
 from mmspec.targets.paths import PathLaw
 from mmspec.trees import Tree

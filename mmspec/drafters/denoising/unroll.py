@@ -10,8 +10,7 @@ from torch import Tensor
 
 from mmspec.draft import Draft, Kind
 from mmspec.drafters.denoising.window import Window
-from mmspec.laws.gaussian import Driving
-from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.gaussian import Driving, Gaussian
 from mmspec.laws.noise import Lane
 from mmspec.targets.denoising import Trajectory
 from mmspec.trees import Tree

@@ -22,11 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores
+from mmspec.draft import Draft, Drafter, Kind, Reading, Round, Scores
 from mmspec.drafters.jacobi.carry_over import Jacobi, Window, window_length
 from mmspec.drafters.jacobi.initial import initialiser
-from mmspec.draft import Draft, Drafter, Kind, Reading, Round, Scores
-from mmspec.drafters.jacobi.carry_over import Jacobi, Window
 from mmspec.laws.noise import Lane, Noise
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context

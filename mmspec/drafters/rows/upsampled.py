@@ -18,13 +18,10 @@ from torch import Tensor
 from mmspec.codes.connected_cells import Cells
 from mmspec.codes.grid import Grid
 from mmspec.codes.resampling import Lawful, Resampler, Trained
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
+from mmspec.draft import Draft, Drafter, Kind, Reading, Round, Scores, categorical
 from mmspec.drafters.neural.small_model import SmallModelKind
 from mmspec.drafters.plain import Silent
 from mmspec.drafters.rows.low_resolution import Sketch, Sketcher, ratio_of, sampler_of
-from mmspec.codes.resampling import Lawful, Resampler
-from mmspec.draft import Draft, Drafter, Kind, Reading, Round, Scores, categorical
-from mmspec.drafters.rows.low_resolution import Sketch, Sketcher
 from mmspec.drafters.rows.partial_image import DraftedCode, Line, Page, filled, judged, lay, spelt
 from mmspec.drafters.rows.wavefront import Rows
 from mmspec.laws.categorical import Categorical
