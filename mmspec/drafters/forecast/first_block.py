@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from mmspec.drafters.forecast.hooks import Attached, Clock, Statistics, networks_of
+from mmspec.drafters.forecast.hooks import Attached, Statistics
+from mmspec.drafters.forecast.steps import Clock, networks_of
 from mmspec.recipe import Kit
 
 if TYPE_CHECKING:
