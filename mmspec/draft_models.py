@@ -47,7 +47,8 @@ def draft_model(recipe: Recipe, drafter: Any, target: Any) -> DraftModel | None:
     if kind is None:
         raise ValueError(
             f"recipe {recipe.name!r} needs a {words}, but a {type(model).__name__} is none; give "
-            "drafter= another model, or use another recipe"
+            "drafter= another model (for tokens also one that inherits mmspec.draft.Drafter), "
+            "or use another recipe"
         )
     sees = kind.default_sees(model, target, recipe.sees)
     return DraftModel(kind, model, kind.read(model, target, sees), sees)

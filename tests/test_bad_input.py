@@ -123,7 +123,7 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
     ),
     "neither a model nor a drafter": (
         lambda: fast(drafter={"name": "small"}),
-        ["drafter= is a dict", "neither a model", "inherits mmspec.draft.Drafter"],
+        ["needs a draft model", "a dict is none", "inherits mmspec.draft.Drafter"],
     ),
     "pixels for a text drafter": (
         lambda: fast("llava", drafter=small(), sees="pixels"),

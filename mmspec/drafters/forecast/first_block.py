@@ -13,7 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 from torch import nn
 
 from mmspec.drafters.forecast.cached_network import CachedNetwork
-from mmspec.drafters.forecast.hooks import Attached, Clock, Statistics, networks_of
+from mmspec.drafters.forecast.hooks import Attached, Statistics
+from mmspec.drafters.forecast.steps import Clock, networks_of
 from mmspec.recipe import Kit
 
 
