@@ -43,6 +43,14 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How the target reads the nodes of a draft, where that is not as tokens at their depths."""
+
+    ahead: Tensor | None = None  # (B, N) places behind the context; None = the depths
+    embeds: Tensor | None = None  # (B, N, D) what it reads; None = the tokens
+
+
+@dataclass(frozen=True)
 class Draft:
     """A forest of proposals, one tree per row.
 
@@ -51,7 +59,7 @@ class Draft:
     proposals). `tree` is set when every row has the same topology; then `parents` repeats it.
 
     A node off the mask is read and spoken about like any other, but is no proposal: it cannot be
-    kept. That is padding, a place that holds noise, or a token behind a gap (`ahead`).
+    kept. That is padding, a place that holds noise, or a token behind a gap (`Reading.ahead`).
     """
 
     tokens: (
@@ -63,10 +71,8 @@ class Draft:
     law: Law | None = None  # batch shape (B, N)
     tree: Tree | None = None  # the shared topology, when there is one
     padded: bool = True  # whether `mask` may hide anything; False spares looking at it
-    driving: Tensor | None = None  # (B, N, *E) the normal noise that made each continuous token
-    ahead: Tensor | None = None  # (B, N) places behind the context; None = the depths
-    embeds: Tensor | None = None  # (B, N, D) what the target reads; None = the tokens
-    cells: Tensor | None = None  # (B, N, 2) row, column of what is yet to be judged, -1 = settled
+    reading: Reading | None = None  # None = tokens at their depths
+    extras: object = None  # what some verifiers ask for besides: `laws.Driving`, `islands.Cells`
 
     @classmethod
     def chain(
@@ -83,14 +89,14 @@ class Draft:
         kind: Kind,
         law: Law | None = None,
         mask: Tensor | None = None,
-        driving: Tensor | None = None,
+        extras: object = None,
     ) -> Draft:
         """Wrap proposals (B, N) laid out as `tree`."""
         padded = mask is not None
         if mask is None:
             mask = _ones(tokens.shape[0], tokens.shape[1], tokens.device)
         parents = tree.parents_on(tokens.device).expand(tokens.shape[0], -1)
-        return cls(tokens, parents, mask, kind, law, tree, padded, driving)
+        return cls(tokens, parents, mask, kind, law, tree, padded, extras=extras)
 
     @classmethod
     def empty(
@@ -123,7 +129,8 @@ class Draft:
 
     def places(self) -> Tensor:  # (B, N), 0 = right behind the context
         """Where every node stands in the text: at its depth, unless there are gaps."""
-        return self.depths() if self.ahead is None else self.ahead
+        ahead = None if self.reading is None else self.reading.ahead
+        return self.depths() if ahead is None else ahead
 
     def ancestors(self) -> Tensor:  # (B, N, N) bool, [b, i, j]: j is i or an ancestor of i
         """Which nodes each node may attend to: itself and the path above it."""

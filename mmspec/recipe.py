@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 
-from mmspec.draft import Draft, Drafter, Gate, Kind, Scores, Verdict, Verifier
-from mmspec.laws.noise import Noise
+from mmspec.draft import Drafter, Gate, Kind, Verifier
 
-Part = TypeVar("Part", Verifier, Gate | None)
+Part = TypeVar("Part")
+Made = TypeVar("Made", covariant=True)
 
 
 class Execution(Protocol):
@@ -91,28 +91,16 @@ class Kit:
 
 
 @dataclass(frozen=True)
-class Tailored(Verifier, Gate):
-    """A verifier or a gate that is made out of the kit: it needs the codebook or an option.
+class Deferred(Generic[Made]):
+    """What a verifier or a gate is made of once a model is known: its codebook, or an option.
 
-    It stands in the recipe until that is bound to a model; then `make(kit)` takes its place.
+    It stands in the recipe until that is bound (`resolve`), and says what is known before.
     """
 
-    make: Callable[[Kit], Any]
+    make: Callable[[Kit], Made]
     words: str  # walk and rule, or what the gate looks at
-    lossless: ClassVar[bool] = False
-    kinds: ClassVar[tuple[Kind, ...]] = (Kind.WOR, Kind.IID, Kind.DET)  # what rules can judge
-
-    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        raise self._too_early("verifier")
-
-    def skip(self, context: Any, draft: Draft) -> Verdict | None:
-        raise self._too_early("gate")
-
-    def _too_early(self, part: str) -> ValueError:
-        return ValueError(
-            f"this {part} ({self.words}) is made when its recipe is bound to a model; call "
-            "accelerate() first"
-        )
+    lossless: bool = False  # whether whatever is made is
+    kinds: tuple[Kind, ...] = (Kind.WOR, Kind.IID, Kind.DET)  # what rules can judge
 
 
 @dataclass(frozen=True)
@@ -128,13 +116,13 @@ class Recipe:
 
     architecture: Callable[[Kit], Any]  # draft architecture: makes the `Drafter`
     execution: Any  # an `Execution`: a `Shape` of tokens, or the `Window` of a denoising chain
-    verifier: Verifier  # verification execution and optimisation
+    verifier: Verifier | Deferred[Verifier]  # verification execution and optimisation
     optimisation: str = "none"  # draft optimisation: how the drafter was or is tuned
     compressor: Any | None = None  # of what the drafter sees of the picture
     sees: str = "nothing"  # default sight of the draft model
     draft_model: tuple[DraftModelKind, ...] = ()  # sorts that drafter= may be of; empty = none
     options: Mapping[str, Any] = field(default_factory=dict)  # further knobs and their defaults
-    gate: Gate | None = None
+    gate: Gate | Deferred[Gate] | None = None
     paper: str = ""
     reconstructed: str = ""  # what is not from the paper or its code
     records_law: bool = True  # whether drafts carry the laws that their tokens were drawn from
@@ -158,23 +146,14 @@ class Recipe:
             "draft execution": self.execution.words,
             "draft optimisation": self.optimisation,
             "verification execution": self.execution.walk,
-            "verification optimisation": _rule(self.verifier) + _gate(self.gate),
+            "verification optimisation": self.verifier.words
+            + ("" if self.gate is None else f"; {self.gate.words}"),
         }
 
 
-def _rule(verifier: Verifier) -> str:
-    return verifier.words
-
-
-def _gate(gate: Gate | None) -> str:
-    if gate is None:
-        return ""
-    return f"; {gate.words}"
-
-
-def made(part: Part, kit: Kit) -> Part:
+def resolve(part: Part | Deferred[Part], kit: Kit) -> Part:
     """A verifier or a gate itself, or what it is to become for this model."""
-    return part.make(kit) if isinstance(part, Tailored) else part
+    return part.make(kit) if isinstance(part, Deferred) else part
 
 
 def pair(drafter: Drafter, verifier: Verifier, target: Any) -> Drafter:

@@ -14,7 +14,7 @@ from torch import Tensor
 from mmspec import _hf
 from mmspec.compressors.naming import named as compressor_named
 from mmspec.decode import Parts
-from mmspec.draft import Drafter
+from mmspec.draft import Drafter, Gate, Verifier
 from mmspec.draft_models import DraftModel, draft_model
 from mmspec.drafters.neural.small_model import VOCABULARY_PADDING
 from mmspec.drafters.shapes import shape_of
@@ -23,7 +23,7 @@ from mmspec.laws.sampling import Sampling
 from mmspec.modalities.examining import refuse_other_words
 from mmspec.modalities.vlm.families import check as check_request
 from mmspec.modality import Call, Loop
-from mmspec.recipe import Kit, Recipe, made, pair
+from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import Stats
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Request
@@ -60,6 +60,8 @@ class Bound:
     backbone: Any  # the reader
     recipe: Recipe
     drafter: Drafter
+    verifier: Verifier
+    gate: Gate | None
     draft_model: DraftModel | None = None  # where the recipe takes one
     target: CausalTarget = field(init=False)
 
@@ -88,9 +90,8 @@ class Bound:
         request = Request(
             inputs, sampling, noise, stop.max_new_tokens, drafter_inputs or {}, shared or {}
         )
-        recipe = self.recipe
-        parts = Parts(self.target, self.drafter, recipe.verifier, stop, recipe.gate)
-        return Call(parts, request, recipe)
+        parts = Parts(self.target, self.drafter, self.verifier, stop, self.gate)
+        return Call(parts, request, self.recipe)
 
 
 def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Bound:
@@ -111,10 +112,12 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     small = None if own else draft_model(recipe, drafter, backbone)
     reader, sees = (None, recipe.sees) if small is None else (small.reader, small.sees)
     kit = Kit(backbone, reader, recipe.execution, sees, recipe.compressor, recipe.options)
-    recipe = replace(recipe, verifier=made(recipe.verifier, kit), gate=made(recipe.gate, kit))
-    paired = pair(own or recipe.architecture(kit), recipe.verifier, backbone)
-    recipe = replace(recipe, records_law=recipe.records_law and paired.records_law)
-    return Bound(backbone, recipe, paired, small)
+    verifier = resolve(recipe.verifier, kit)
+    gate = None if recipe.gate is None else resolve(recipe.gate, kit)
+    paired = pair(own or recipe.architecture(kit), verifier, backbone)
+    lawful = recipe.records_law and paired.records_law
+    recipe = replace(recipe, verifier=verifier, gate=gate, records_law=lawful)
+    return Bound(backbone, recipe, paired, verifier, gate, small)
 
 
 def check_words(model: Any, small: Any) -> None:

@@ -33,7 +33,7 @@ class GaussianBlock(Verifier):
     about the noise behind x_{i+1}: the draft must be driven by the noise of its round (Kind.IID,
     `noise.fresh`), not by the noise of a position, which later rounds would use again.
 
-    Raises ValueError for trees, for states without `Draft.driving` or driven by shared noise, and
+    Raises ValueError for trees, for states without their `Driving` or driven by shared noise, and
     where target and draft differ in their standard deviation.
     """
 

@@ -24,7 +24,7 @@ class GaussianRatio(Verifier):
     the network. Densities are compared in float64. Where standard deviations agree `Reflection`
     accepts as often and needs no tries.
 
-    Raises ValueError for trees, for states without `Draft.driving`, for steps without noise, and
+    Raises ValueError for trees, for states without their `Driving`, for steps without noise, and
     after `most_tries` tries: with nearly equal laws, where a refusal is as rare as the tries are
     many.
     """

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Scores, Verdict, Verifier
-from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.gaussian import Driving, Gaussian
 from mmspec.laws.law import Law
 from mmspec.laws.noise import Keys, Noise
 from mmspec.verifiers import gaussian_line
@@ -51,7 +51,7 @@ def steps(verifier: Verifier, draft: Draft, scores: Scores, *, trees: bool = Fal
     """Line up the laws of a draft.
 
     Raises ValueError for kinds that the verifier would get wrong, for trees where it takes chains,
-    for a missing `Draft.driving`, and where the two standard deviations differ or are 0.
+    for a missing `Driving`, and where the two standard deviations differ or are 0.
     """
     p, q, noise = pairs(verifier, draft, scores, trees=trees)
     if bool((~one_deviation(p, q) & draft.mask).any()):
@@ -75,16 +75,17 @@ def pairs(
 ) -> tuple[Gaussian, Gaussian, Tensor]:  # (B, N), (B, N), (B, N, *E)
     """The laws of the target and of the draft at every node, and its noise; errors as above."""
     check(verifier, draft, trees=trees)
-    if draft.driving is None:
+    if not isinstance(draft.extras, Driving):
         raise ValueError(
             f"{type(verifier).__name__} needs the noise that the states were made with (recovering "
-            "it from rounded states is biased); set Draft.driving"
+            "it from rounded states is biased); set Draft.extras to a Driving"
         )
+    driving = draft.extras.noise
     law, q = gaussian(scores.law), gaussian(draft.law)
     if draft.is_chain:
-        return law[:, :-1], q, draft.driving
+        return law[:, :-1], q, driving
     rows = torch.arange(draft.batch, device=draft.parents.device)[:, None]
-    return law[rows, draft.parents + 1], q, draft.driving
+    return law[rows, draft.parents + 1], q, driving
 
 
 def line(step: Steps) -> tuple[Tensor, Tensor]:  # (...) x2 float64

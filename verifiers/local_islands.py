@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.codes.connected_cells import around
+from mmspec.codes.connected_cells import Cells, around
 from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier, categorical
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.distances import excess
@@ -20,7 +20,7 @@ from mmspec.verifiers.walk import check, one_hot
 class LocalIslands(Verifier):
     """Ask `rule` about every cell by itself, and refuse those within `reach` of a refused one.
 
-    MuLo-SD (Peruzzo et al. 2026). `Draft.cells` says which nodes are to be judged and where they
+    MuLo-SD (Peruzzo et al. 2026). `Cells` say which nodes are to be judged and where they
     stand; others are kept unasked, as they were judged or drawn before. What comes before the first
     refused cell is committed, with the target's token there, drawn with the noise of its position.
     `Verdict.failed` tells the drafter what else it may not keep. Lossy: cells are accepted whatever
@@ -58,16 +58,16 @@ class LocalIslands(Verifier):
         """What is to be drawn anew, and what keeping a node would over-accept."""
         if not draft.nodes:
             return draft.mask, torch.zeros_like(p.probs[..., 0])
-        if draft.cells is None:
+        if not isinstance(draft.extras, Cells):
             raise ValueError(
                 "LocalIslands judges cells by where they stand, but the draft does not say; use it "
-                "with a drafter that sets Draft.cells, as recipe 'mulo-sd' has it"
+                "with a drafter that sets Draft.extras to Cells, as recipe 'mulo-sd' has it"
             )
         if draft.law is None:
             q = Categorical.having(one_hot(draft.tokens, p.probs))
         else:
             q = categorical(draft.law).evaluated(p.probs)
         passes = noise.flip(self.rule.accept(p, q, draft.tokens), Lane.ACCEPT)
-        failed = around(draft.cells, ~passes & draft.mask, self.reach)
+        failed = around(draft.extras.places, ~passes & draft.mask, self.reach)
         sure = torch.ones_like(p.probs[..., 0])
         return failed, excess(p.probs, q.probs, draft.tokens, sure)

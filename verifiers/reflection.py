@@ -47,7 +47,7 @@ class Reflection(Verifier):
     drawn anew from norm((p - q)+) (`GaussianRatio`), which is maximal too. Which of the two serves
     a state is known before its noise is looked at, so chains may have steps of both kinds.
 
-    Raises ValueError for trees, for states without `Draft.driving`, and for steps without noise.
+    Raises ValueError for trees, for states without their `Driving`, and for steps without noise.
     """
 
     lossless: ClassVar[bool] = True

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.gaussian import Driving, Gaussian
 from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.gaussian_steps import fit
 from mmspec.verifiers.path_ratio import own, path_law
@@ -68,9 +68,9 @@ class ReleasedRatio(Verifier):
         none = torch.zeros(draft.batch, 0, dtype=torch.int64, device=draft.tokens.device)
         if not draft.nodes:
             return Verdict(none, none.sum(-1), own(p[:, 0], scores.position[:, 0], noise))
-        assert draft.driving is not None
+        assert isinstance(draft.extras, Driving)
         p, x = p[:, :-1], draft.tokens[..., -1, :]
-        paths, theirs = p.walk(draft.driving)
+        paths, theirs = p.walk(draft.extras.noise)
         mine, drafted = _last(theirs), path_law(draft.law).along(draft.tokens)
         ours, factor = _last(drafted), self._factor(theirs, drafted)
         away = (_squared(mine, x) - _squared(ours, x)) / self.tau**2

@@ -32,7 +32,7 @@ class Sequence(Verifier):
     nothing about any orthogonal part, nor about the noise of the states below them.
 
     No two siblings may share their noise (in a RACE draft the first has that of the position).
-    Raises ValueError for states without `Draft.driving` and where target and draft differ in their
+    Raises ValueError for states without their `Driving` and where target and draft differ in their
     standard deviation.
     """
 

@@ -11,19 +11,21 @@ from mmspec.bench.equality import equal
 from mmspec.bench.frequency import Frequencies, Subject, frequencies
 from mmspec.draft import Verifier
 from mmspec.modality import Contestant
-from mmspec.recipe import Recipe, Tailored
+from mmspec.recipe import Deferred, Recipe
 from mmspec.verifiers.coupled import Coupled
 
 MODELS = (0, 1)  # seeds of the tiny models that are sampled
 ITSELF = "this recipe is plain decoding itself, which proves nothing"
 
 
-def enumeration(plan: Recipe, verifier: Verifier, size: int | None = None) -> Check:
+def enumeration(
+    plan: Recipe, verifier: Verifier | Deferred[Verifier], size: int | None = None
+) -> Check:
     """The verifier by itself: all drafts, decisions and corrections."""
     name = "enumeration"
     if isinstance(verifier, Coupled):
         return Check(name, "skipped", "coupled noise leaves nothing to enumerate; see the seeds")
-    if isinstance(verifier, Tailored):
+    if isinstance(verifier, Deferred):
         return Check(name, "skipped", f"no model made the verifier ({verifier.words})")
     try:
         found = enumerate_verifier(verifier, tuple(verifier.kinds), size)

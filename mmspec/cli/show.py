@@ -25,7 +25,7 @@ def show(
     rows += [
         ("output", "exact" if found["exact"] else "lossy"),
         ("decodes", found["decodes"]),
-        ("takes proposals", found["proposal kinds"]),
+        ("takes proposals", found["proposal kinds"] or None),
         ("drafter", "needed" if found["needs drafter"] else "none"),
         ("drafter sees", found["sees"]),
         ("compressor", found["compressor"]),

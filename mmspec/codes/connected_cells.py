@@ -12,10 +12,18 @@ side or a corner are one.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from torch import Tensor
 
 Cell = tuple[int, int]  # row, column
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Where the nodes of a draft stand that are yet to be judged; it goes into `Draft.extras`."""
+
+    places: Tensor  # (B, N, 2) row and column, -1 = settled
 
 
 def around(cells: Tensor, refused: Tensor, reach: float) -> Tensor:  # (B, N, 2), (B, N) -> (B, N)

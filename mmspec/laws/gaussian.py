@@ -48,6 +48,16 @@ class Gaussian:
 
 
 @dataclass(frozen=True)
+class Driving:
+    """The normal noise that made the continuous tokens of a draft out of their laws.
+
+    Recovering it from the tokens would be biased: they are rounded. It goes into `Draft.extras`.
+    """
+
+    noise: Tensor  # (B, N, *E)
+
+
+@dataclass(frozen=True)
 class GaussianResidual:
     """The law proportional to (p - q)+ of two Gaussians, drawn by thinning p with 1 - min(1, q/p).
 

@@ -13,7 +13,7 @@ from mmspec.draft import Verifier
 from mmspec.drafters.denoising.patches import SMALL_MAR, aligned_to_milestones
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
-from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.verifiers.released_ratio import ReleasedRatio
 
 
@@ -28,7 +28,11 @@ def released_rule(kit: Kit) -> Verifier:
 RECIPE = Recipe(
     architecture=aligned_to_milestones,
     execution=Chain(Fixed(8)),
-    verifier=Tailored(released_rule, "ReleasedRatio, tempered Gaussians of the last steps"),
+    verifier=Deferred(
+        released_rule,
+        "ReleasedRatio, tempered Gaussians of the last steps",
+        kinds=ReleasedRatio.kinds,
+    ),
     optimisation="trajectory alignment, pre-filling",
     draft_model=(SMALL_MAR,),
     options={"prefill": 0.15, "tau": 42.0, "factor": "code", "tries": 100, "fallback": False},

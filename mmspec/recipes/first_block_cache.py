@@ -7,7 +7,7 @@ speca: it checks before, with the first block, where SpeCa checks after, with th
 
 from mmspec.drafters.forecast.first_block import first_block_cache
 from mmspec.drafters.forecast.gate import Stepwise
-from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.verifiers.first_block import FirstBlockGate
 
 
@@ -19,7 +19,7 @@ def residual_gate(kit: Kit) -> FirstBlockGate:
 RECIPE = Recipe(
     architecture=first_block_cache,
     execution=Stepwise(walk="first block, per step"),
-    verifier=Tailored(residual_gate, "change of the first block's residual"),
+    verifier=Deferred(residual_gate, "change of the first block's residual", kinds=()),
     sees="target-memory",
     options={"threshold": 0.05},
     paper="diffusers; after Liu et al. 2025",

@@ -15,7 +15,7 @@ from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.jacobi.carry_over import Jacobi
 from mmspec.drafters.length import Fixed
-from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.recursive import Recursive
 
@@ -45,7 +45,7 @@ def grouping(kit: Kit) -> Verifier:
 RECIPE = Recipe(
     architecture=jacobi_iteration,
     execution=Chain(Fixed(15)),
-    verifier=Tailored(grouping, "Recursive, groups of tokens next to each other in rank"),
+    verifier=Deferred(grouping, "Recursive, groups of tokens next to each other in rank"),
     sees="target-memory",
     options={"codebook": None, "size": 14, "gap": 0.15, "distance": 0.5},
     paper="So et al. 2025; Teng et al. 2025",

@@ -16,7 +16,7 @@ from mmspec.draft import Verifier
 from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.verifiers.latent_neighbourhood import Additive, LatentNeighbourhood
 from mmspec.verifiers.recursive import Recursive
 
@@ -40,7 +40,7 @@ def table_of(kit: Kit) -> Neighbours:
 RECIPE = Recipe(
     architecture=small_model,
     execution=DynamicTree(depth=5, beam=10, nodes=59),
-    verifier=Tailored(pooling, "Recursive, latent neighbourhood within delta"),
+    verifier=Deferred(pooling, "Recursive, latent neighbourhood within delta"),
     sees="auto",
     draft_model=(SMALL_MODEL, FEATURE_HEAD),
     options={"codebook": None, "neighbours": 1000, "delta": 0.1},

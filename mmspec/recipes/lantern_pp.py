@@ -14,7 +14,7 @@ from mmspec.draft import Kind, Verifier
 from mmspec.drafters.growth import StaticTree
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.recipes.lantern import table_of
 from mmspec.trees import Tree
 from mmspec.verifiers.latent_neighbourhood import LatentNeighbourhood, Multiplicative
@@ -40,7 +40,7 @@ RECIPE = Recipe(
     execution=StaticTree(
         Tree.of_ranks([[int(rank) for rank in path] for path in RANKS.split()]), kinds=(Kind.WOR,)
     ),
-    verifier=Tailored(pooling, "Recursive, latent neighbourhood within a factor"),
+    verifier=Deferred(pooling, "Recursive, latent neighbourhood within a factor"),
     sees="auto",
     draft_model=(SMALL_MODEL, FEATURE_HEAD),
     options={"codebook": None, "neighbours": 10, "factor": 5.0},

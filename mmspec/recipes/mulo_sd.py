@@ -22,7 +22,7 @@ code; the resampler learns codes and laws, not pixels.
 from mmspec.draft import Verifier
 from mmspec.drafters.rows.upsampled import LOW_RESOLUTION, smaller_picture
 from mmspec.drafters.rows.wavefront import Rows
-from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.recipes.lantern import table_of
 from mmspec.verifiers.local_islands import LocalIslands
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
@@ -38,7 +38,11 @@ def local_islands(kit: Kit) -> Verifier:
 RECIPE = Recipe(
     architecture=smaller_picture,
     execution=Rows("blocks of rows, from a smaller picture"),
-    verifier=Tailored(local_islands, "cell by cell, NeighbourhoodThreshold; islands redrawn"),
+    verifier=Deferred(
+        local_islands,
+        "cell by cell, NeighbourhoodThreshold; islands redrawn",
+        kinds=LocalIslands.kinds,
+    ),
     sees="auto",
     draft_model=(LOW_RESOLUTION,),
     options={

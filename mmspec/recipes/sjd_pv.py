@@ -14,7 +14,7 @@ from mmspec.draft import Verifier
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.jacobi.carry_over import OPTIONS, resampled_window
 from mmspec.drafters.length import Fixed
-from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.verifiers.phrase import PhraseJoint
 
 
@@ -35,7 +35,9 @@ def phrasing(kit: Kit) -> Verifier:
 RECIPE = Recipe(
     architecture=resampled_window,
     execution=Chain(Fixed(15)),
-    verifier=Tailored(phrasing, "Phrases jointly, else exact, token by token"),
+    verifier=Deferred(
+        phrasing, "Phrases jointly, else exact, token by token", kinds=PhraseJoint.kinds
+    ),
     sees="target-memory",
     options={**OPTIONS, "phrases": None},
     paper="Yu et al. 2026",

@@ -17,7 +17,7 @@ from mmspec.drafters.forecast.forecast import chosen
 from mmspec.drafters.forecast.gate import DecayingThreshold, Stepwise
 from mmspec.drafters.forecast.hooks import forecast_features
 from mmspec.drafters.forecast.metric import METRICS
-from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.verifiers.forecast_gate import ForecastGate
 
 
@@ -32,7 +32,7 @@ def decaying_gate(kit: Kit) -> ForecastGate:
 RECIPE = Recipe(
     architecture=forecast_features,
     execution=Stepwise(walk="last block, per step"),
-    verifier=Tailored(decaying_gate, "decaying threshold on the error of the last block"),
+    verifier=Deferred(decaying_gate, "decaying threshold on the error of the last block", kinds=()),
     sees="target-memory",
     options={
         "basis": "taylor",

@@ -11,7 +11,7 @@ defaults are careful ones of ours; `mmspec.forecast.presets.TAYLORSEER` has thos
 
 from mmspec.drafters.forecast.gate import Stepwise
 from mmspec.drafters.forecast.hooks import forecast_features
-from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.verifiers.forecast_gate import ForecastGate, fixed_cadence
 
 
@@ -23,7 +23,7 @@ def cadence_gate(kit: Kit) -> ForecastGate:
 RECIPE = Recipe(
     architecture=forecast_features,
     execution=Stepwise(),
-    verifier=Tailored(cadence_gate, "none: a fixed cadence"),
+    verifier=Deferred(cadence_gate, "none: a fixed cadence", kinds=()),
     sees="target-memory",
     options={"basis": "taylor", "order": 1, "interval": 4, "warm_up": 3, "lite": False},
     paper="Liu et al. 2025",

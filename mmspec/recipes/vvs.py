@@ -18,7 +18,7 @@ from mmspec.draft import Gate
 from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Kit, Recipe, Tailored
+from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.recipes.lantern import pooling
 from mmspec.verifiers.skipping import Never, Policy, Similar, Skipping, Uniform
 
@@ -62,8 +62,8 @@ def codebook(kit: Kit) -> Codebook:
 RECIPE = Recipe(
     architecture=small_model,
     execution=DynamicTree(depth=5, beam=10, nodes=59),
-    verifier=Tailored(pooling, "Recursive, latent neighbourhood within delta"),
-    gate=Tailored(skipping, "some rounds skipped"),
+    verifier=Deferred(pooling, "Recursive, latent neighbourhood within delta"),
+    gate=Deferred(skipping, "some rounds skipped"),
     sees="auto",
     draft_model=(SMALL_MODEL, FEATURE_HEAD),
     options={

@@ -95,10 +95,11 @@ def block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -
     else:
         assert draft is not None
         depths, corner = _dynamic(draft, waiting, like.dtype)
-    if draft is not None and draft.ahead is not None:
+    reading = None if draft is None else draft.reading
+    if reading is not None and reading.ahead is not None:
         before = torch.arange(waiting, device=device).expand(len(tokens), -1)
-        depths = torch.cat((before, waiting + draft.ahead), 1)
-    embeds = None if draft is None else draft.embeds
+        depths = torch.cat((before, waiting + reading.ahead), 1)
+    embeds = None if reading is None else reading.embeds
     if not short:
         return Block(tokens, depths, corner, waiting, embeds=embeds)
     pads = tuple(waiting - len(row) for row in pending)

@@ -21,7 +21,7 @@ from mmspec.modalities.diffusion.network import (
 )
 from mmspec.modalities.diffusion.pipeline_trace import Noises, PreparedCall, perform
 from mmspec.modality import Call, Loop
-from mmspec.recipe import Kit, Recipe, made, pair
+from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.targets.denoising import ChainRequest, ChainTarget
 from mmspec.targets.stop import Stop
 
@@ -69,11 +69,11 @@ class Chains:
         """The recipe bound for this request."""
         recipe = self.recipe
         kit = Kit(target, small, recipe.execution, recipe.sees, None, recipe.options)
-        recipe = replace(recipe, verifier=made(recipe.verifier, kit))
-        drafter = pair(recipe.architecture(kit), recipe.verifier, target)
-        stop = Stop(target.denoiser.kernel.steps)
-        parts = Parts(target, drafter, recipe.verifier, stop, recipe.gate)
-        return Call(parts, request, recipe)
+        verifier = resolve(recipe.verifier, kit)
+        gate = None if recipe.gate is None else resolve(recipe.gate, kit)
+        drafter = pair(recipe.architecture(kit), verifier, target)
+        parts = Parts(target, drafter, verifier, Stop(target.denoiser.kernel.steps), gate)
+        return Call(parts, request, replace(recipe, verifier=verifier, gate=gate))
 
     def _draft_target(
         self, opening: PreparedCall, given: Mapping[str, Any], noises: Noises

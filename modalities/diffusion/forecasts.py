@@ -9,7 +9,7 @@ import torch
 
 from mmspec.modalities.diffusion.network import pictures
 from mmspec.modality import Loop
-from mmspec.recipe import Kit, Recipe, made
+from mmspec.recipe import Kit, Recipe, resolve
 from mmspec.stats import forecast_stats
 
 
@@ -26,7 +26,7 @@ class Forecasts:
     def __init__(self, pipe: Any, recipe: Recipe) -> None:
         kit = Kit(pipe, None, recipe.execution, recipe.sees, None, recipe.options)
         self.pipe, self.recipe = pipe, recipe
-        self.forecasting = recipe.architecture(kit).under(made(recipe.verifier, kit))
+        self.forecasting = recipe.architecture(kit).under(resolve(recipe.verifier, kit))
 
     def run(self, given: Mapping[str, Any], own: Mapping[str, Any], loop: Loop) -> Any:
         """What the pipeline returns. Raises ValueError where somebody waits for rounds."""

@@ -15,7 +15,7 @@ from mmspec.drafters.denoising.window import Window
 from mmspec.laws.kernels import GaussianKernel
 from mmspec.laws.noise import KeyedNoise
 from mmspec.modalities.diffusion.mixture import Mixture, mixture, vp_grid
-from mmspec.recipe import Kit, Recipe, made, pair
+from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.targets.denoising import ChainRequest, ChainTarget, Denoiser
 from mmspec.targets.stop import Stop
 
@@ -80,9 +80,11 @@ def bound(
     target = ChainTarget(setting.denoiser)
     draft = ChainTarget(small or setting.small) if plan.takes_drafter else None
     kit = Kit(target, draft, plan.execution, plan.sees, None, plan.options)
-    plan = replace(plan, verifier=made(plan.verifier, kit))
-    drafter = pair(plan.architecture(kit), plan.verifier, target)
-    return plan, Parts(target, drafter, plan.verifier, Stop(setting.kernel.steps), plan.gate)
+    verifier = resolve(plan.verifier, kit)
+    gate = None if plan.gate is None else resolve(plan.gate, kit)
+    drafter = pair(plan.architecture(kit), verifier, target)
+    parts = Parts(target, drafter, verifier, Stop(setting.kernel.steps), gate)
+    return replace(plan, verifier=verifier, gate=gate), parts
 
 
 def sample(

@@ -13,7 +13,7 @@ from torch import Tensor
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
 from mmspec.bench.tiny import random_drafter
-from mmspec.draft import Kind
+from mmspec.draft import Kind, Verifier
 from mmspec.laws.sampling import guide
 from mmspec.modality import Answer
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
@@ -132,6 +132,7 @@ def distance(plan: Recipe) -> float | None:
     the last code from another tiny model. None where the loss is not in what the verifier decides.
     """
     verifier = plan.verifier
+    assert isinstance(verifier, Verifier)  # of a recipe that is bound
     if verifier.lossless or plan.gate is not None or Kind.RACE in verifier.kinds[:1]:
         return None
     p, q = table(tiny_painter(seed=0)), table(tiny_painter(layers=1, seed=1))

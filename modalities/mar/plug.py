@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmspec.codes.image_family import pictures
 from mmspec.decode import Parts
-from mmspec.draft import Drafter, Target
+from mmspec.draft import Drafter, Gate, Target, Verifier
 from mmspec.draft_models import DraftModel, draft_model
 from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise, fresh_seed
@@ -22,7 +22,7 @@ from mmspec.modalities.mar.reader import MarReader, labels, numbers
 from mmspec.modalities.mar.settings import MarSettings
 from mmspec.modality import Call, Finding, Loop
 from mmspec.naming import unknown_message
-from mmspec.recipe import Kit, Recipe, made, pair
+from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import Stats
 from mmspec.targets.patches import (
     BlindTarget,
@@ -94,7 +94,7 @@ class Session:
         plan, classes = Plan(**settings), self._classes(own["class_labels"], own["prompt"])
         plan.spans(self.model.config.cells)
         bound = self._bound(plan, classes)
-        if bound.recipe.verifier.random:
+        if bound.verifier.random:
             check_random(self.model.sampled(plan).kernel)
         seed = fresh_seed() if own["seed"] is None else own["seed"]
         noise = KeyedNoise.seeded(seed, len(classes), self.model.device, own["row_ids"])
@@ -140,6 +140,8 @@ class Bound:
     target: Target
     recipe: Recipe
     drafter: Drafter
+    verifier: Verifier
+    gate: Gate | None
 
     def call(self, request: PatchRequest) -> Call:
         """One request in terms of the loop."""
@@ -147,8 +149,7 @@ class Bound:
 
     def parts(self, plan: Plan) -> Parts:
         """What the loop runs."""
-        recipe, stop = self.recipe, Stop(plan.steps)
-        return Parts(self.target, self.drafter, recipe.verifier, stop, recipe.gate)
+        return Parts(self.target, self.drafter, self.verifier, Stop(plan.steps), self.gate)
 
 
 def bind(recipe: Recipe, reader: Reader, small: Reader | None) -> Bound:
@@ -156,9 +157,11 @@ def bind(recipe: Recipe, reader: Reader, small: Reader | None) -> Bound:
     target = PatchTarget(reader)
     drafts = None if small is None else PatchTarget(small)
     kit = Kit(target, drafts, recipe.execution, recipe.sees, None, recipe.options)
-    recipe = replace(recipe, verifier=made(recipe.verifier, kit))
-    drafter = pair(recipe.architecture(kit), recipe.verifier, target)
-    return Bound(BlindTarget(reader) if recipe.verifier.blind else target, recipe, drafter)
+    verifier = resolve(recipe.verifier, kit)
+    gate = None if recipe.gate is None else resolve(recipe.gate, kit)
+    drafter = pair(recipe.architecture(kit), verifier, target)
+    scorer = BlindTarget(reader) if verifier.blind else target
+    return Bound(scorer, replace(recipe, verifier=verifier, gate=gate), drafter, verifier, gate)
 
 
 def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:

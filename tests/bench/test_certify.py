@@ -18,7 +18,7 @@ from mmspec.draft import Draft, Kind, Scores, Verdict
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.modalities.vlm import toys
-from mmspec.recipe import Recipe, Tailored
+from mmspec.recipe import Deferred, Recipe
 from mmspec.verifiers import Coupled, Lenience, Recursive
 
 
@@ -36,7 +36,7 @@ class Hasty:
 
 
 WRONG = replace(recipes.get("speculative-sampling"), verifier=Recursive(Hasty()))
-DEFERRED = Tailored(lambda kit: Recursive(Hasty()), "recursive, hasty")
+DEFERRED = Deferred(lambda kit: Recursive(Hasty()), "recursive, hasty")
 
 
 @pytest.mark.parametrize("name", ["coupled", "speculative-sampling", "prompt-lookup"])

@@ -23,7 +23,7 @@ from mmspec.modalities.image.toys import (
     tiny_painter,
     tiny_pair,
 )
-from mmspec.recipe import Tailored
+from mmspec.recipe import Deferred
 from mmspec.verifiers import Recursive
 from mmspec.verifiers.law import ancestral
 from tests.bench.test_certify import Hasty
@@ -53,7 +53,7 @@ def test_recipes_with_a_codebook_are_tested_drawing_unasked() -> None:
 
 
 def test_a_wrong_claim_is_refuted_drawing() -> None:
-    late = Tailored(lambda kit: Recursive(Hasty()), "recursive, hasty")
+    late = Deferred(lambda kit: Recursive(Hasty()), "recursive, hasty")
     for verifier in (Recursive(Hasty()), late):
         wrong = replace(recipes.get("sjd"), verifier=verifier)
         found = certify(wrong, samples=500, seeds=2, modality="image")

@@ -16,7 +16,7 @@ from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
 from mmspec.modalities.diffusion.sample_tests import cells, increments, lines
 from mmspec.modalities.diffusion.toys import by_hand, plain, sample, settings
-from mmspec.recipe import Tailored
+from mmspec.recipe import Deferred
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 
 
@@ -62,7 +62,7 @@ class Drifting:
         return replace(found, next=None if found.next is None else 1.05 * found.next)
 
 
-LATE = Tailored(lambda kit: Careless(), "careless")
+LATE = Deferred(lambda kit: Careless(), "careless")
 
 
 @pytest.mark.parametrize("verifier", [Careless(), LATE], ids=["own", "late"])

@@ -13,7 +13,7 @@ from mmspec.bench import certify
 from mmspec.bench.gaussian_tests import uniform_gap, uniform_p_value
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
-from mmspec.recipe import Tailored
+from mmspec.recipe import Deferred
 from mmspec.verifiers.path_ratio import PathRatio
 
 
@@ -36,7 +36,7 @@ class Credulous(Verifier):
 def test_certificates(name: str, wanted: str) -> None:
     liars: dict[str, Any] = {
         "credulous": Credulous(),
-        "late": Tailored(lambda kit: Credulous(), "credulous"),
+        "late": Deferred(lambda kit: Credulous(), "credulous"),
     }
     plan = recipes.get("cspd-coupled" if name in liars else name)
     plan = replace(plan, verifier=liars.get(name, plan.verifier))

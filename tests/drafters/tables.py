@@ -83,7 +83,8 @@ class TableTarget:
         codes = [[self.code(row[1:])] for row in context.history]
         code, length = torch.tensor(codes), context.position() - 1
         depth = torch.cat((torch.zeros_like(length), draft.places() + 1), 1)
-        tokens = draft.tokens if draft.embeds is None else draft.embeds.argmax(-1)
+        embeds = None if draft.reading is None else draft.reading.embeds
+        tokens = draft.tokens if embeds is None else embeds.argmax(-1)
         for node in range(draft.nodes):
             parent = draft.parents[:, node : node + 1] + 1
             gap = depth[:, node + 1 : node + 2] - depth.gather(1, parent)  # missing tokens count 0

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from mmspec.drafters.denoising.freeze import FREEZES, Clean, Freeze, freeze_named
 from mmspec.drafters.denoising.frozen import ROOTS, Frozen, Prefetch, Refresh, Root, root_named
 from mmspec.drafters.denoising.window import Mismatch, Window
+from mmspec.laws.gaussian import Driving
 from mmspec.laws.kernels import GaussianKernel
 from mmspec.recipe import pair
 from mmspec.targets.denoising import Prediction
@@ -178,15 +179,16 @@ def test_siblings_are_independent_and_the_first_has_the_noise_of_the_step() -> N
     done = run(Frozen(Window.tree((3, 2))), STEEP, Sequence(), batch=1000)
     assert surprise(done) < 4.5
     draft = next(draft for draft in done.drafts if draft.nodes)
-    assert draft.driving is not None
+    assert isinstance(draft.extras, Driving)
+    noise = draft.extras.noise
     assert draft.tree is not None
     shared = done.context.noise.shared(torch.tensor([[1, 2]])).normal(2)
     firsts = {kids[0] for kids in draft.tree.kids if kids}
     for node, depth in enumerate(draft.tree.depths):
-        same = torch.equal(draft.driving[:, node], shared[:, depth])
+        same = torch.equal(noise[:, node], shared[:, depth])
         assert same == (node in firsts)
     fresh = [node for node in range(draft.nodes) if node not in firsts]
-    corner = torch.corrcoef(draft.driving[:, fresh].flatten(1).T)
+    corner = torch.corrcoef(noise[:, fresh].flatten(1).T)
     assert float((corner - torch.eye(len(corner))).abs().max()) < 4.5 / 1000**0.5
 
 

@@ -33,6 +33,7 @@ def test_the_trees_are_the_published_ones() -> None:
 
 def test_the_rejection_of_eagle_is_exact_by_enumeration() -> None:
     verifier = recipes.get("eagle").verifier
+    assert isinstance(verifier, Recursive)
     assert enumerate_verifier(verifier, (Kind.WOR,)).error <= TOLERANCE
 
 

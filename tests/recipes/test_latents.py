@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from mmspec import recipes
-from mmspec.draft import Drafter
+from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.denoising.window import Window
+from mmspec.laws.gaussian import Driving
 from mmspec.laws.kernels import GaussianKernel
-from mmspec.recipe import Kit, Recipe, made, pair
+from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.targets.denoising import ChainTarget
 from tests.chains import vp_grid
 from tests.drafters.denoising import Run, Steep, Varying, denoiser, run, surprise
@@ -23,18 +24,19 @@ NAMES = tuple(
 STEEP = Steep(GaussianKernel.ancestral(*vp_grid(12)))
 
 
-def bound(recipe: Recipe, network: Any, **options: Any) -> Drafter:
+def bound(recipe: Recipe, network: Any, **options: Any) -> tuple[Drafter, Verifier]:
     target = ChainTarget(network)
     small = ChainTarget(network) if recipe.takes_drafter else None
     chosen = {**recipe.options, **options}
     kit = Kit(target, small, recipe.execution, recipe.sees, None, chosen)
-    drafter: Drafter = recipe.architecture(kit)
-    return pair(drafter, made(recipe.verifier, kit), target)
+    verifier = resolve(recipe.verifier, kit)
+    return pair(recipe.architecture(kit), verifier, target), verifier
 
 
 def ran(name: str, network: Any, **settings: Any) -> Run:
     recipe = recipes.get(name)
-    return run(bound(recipe, network), network, recipe.verifier, **settings)
+    drafter, verifier = bound(recipe, network)
+    return run(drafter, network, verifier, **settings)
 
 
 def test_the_methods_are_there() -> None:
@@ -81,8 +83,8 @@ def test_predicted_deviations_are_exact_or_refused_before_anything_runs(name: st
 def test_asd_is_the_frozen_clean_sample_bit_for_bit() -> None:
     network = denoiser(30, d=16)
     one, two = recipes.get("asd"), recipes.get("accelerated-diffusion-frozen")
-    left = bound(one, network)
-    right = bound(two, network, freeze="clean", root="refresh")
+    left, _ = bound(one, network)
+    right, _ = bound(two, network, freeze="clean", root="refresh")
     runs = [run(drafter, network, shape=(16,), batch=3) for drafter in (left, right)]
     assert torch.equal(runs[0].states, runs[1].states)
     assert runs[0].calls == runs[1].calls
@@ -92,16 +94,16 @@ def test_asd_drafts_euler_steps_of_stochastic_localisation() -> None:
     """y = s x / alpha and y' = y + (s' - s) x0 + (s' - s)^.5 z, s = alpha^2 / sigma^2 (Hu 2025)."""
     network = denoiser(30, d=4)
     recipe = replace(recipes.get("asd"), execution=Window.fixed(8))
-    done = run(bound(recipe, network), network, shape=(4,))
+    done = run(bound(recipe, network)[0], network, shape=(4,))
     draft, start, kernel = done.drafts[0], done.states[:, 0].double(), network.kernel
-    assert draft.driving is not None
+    assert isinstance(draft.extras, Driving)
     s = (kernel.alpha / kernel.sigma) ** 2
     first = torch.zeros(1, dtype=torch.int64)
     clean = network.predict(start.float(), first, first).clean.double()
     y = start * s[0] / kernel.alpha[0]
     for node in range(7):
         rise = s[node + 1] - s[node]
-        y = y + rise * clean + rise.sqrt() * draft.driving[:, node].double()
+        y = y + rise * clean + rise.sqrt() * draft.extras.noise[:, node].double()
         x = (y * kernel.alpha[node + 1] / s[node + 1]).float()
         torch.testing.assert_close(draft.tokens[:, node], x, rtol=1e-4, atol=1e-5)
 

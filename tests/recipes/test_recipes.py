@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 import mmspec
 from mmspec import recipes
 from mmspec.codes.codebook import Codebook
-from mmspec.recipe import Recipe
+from mmspec.draft import Verifier
+from mmspec.recipe import Deferred, Kit, Recipe, resolve
 from mmspec.verifiers.coupled import Coupled
 from tests import toys
 from tests.conftest import partner
@@ -103,6 +105,18 @@ def test_a_recipe_prints_itself(name: str) -> None:
     fast = bound(name)
     assert name in repr(fast)
     assert fast.sees in repr(fast)
+
+
+def test_a_deferred_verifier_says_what_is_known_of_it() -> None:
+    recipe = recipes.get("coupled")
+    kit = Kit(None, None, recipe.execution, "nothing")
+    for lossless in (False, True):
+        deferred = Deferred[Verifier](lambda kit: Coupled(), "made of the kit", lossless)
+        unbound = replace(recipe, verifier=deferred)
+        assert unbound.exact is lossless
+        assert unbound.axes()["verification optimisation"] == "made of the kit"
+        assert not isinstance(deferred, Verifier)
+        assert resolve(unbound.verifier, kit) == resolve(recipe.verifier, kit) == Coupled()
 
 
 def test_a_name_that_is_nearly_right() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import mmspec
-from mmspec.draft import Draft, Kind
+from mmspec.draft import Draft, Kind, Reading
 from mmspec.targets.cache import SlotLayer
 from mmspec.targets.memory import Memory, Rows, block
 from mmspec.targets.reader import Reader
@@ -145,11 +145,11 @@ def test_embeddings_are_read_in_place_of_tokens(family: str) -> None:
     story, tree = Story(3), Tree.chain(3) if family in RECURRENT else Tree((-1, -1, 0))
     draft, waiting = story.draft(tree), [row * count for count, row in enumerate(story.waiting, 1)]
     plain = read(body, prefilled(body, request), waiting, draft)
-    same = replace(draft, embeds=body.embed(draft.tokens).detach())
+    same = replace(draft, reading=Reading(embeds=body.embed(draft.tokens).detach()))
     close(read(body, prefilled(body, request), waiting, same), plain)
     blank = replace(same, tokens=torch.zeros_like(draft.tokens))
     close(read(body, prefilled(body, request), waiting, blank), plain)
-    other = replace(draft, embeds=body.embed(story.draft(tree).tokens).detach())
+    other = replace(draft, reading=Reading(embeds=body.embed(story.draft(tree).tokens).detach()))
     changed = read(body, prefilled(body, request), waiting, other)
     close(changed[:, 0], plain[:, 0])
     assert not torch.allclose(changed[:, 1:], plain[:, 1:], atol=0.1)
@@ -162,7 +162,7 @@ def test_a_draft_with_gaps_stands_where_it_says(batch: int) -> None:
     body, request = backbone("llama"), toys.inputs("llama", batch=batch, ragged=batch > 1)
     story, tree = Story(batch), Tree.chain(3)
     places = torch.tensor([[0, 3, 4], [2, 3, 9]])[:batch]
-    draft = replace(story.draft(tree), ahead=places)
+    draft = replace(story.draft(tree), reading=Reading(places))
     logits = read(body, prefilled(body, request), story.waiting, draft)
     for row in range(batch):
         prompt = toys.alone(request, row)["input_ids"][0].tolist()
@@ -173,10 +173,10 @@ def test_a_draft_with_gaps_stands_where_it_says(batch: int) -> None:
         expected = body.model(**whole, attention_mask=torch.ones_like(ids)).logits[0, -4:]
         close(logits[row], expected)
     close(logits[:, 0], read(body, prefilled(body, request), story.waiting, None)[:, 0])
-    tight = replace(draft, ahead=draft.depths())
+    tight = replace(draft, reading=Reading(draft.depths()))
     close(
         read(body, prefilled(body, request), story.waiting, tight),
-        read(body, prefilled(body, request), story.waiting, replace(draft, ahead=None)),
+        read(body, prefilled(body, request), story.waiting, replace(draft, reading=None)),
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verifier
-from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.gaussian import Driving, Gaussian
 from mmspec.laws.noise import KeyedNoise, Lane
 from mmspec.trees import Tree
 
@@ -111,7 +111,7 @@ def drafted(case: Case, noise: KeyedNoise, n: int) -> tuple[Draft, Scores]:
     mask = None
     if case.ragged:
         mask = torch.arange(tree.nodes) < (torch.arange(n) % (tree.nodes + 1))[:, None]
-    return Draft.of(tree, tokens, case.kind, law, mask, driving), scores
+    return Draft.of(tree, tokens, case.kind, law, mask, Driving(driving)), scores
 
 
 def check_normal(x: Tensor, what: str) -> None:  # (n,)

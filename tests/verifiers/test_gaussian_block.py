@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Kind, Verifier
+from mmspec.laws.gaussian import Driving
 from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers import gaussian_block
@@ -132,8 +133,8 @@ def test_only_looking_ahead_spoils_the_noise_behind_a_refused_state(verifier: Ve
     """With the first state refused, what drove the second is as good as new, or it is not."""
     case, noise = constant(1.5, 2), KeyedNoise(torch.arange(50_000))
     draft, scores = drafted(case, noise, 50_000)
-    assert draft.driving is not None
-    behind = draft.driving[verifier.verify(draft, scores, noise).length == 0, 1, 0]
+    assert isinstance(draft.extras, Driving)
+    behind = draft.extras.noise[verifier.verify(draft, scores, noise).length == 0, 1, 0]
     if isinstance(verifier, Reflection):
         check_normal(behind, "noise behind")
         return

@@ -102,5 +102,5 @@ def test_steps_without_noise_and_missing_noise_are_refused() -> None:
     draft, scores = drafted(replace(apart(1.0, 2), draft_std=0.0), noise, 4)
     with pytest.raises(ValueError, match="standard deviation 0"):
         GaussianRatio().verify(draft, scores, noise)
-    with pytest.raises(ValueError, match=r"set Draft\.driving"):
-        GaussianRatio().verify(replace(draft, driving=None), scores, noise)
+    with pytest.raises(ValueError, match=r"set Draft\.extras"):
+        GaussianRatio().verify(replace(draft, extras=None), scores, noise)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.codes.codebook import Codebook
+from mmspec.codes.connected_cells import Cells
 from mmspec.draft import Draft, Kind, Rule, Scores
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.distances import total_variation
@@ -46,7 +47,7 @@ def draft(rows: list[list[int]], settled: tuple[int, ...] = ()) -> Draft:
     cells[list(settled)] = -1
     tokens = torch.tensor(rows)
     made = Draft.chain(tokens, Kind.DET, None, torch.ones_like(tokens, dtype=torch.bool))
-    return replace(made, cells=cells.expand(len(rows), -1, -1))
+    return replace(made, extras=Cells(cells.expand(len(rows), -1, -1)))
 
 
 def scores(batch: int, seed: int = 0) -> Scores:
@@ -129,7 +130,7 @@ def test_the_distance_of_what_is_committed_is_reported() -> None:
 def test_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="reach=-1 is no distance"):
         LocalIslands(Unless(0), -1)
-    blind = replace(draft([[0] * NODES]), cells=None)
+    blind = replace(draft([[0] * NODES]), extras=None)
     with pytest.raises(ValueError, match="the draft does not say"):
         LocalIslands(Unless(0)).verify(blind, scores(1), KeyedNoise.seeded(0, 1, CPU))
     empty = LocalIslands(Unless(0)).verify(

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.gaussian import Driving, Gaussian
 from mmspec.laws.noise import KeyedNoise, Lane, Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.gaussian_steps import Steps, chain, dot, fit, own, steps
@@ -184,7 +184,7 @@ def test_states_of_any_shape_and_a_deviation_per_entry() -> None:
     noise, std = KeyedNoise(torch.arange(4_000)), torch.rand(2, 3) + 0.5
     driving = noise.shared(torch.ones(4_000, 1, dtype=torch.int64)).normal(2, 3)
     q = Gaussian(torch.full((4_000, 1, 2, 3), 0.3), std, 2)
-    draft = Draft.of(Tree.chain(1), q.mean + std * driving, Kind.RACE, q, driving=driving)
+    draft = Draft.of(Tree.chain(1), q.mean + std * driving, Kind.RACE, q, extras=Driving(driving))
     scores = Scores(Gaussian(torch.zeros(4_000, 2, 2, 3), std, 2), torch.tensor([[1, 2]] * 4_000))
     verdict = Reflection().verify(draft, scores, noise)
     r = float((0.3 / std).norm())
@@ -225,8 +225,8 @@ def test_padded_states_are_not_looked_at() -> None:
 def test_what_cannot_be_reflected_is_refused() -> None:
     noise = KeyedNoise(torch.arange(5))
     draft, scores = drafted(apart(1.0, 2), noise, 5)
-    with pytest.raises(ValueError, match=r"set Draft\.driving"):
-        Reflection().verify(replace(draft, driving=None), scores, noise)
+    with pytest.raises(ValueError, match=r"set Draft\.extras"):
+        Reflection().verify(replace(draft, extras=None), scores, noise)
     other, scores_of_other = drafted(replace(apart(1.0, 2), draft_std=0.5), noise, 5)
     assert Reflection().verify(other, scores_of_other, noise).next is not None
     for case in (replace(apart(1.0, 2), draft_std=0.0), replace(apart(1.0, 2), std=0.0)):

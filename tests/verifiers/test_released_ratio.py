@@ -79,7 +79,7 @@ def test_the_odds_are_those_of_the_formula(factor: str, tau: float) -> None:
     draft, _, _, odds = judged(ReleasedRatio(tau, factor), TARGET, DRAFT, depth=1)
     sign = {"code": 1, "path": -1, "none": 0}[factor]
     for row in range(3):
-        noise = draft.driving[row, 0, 0, :, 0].tolist()
+        noise = draft.extras.noise[row, 0, 0, :, 0].tolist()
         mu_p, sd_p, ell_p, _ = by_hand(TARGET, noise, 0.0)
         mu_q, sd_q, ell_q, x = by_hand(DRAFT, noise, 0.4)
         assert draft.tokens[row, 0, 0, -1, 0].item() == pytest.approx(x, abs=1e-5)
@@ -133,7 +133,7 @@ def test_what_is_left_after_the_last_try(fallback: bool) -> None:
     draft, scores, verdict, odds = judged(rule, target, wide, depth=1)
     assert odds[..., 0].max() < 1e-3
     kept = verdict.mended[:, 0, 0, -1, 0]
-    own = path_law(scores.law)[:, :-1].walk(draft.driving)[0][:, 0, 0, -1, 0]
+    own = path_law(scores.law)[:, :-1].walk(draft.extras.noise)[0][:, 0, 0, -1, 0]
     assert torch.equal(kept, own if fallback else torch.zeros(3))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
+from mmspec.laws.gaussian import Driving
 from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.trees import Tree
 from mmspec.verifiers import gaussian_line, sequence
@@ -108,10 +109,11 @@ class SharedBySiblings(Verifier):
     kinds: ClassVar[tuple[Kind, ...]] = Sequence.kinds
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        assert draft.driving is not None
-        first = draft.driving[:, :1].expand_as(draft.driving)
+        assert isinstance(draft.extras, Driving)
+        driving = draft.extras.noise
+        first = Driving(driving[:, :1].expand_as(driving))
         tokens = draft.tokens[:, :1].expand_as(draft.tokens)
-        changed = replace(draft, tokens=tokens, driving=first)
+        changed = replace(draft, tokens=tokens, extras=first)
         return Sequence().verify(changed, scores, noise)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from mmspec.draft import Draft, Drafter, Kind
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.laws.gaussian import Driving
 from mmspec.models.loading import model_type
 from mmspec.models.mar import MarConfig, MarForImageGeneration
 from mmspec.models.random_weights import random_model
@@ -105,8 +106,8 @@ class Aligned(Drafter):
             laws.append(law)
             paths.append(path)
         tree, made = Tree.chain(depth), torch.stack(paths, 1)
-        noises = torch.stack(driving, 1)
         ragged = mask if min(levels) < depth else None
+        noises = Driving(torch.stack(driving, 1))
         return Draft.of(tree, made, Kind.RACE, PathLaw.stack(laws), ragged, noises)
 
     def observe(self, *news: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmspec.draft import Draft, Kind
 from mmspec.drafters.denoising.window import Window
-from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.gaussian import Driving, Gaussian
 from mmspec.laws.noise import Lane
 from mmspec.targets.denoising import Trajectory
 from mmspec.trees import Tree
@@ -100,4 +100,4 @@ def unroll(
     mask = None
     if ragged:
         mask = torch.tensor(tree.depths, device=deep.device) < deep[:, None]
-    return Draft.of(tree, tokens, kind, made, mask, noise)
+    return Draft.of(tree, tokens, kind, made, mask, Driving(noise))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores
+from mmspec.draft import Draft, Drafter, Kind, Reading, Round, Scores
 from mmspec.drafters.jacobi.carry_over import Jacobi, Window, window_length
 from mmspec.drafters.jacobi.initial import initialiser
 from mmspec.laws.noise import Lane, Noise
@@ -183,7 +183,7 @@ class Denoised(Drafter):
         words = self.space.embed(draft.tokens)
         embeds = torch.where((state.level > 0)[..., None], noisy.to(words), words)
         clean = (state.level == 0).cumprod(-1).bool()
-        return replace(draft, mask=clean, padded=True, embeds=embeds)
+        return replace(draft, mask=clean, padded=True, reading=Reading(embeds=embeds))
 
     def observe(
         self, context: Context, state: Noisy, draft: Draft, scores: Scores, kept: Round

@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.codes.connected_cells import Cells
 from mmspec.codes.grid import Grid
 from mmspec.codes.resampling import Lawful, Resampler, Trained
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
+from mmspec.draft import Draft, Drafter, Kind, Reading, Round, Scores, categorical
 from mmspec.drafters.neural.small_model import SmallModelKind
 from mmspec.drafters.plain import Silent
 from mmspec.drafters.rows.low_resolution import Sketch, Sketcher, ratio_of, sampler_of
@@ -240,7 +241,7 @@ def drafted(context: Context, state: Sheet, kind: Kind) -> Draft:
     sure = torch.tensor([[line.sure] for line in state.lines], device=context.device)
     mask = torch.arange(width, device=context.device) < sure
     draft = Draft.chain(made[..., 1], kind, _laws(state, width), mask)
-    return replace(draft, ahead=made[..., 0], cells=made[..., 2:])
+    return replace(draft, reading=Reading(made[..., 0]), extras=Cells(made[..., 2:]))
 
 
 def _laws(state: Sheet, width: int) -> Categorical | None:  # (B, N)

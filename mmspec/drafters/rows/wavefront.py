@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.grid import Grid
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
+from mmspec.draft import Draft, Drafter, Kind, Reading, Round, Scores, categorical
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane
 from mmspec.recipe import LINEAR
@@ -91,7 +91,7 @@ class Wavefront(Drafter):
         mask = torch.arange(width, device=context.device) < sure
         law = _laws(context, state, lines, width)
         draft = Draft.chain(places[..., 1], self.kinds[0], law, mask)
-        return replace(draft, ahead=places[..., 0])
+        return replace(draft, reading=Reading(ahead=places[..., 0]))
 
     def observe(
         self, context: Context, state: Front, draft: Draft, scores: Scores, kept: Round
