@@ -21,7 +21,6 @@ from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.laws.sampling import Sampling
 from mmspec.modalities.examining import refuse_other_words
-from mmspec.modalities.vlm.families import check as check_request
 from mmspec.modality import Call, Loop
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import Stats
@@ -30,6 +29,7 @@ from mmspec.targets.context import Request
 from mmspec.targets.generation_settings import refuse_modes, sampled
 from mmspec.targets.generation_settings import resolve as resolve_settings
 from mmspec.targets.stop import Stop
+from mmspec.targets.visual import check_request
 
 # what `generate` takes beside a model's inputs and generation settings
 OWN = (

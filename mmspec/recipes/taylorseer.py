@@ -6,7 +6,7 @@ given order (`basis="newton"`: divided differences, exact for polynomials). Loss
 of its own; `interval=1` changes nothing. With `lite=True` the output of the whole network is
 extrapolated instead: less memory, and networks that are no stack of transformer blocks.
 Differences of features begin with the last step of the warm-up, as in the published code. The
-defaults are careful ones of ours; `mmspec.forecast.presets.TAYLORSEER` has those of the authors.
+defaults are careful ones of ours; `mmspec.drafters.forecast.presets.TAYLORSEER` has the authors'.
 """
 
 from mmspec.drafters.forecast.gate import Stepwise

@@ -41,6 +41,7 @@ MODALITY = Modality(
     recipe="asd",
     settings=DiffusionSettings,
     plug="mmspec.modalities.diffusion.plug",
+    asking="mmspec.modalities.diffusion.asking",
     measures="mmspec.modalities.diffusion.measures",
     owns=owns,
     zoo=ZOO,

@@ -8,18 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from mmspec import zoo
 from mmspec.draft_models import DraftModel, draft_model
-from mmspec.drafters.denoising.small_denoiser import DRAFT_PIPELINE
 from mmspec.drafters.denoising.window import Window
-from mmspec.modalities.diffusion import examining
-from mmspec.modalities.diffusion.asking import DiffusionAsker
 from mmspec.modalities.diffusion.chains import Chains
 from mmspec.modalities.diffusion.forecasts import Forecasts
 from mmspec.modalities.diffusion.loading import load_pipeline
 from mmspec.modalities.diffusion.network import Network
-from mmspec.modalities.diffusion.settings import DiffusionSettings
-from mmspec.modality import Finding, Loop
+from mmspec.modality import Loop
 from mmspec.naming import unknown_message
 from mmspec.recipe import Recipe
 
@@ -143,24 +138,3 @@ def _execution(recipe: Recipe, window: Any, tree: Any) -> Any:
 def load(source: str | Path, **options: Any) -> Any:
     """A pipeline from a folder, a hub name, or "zoo:NAME"."""
     return load_pipeline(source, **options)
-
-
-def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
-    """A draft pipeline for a pipeline; `options` are not needed: no code of its folder runs."""
-    name = str(source)
-    place = zoo.path(name.removeprefix("zoo:")) if name.startswith("zoo:") else name
-    return DRAFT_PIPELINE.load(place, Network(model))
-
-
-def asker(source: str, model: Any, settings: DiffusionSettings, **options: Any) -> DiffusionAsker:
-    """Asks a pipeline for what is typed."""
-    return DiffusionAsker(source, model, settings, **options)
-
-
-def examine(target: str, drafter: str | None) -> list[Finding]:
-    """What can be said of a pipeline, or of a pair, without reading weights."""
-    return examining.examine(target, drafter, _bind)
-
-
-def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
-    return session(model, recipe, drafter, {})

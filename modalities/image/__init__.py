@@ -52,6 +52,7 @@ MODALITY = Modality(
     recipe="mc-sjd-gumbel",
     settings=ImageSettings,
     plug="mmspec.modalities.image.plug",
+    asking="mmspec.modalities.image.asking",
     measures="mmspec.modalities.image.measures",
     owns=owns,
     zoo=ZOO,

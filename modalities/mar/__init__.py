@@ -37,6 +37,7 @@ MODALITY = Modality(
     recipe="cspd-coupled",
     settings=MarSettings,
     plug="mmspec.modalities.mar.plug",
+    asking="mmspec.modalities.mar.asking",
     measures="mmspec.modalities.mar.measures",
     owns=owns,
     zoo=ZOO,

@@ -16,11 +16,9 @@ from mmspec.draft import Drafter, Gate, Target, Verifier
 from mmspec.draft_models import DraftModel, draft_model
 from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise, fresh_seed
-from mmspec.modalities.mar import examining, reader
-from mmspec.modalities.mar.asking import MarAsker
+from mmspec.modalities.mar import reader
 from mmspec.modalities.mar.reader import MarReader, labels, numbers
-from mmspec.modalities.mar.settings import MarSettings
-from mmspec.modality import Call, Finding, Loop
+from mmspec.modality import Call, Loop
 from mmspec.naming import unknown_message
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import Stats
@@ -197,22 +195,3 @@ def decoded(vae: Any, latents: Tensor, scale: float) -> list[Image.Image] | None
 def load(source: str | Path, **options: Any) -> Any:
     """A model from a folder or "zoo:NAME"; no code of a folder is ever run."""
     return reader.load(source)
-
-
-def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
-    """A smaller model for a model."""
-    return reader.load(source)
-
-
-def asker(source: str, model: Any, settings: MarSettings, **options: Any) -> MarAsker:
-    """Asks a model for classes."""
-    return MarAsker(source, model, settings, **options)
-
-
-def examine(target: str, drafter: str | None) -> list[Finding]:
-    """What can be said of a model, or of a pair, without reading weights."""
-    return examining.examine(target, drafter, _bind)
-
-
-def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
-    return session(model, recipe, drafter, {})

@@ -9,9 +9,13 @@ from typing import Any
 
 from PIL import Image
 
-from mmspec.modalities import asking
-from mmspec.modalities.families import family
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.modalities import asking, examining_tokens, tokens
+from mmspec.modalities.vlm.families import family, reader
+from mmspec.modalities.vlm.plug import Session, load, session
 from mmspec.modalities.vlm.settings import LanguageSettings
+from mmspec.modality import Finding
+from mmspec.recipe import Recipe
 
 SCENE = "zoo:scene"
 BUNDLED = Path(str(files("mmspec"))) / "zoo" / "scene.png"
@@ -107,3 +111,26 @@ def open_picture(source: str) -> Image.Image:
         return Image.open(path).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"{source} is not a picture that can be read ({error})") from error
+
+
+def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
+    """A draft model or head for a model. Raises ValueError for one of another tokenizer."""
+    if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
+        return FEATURE_HEAD.load(source, model)
+    small = load(source, **options)
+    tokens.check_words(model, small)
+    return small
+
+
+def asker(source: str, model: Any, settings: LanguageSettings, **options: Any) -> LanguageAsker:
+    """Asks a model what is typed."""
+    return LanguageAsker(source, model, settings, **options)
+
+
+def examine(target: str, drafter: str | None) -> list[Finding]:
+    """What can be said of a model, or of a pair, without reading weights."""
+    return examining_tokens.examine(target, drafter, _bind, reader)
+
+
+def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
+    return session(model, recipe, drafter, {})
