@@ -100,7 +100,7 @@ def chat(processor: Any, prompt: str, has_image: bool) -> str:
         turn = {"role": "user", "content": prompt if is_tokenizer else content}
         made = processor.apply_chat_template([turn], add_generation_prompt=True, tokenize=False)
         return str(made)
-    mark = "<image>" if is_tokenizer else getattr(processor, "image_token", "<image>")
+    mark = "<image>" if is_tokenizer else vars(processor).get("image_token", "<image>")
     return f"{mark}\n{prompt}" if has_image else prompt
 
 
