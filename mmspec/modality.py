@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from mmspec.recipe import Recipe
     from mmspec.stats import Stats
 
-Decodes = Literal["tokens", "latents", "patches"]
 # endings of pictures that PIL writes without further options
 PICTURE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 
@@ -60,13 +59,14 @@ class Source:
 class Modality:
     """The light half.
 
-    `owns` says whether a source belongs here; a modality that `is_general` is asked last. `parts`
-    are what `accelerate` takes beside recipe, drafter, verifier and the recipe's own options;
-    `settings` is a dataclass of what one call takes on the command line (see `setting`).
+    `owns` says whether a source belongs here; a modality that `is_general` is asked last. What it
+    `decodes` tells which recipes are for it: "tokens", "latents", "patches", or a word of its own.
+    `parts` are what `accelerate` takes beside recipe, drafter, verifier and the recipe's own
+    options; `settings` is a dataclass of what one call takes on the command line (see `setting`).
     """
 
     name: str
-    decodes: Decodes
+    decodes: str
     recipe: str  # the default one; `drafted` where a draft model is given
     settings: type
     plug: str  # the module of the heavy half
