@@ -51,7 +51,6 @@ def autoencoder(folder: Path) -> Any:
     """What makes pixels, from a folder. Raises ValueError where there is none."""
     if not folder.is_dir():
         raise ValueError(f"there is no {folder}; put the autoencoder of the model there")
-    diffusers.utils.logging.set_verbosity_error()
     read: Any = diffusers.AutoModel.from_pretrained
     how = {"torch_dtype": "auto", "local_files_only": True, "use_safetensors": True}
     try:
