@@ -310,7 +310,7 @@ class Verifier(ABC):
         """The proposal kinds it is right for, preferred first."""
 
     @declared
-    def rule(self) -> Rule | Schedule | None:
+    def rule(self) -> Rule | RuleSchedule | None:
         """What it asks about a single token, if that is how it decides."""
         return None
 
@@ -359,7 +359,7 @@ class Rule(Protocol):
 
 
 @runtime_checkable
-class Schedule(Protocol):
+class RuleSchedule(Protocol):
     """A rule for every depth of a draft; a walk tests each level with its own."""
 
     @property

@@ -123,7 +123,7 @@ class Entropy:
 
 
 @dataclass
-class _Level:
+class _EntropyLevel:
     """What `AdaptiveEntropy` learns during a request."""
 
     h: float
@@ -151,16 +151,16 @@ class AdaptiveEntropy:
                 f"target={self.target} is not an acceptance rate; give one within (0, 1)"
             )
 
-    def begin(self) -> _Level:
-        return _Level(self.h, self.target)
+    def begin(self) -> _EntropyLevel:
+        return _EntropyLevel(self.h, self.target)
 
-    def budget(self, state: _Level, context: Context) -> int:
+    def budget(self, state: _EntropyLevel, context: Context) -> int:
         return min(self.most, useful(context))
 
-    def more(self, state: _Level, law: Categorical) -> Tensor:  # (B,) bool
+    def more(self, state: _EntropyLevel, law: Categorical) -> Tensor:  # (B,) bool
         return _sure(law, state.h, self.c)
 
-    def observe(self, state: _Level, kept: Round) -> _Level:
+    def observe(self, state: _EntropyLevel, kept: Round) -> _EntropyLevel:
         seen = tries(kept)
         if seen:
             now = sum(accepted for accepted, _ in seen) / sum(tried for _, tried in seen)
@@ -168,7 +168,7 @@ class AdaptiveEntropy:
             wanted = state.h + self.step if rate > self.target else state.h - self.step
         else:  # nothing was drafted: without this a strict level would never be tested again
             rate, wanted = state.rate, state.h + self.step
-        return _Level(min(max(0.9 * state.h + 0.1 * wanted, 0.0), 1.0), rate)
+        return _EntropyLevel(min(max(0.9 * state.h + 0.1 * wanted, 0.0), 1.0), rate)
 
 
 @dataclass(frozen=True)

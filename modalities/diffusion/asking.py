@@ -13,7 +13,7 @@ from mmspec.drafters.denoising.small_denoiser import DRAFT_PIPELINE
 from mmspec.modalities import asking
 from mmspec.modalities.diffusion import examining
 from mmspec.modalities.diffusion.network import Network
-from mmspec.modalities.diffusion.plug import Session, session
+from mmspec.modalities.diffusion.plug import PipelineSession, session
 from mmspec.modalities.diffusion.settings import DiffusionSettings
 from mmspec.modalities.sheets import rows_and_columns, tiled
 from mmspec.modality import Finding
@@ -87,5 +87,5 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
     return examining.examine(target, drafter, _bind)
 
 
-def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
+def _bind(model: Any, recipe: Recipe, drafter: Any) -> PipelineSession:
     return session(model, recipe, drafter, {})

@@ -11,7 +11,7 @@ from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.modalities import asking, examining, examining_tokens
 from mmspec.modalities.image import drawing
 from mmspec.modalities.image.families import CLASSES, image_family, reader
-from mmspec.modalities.image.plug import Session, load, model_type, session
+from mmspec.modalities.image.plug import DrawingSession, load, model_type, session
 from mmspec.modalities.image.settings import ImageSettings
 from mmspec.modalities.image.steps_map import steps_map
 from mmspec.modalities.sheets import rows_and_columns, sides, tiled
@@ -94,7 +94,7 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
     return examining_tokens.examine(target, drafter, _bind, reader, _skeleton)
 
 
-def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
+def _bind(model: Any, recipe: Recipe, drafter: Any) -> DrawingSession:
     return session(model, recipe, drafter, {})
 
 

@@ -18,10 +18,10 @@ from mmspec.recipe import Recipe
 from mmspec.registry import ZOO
 
 
-class Session:
+class DrawingSession:
     """A model of picture tokens bound to a recipe; `processor` reads its prompts in words."""
 
-    def __init__(self, bound: tokens.Bound, processor: Any = None) -> None:
+    def __init__(self, bound: tokens.BoundTokens, processor: Any = None) -> None:
         self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
         self.processor = processor
         self.image_family = bound.backbone.image_family
@@ -77,10 +77,10 @@ class Session:
         tokens.save_drafter(self.bound, folder)
 
 
-def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:
+def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> DrawingSession:
     """A model bound to a recipe. Raises ValueError for parts that do not fit."""
     own = {name: value for name, value in parts.items() if name != "processor"}
-    return Session(tokens.bind(reader(model), recipe, drafter, own), parts.get("processor"))
+    return DrawingSession(tokens.bind(reader(model), recipe, drafter, own), parts.get("processor"))
 
 
 def load(source: str | Path, **options: Any) -> Any:

@@ -12,7 +12,7 @@ import diffusers
 
 from mmspec.modalities import asking
 from mmspec.modalities.mar import examining, reader
-from mmspec.modalities.mar.plug import Session, session
+from mmspec.modalities.mar.plug import PatchSession, session
 from mmspec.modalities.mar.reader import numbers
 from mmspec.modalities.mar.settings import MarSettings
 from mmspec.modalities.sheets import rows_and_columns, tiled
@@ -79,5 +79,5 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
     return examining.examine(target, drafter, _bind)
 
 
-def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
+def _bind(model: Any, recipe: Recipe, drafter: Any) -> PatchSession:
     return session(model, recipe, drafter, {})

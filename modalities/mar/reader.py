@@ -14,7 +14,7 @@ from mmspec import zoo
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.models.mar_head import SampledHead
 from mmspec.models.reading import read
-from mmspec.targets.patches import Plan
+from mmspec.targets.patches import PatchSettings
 from mmspec.targets.paths import PathLaw
 
 
@@ -27,7 +27,7 @@ class MarReader:
     head: SampledHead
 
     @classmethod
-    def of(cls, model: Any, classes: Tensor, plan: Plan) -> MarReader:
+    def of(cls, model: Any, classes: Tensor, plan: PatchSettings) -> MarReader:
         return cls(model, classes.to(model.device), model.sampled(plan))
 
     @property

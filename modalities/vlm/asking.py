@@ -14,7 +14,7 @@ from mmspec.drafters.neural.small_model import VOCABULARY_PADDING
 from mmspec.modalities import asking, examining_tokens
 from mmspec.modalities.examining import refuse_other_words
 from mmspec.modalities.vlm.families import family, reader
-from mmspec.modalities.vlm.plug import Session, load, session
+from mmspec.modalities.vlm.plug import LanguageSession, load, session
 from mmspec.modalities.vlm.settings import LanguageSettings
 from mmspec.modality import Finding
 from mmspec.recipe import Recipe
@@ -134,7 +134,7 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
     return examining_tokens.examine(target, drafter, _bind, reader)
 
 
-def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
+def _bind(model: Any, recipe: Recipe, drafter: Any) -> LanguageSession:
     return session(model, recipe, drafter, {})
 
 

@@ -15,13 +15,13 @@ from mmspec.recipe import Recipe
 from mmspec.targets.encoder_decoder import EncoderDecoder, source_inputs
 
 
-class Session:
+class LanguageSession:
     """A causal or encoder-decoder model bound to a recipe."""
 
     calls = ("generate", "__call__")
     signature = tokens.HOOK
 
-    def __init__(self, bound: tokens.Bound) -> None:
+    def __init__(self, bound: tokens.BoundTokens) -> None:
         self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
         self.text = tokens.Text(bound, self._prepared)
 
@@ -47,9 +47,9 @@ class Session:
         return dict(inputs)
 
 
-def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:
+def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> LanguageSession:
     """A model bound to a recipe. Raises ValueError for parts that do not fit."""
-    return Session(tokens.bind(reader(model), recipe, drafter, parts))
+    return LanguageSession(tokens.bind(reader(model), recipe, drafter, parts))
 
 
 def load(source: str | Path, **options: Any) -> Any:

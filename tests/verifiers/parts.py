@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmspec.draft import Rule, Schedule, Verifier
+from mmspec.draft import Rule, RuleSchedule, Verifier
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.block import Block
 from mmspec.verifiers.coupled import Coupled
@@ -18,7 +18,7 @@ from mmspec.verifiers.spechub import SpecHub
 from mmspec.verifiers.traversal import Traversal
 from mmspec.verifiers.typical import Typical
 
-RULES: tuple[Rule | Schedule, ...] = (
+RULES: tuple[Rule | RuleSchedule, ...] = (
     Exact(),
     Lenience(ell=0.8),
     Typical(epsilon=0.09, delta=0.3),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.draft import Kind, Rule, Schedule
+from mmspec.draft import Kind, Rule, RuleSchedule
 from mmspec.laws.categorical import Categorical
 from mmspec.trees import Tree
 from mmspec.verifiers import Recursive
@@ -17,7 +17,7 @@ from mmspec.verifiers.walk import at_depth
 from tests.verifiers.parts import RULES
 from tests.verifiers.tolerance import Tolerance
 
-LISTED: tuple[Rule | Schedule, ...] = (*RULES, Tolerance(bins=1))
+LISTED: tuple[Rule | RuleSchedule, ...] = (*RULES, Tolerance(bins=1))
 SIZE = 5
 
 
@@ -30,7 +30,7 @@ def laws(*batch: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("hard", [False, True], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("rule", LISTED, ids=repr)
 def test_acceptances_are_probabilities_and_corrections_laws(
-    rule: Rule | Schedule, hard: bool
+    rule: Rule | RuleSchedule, hard: bool
 ) -> None:
     p, q = laws(2, 3)
     target, draft = Categorical(p.log(), hard), Categorical.having(q)
@@ -45,7 +45,7 @@ def test_acceptances_are_probabilities_and_corrections_laws(
 
 @pytest.mark.parametrize("hard", [False, True], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("rule", LISTED, ids=repr)
-def test_one_step_does_what_enumeration_finds(rule: Rule | Schedule, hard: bool) -> None:
+def test_one_step_does_what_enumeration_finds(rule: Rule | RuleSchedule, hard: bool) -> None:
     single = at_depth(rule, 0, 1)
     for p, q in zip(*laws(6), strict=True):
         target = Categorical(p.log(), hard)
@@ -56,7 +56,7 @@ def test_one_step_does_what_enumeration_finds(rule: Rule | Schedule, hard: bool)
 
 @pytest.mark.parametrize("tree", [Tree.chain(2), Tree.branching([2, 1])], ids=str)
 @pytest.mark.parametrize("rule", [rule for rule in LISTED if rule.lossless], ids=repr)
-def test_a_lossless_rule_gives_back_the_target_s_law(rule: Rule | Schedule, tree: Tree) -> None:
+def test_a_lossless_rule_gives_back_the_target_s_law(rule: Rule | RuleSchedule, tree: Tree) -> None:
     for p, q in zip(*laws(4, seed=1), strict=True):
         for kind in (Kind.IID, Kind.WOR, Kind.DET):
             found = joint(p, q, Recursive(rule), tree, kind)

@@ -16,7 +16,7 @@ from mmspec.targets.denoising import Trajectory
 from mmspec.trees import Tree
 
 
-class Step(Protocol):
+class UnrolledStep(Protocol):
     """A draft's law of the state after each of W states, all at the same depth.
 
     It must not depend on the noise of that state or of later ones: no look at states that were
@@ -59,7 +59,7 @@ def unroll(
     context: Trajectory,
     tree: Tree,
     levels: Sequence[int],
-    law: Step,
+    law: UnrolledStep,
     kind: Kind,
 ) -> Draft:
     """Draft `levels[b]` states deep in row b, along `tree`, whose depth is the largest of them.

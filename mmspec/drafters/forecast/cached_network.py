@@ -14,14 +14,14 @@ from torch import nn
 
 from mmspec.drafters.forecast.features import TakenOver, stacked
 from mmspec.drafters.forecast.hooks import Statistics
-from mmspec.drafters.forecast.steps import Clock, check_finite, time_of
+from mmspec.drafters.forecast.steps import StepClock, check_finite, time_of
 
 
 class CachedNetwork:
     """Attached when made, given back when called; each call in a step has a state of its own."""
 
     def __init__(
-        self, network: nn.Module, threshold: float, clock: Clock, statistics: Statistics
+        self, network: nn.Module, threshold: float, clock: StepClock, statistics: Statistics
     ) -> None:
         blocks = stacked(network)
         _check(network, blocks)

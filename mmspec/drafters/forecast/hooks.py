@@ -33,18 +33,18 @@ from mmspec.drafters.forecast.features import (
     tensors,
 )
 from mmspec.drafters.forecast.forecast import Basis, Newton, Taylor, Timeline, chosen
-from mmspec.drafters.forecast.steps import Clock, check_finite, networks_of, time_of
+from mmspec.drafters.forecast.steps import StepClock, check_finite, networks_of, time_of
 from mmspec.recipe import Kit
 from mmspec.targets.forecast_error import Metric
-from mmspec.targets.forecast_schedule import Past, Schedule
+from mmspec.targets.forecast_schedule import ForecastSchedule, Past
 
 
 @runtime_checkable
-class Gate(Protocol):
+class ForecastJudge(Protocol):
     """What is done about the errors of forecasts (`mmspec.verifiers.forecast_gate`)."""
 
     @property
-    def schedule(self) -> Schedule: ...
+    def schedule(self) -> ForecastSchedule: ...
     @property
     def metric(self) -> Metric: ...
     @property
@@ -71,7 +71,7 @@ class Extrapolation:
 
     def under(self, gate: object) -> Forecasting:
         """Bind to a recipe's verifier. Raises ValueError for one that judges something else."""
-        if not isinstance(gate, Gate):
+        if not isinstance(gate, ForecastJudge):
             raise ValueError(
                 f"{type(gate).__name__} does not judge forecasts of features; give verifier= a "
                 "ForecastGate"
@@ -83,7 +83,7 @@ class Extrapolation:
 class Forecasting:
     """Forecasts under a gate, ready to be put onto a network."""
 
-    gate: Gate
+    gate: ForecastJudge
     how: Extrapolation = field(default_factory=Extrapolation)
 
     def attach(self, pipe: Any, samples: int | None = None) -> Attached:
@@ -92,7 +92,7 @@ class Forecasting:
         One attachment serves one call of the pipeline. `samples` is how many images that makes: it
         tells the halves of guidance apart from other images (None: every row is an image).
         """
-        statistics, clock = Statistics(), Clock()
+        statistics, clock = Statistics(), StepClock()
 
         def one(network: nn.Module) -> Attachment:
             steps = lambda: len(pipe.scheduler.timesteps)  # noqa: E731, set by the call to come
@@ -105,7 +105,7 @@ class Forecasting:
         network: nn.Module,
         steps: Callable[[], int],
         samples: int | None = None,
-        clock: Clock | None = None,
+        clock: StepClock | None = None,
         statistics: Statistics | None = None,
     ) -> Attachment:
         """Take over a network that is to be called for `steps()` steps.
@@ -117,7 +117,7 @@ class Forecasting:
         if getattr(network, "is_cache_enabled", False):
             raise ValueError("the network has a cache of diffusers on; call disable_cache() first")
         return Attachment(
-            self, network, steps, samples, clock or Clock(), statistics or Statistics()
+            self, network, steps, samples, clock or StepClock(), statistics or Statistics()
         )
 
 
@@ -187,7 +187,7 @@ class Attachment:
         network: nn.Module,
         steps: Callable[[], int],
         samples: int | None,
-        clock: Clock,
+        clock: StepClock,
         statistics: Statistics,
     ) -> None:
         self.statistics, self._clock = statistics, clock

@@ -16,7 +16,7 @@ TIMES = ("timestep", "timesteps", "t")  # what networks call it
 
 
 @dataclass
-class Clock:
+class StepClock:
     """Counts the steps of a sampling call: a new one begins where the time changes."""
 
     step: int = -1

@@ -83,11 +83,11 @@ class Jacobi(Drafter):
     def carries(self) -> bool:
         return self.suffix.carries
 
-    def begin(self, context: Context) -> Window:
+    def begin(self, context: Context) -> JacobiWindow:
         assert context.scores is not None, "a request begins with the law of its first token"
         grid = context.shared.get("grid") if self.grid is None else self.grid
         first = torch.zeros(context.batch, dtype=torch.int64, device=context.device)
-        return Window(
+        return JacobiWindow(
             tokens=first[:, None][:, :0],
             law=categorical(context.scores.law),
             known=first,
@@ -95,7 +95,7 @@ class Jacobi(Drafter):
             map=None if grid is None else Map.of(grid, context.device),
         )
 
-    def propose(self, context: Context, state: Window) -> Draft:
+    def propose(self, context: Context, state: JacobiWindow) -> Draft:
         width = self.policy.budget(state.length, context)
         tokens, law = state.tokens[:, :width], state.law[:, 1 : 1 + width]
         if width:
@@ -109,8 +109,8 @@ class Jacobi(Drafter):
         return self.proactive.spread(tokens, law, context.noise)
 
     def observe(
-        self, context: Context, state: Window, draft: Draft, scores: Scores, kept: Round
-    ) -> Window:
+        self, context: Context, state: JacobiWindow, draft: Draft, scores: Scores, kept: Round
+    ) -> JacobiWindow:
         """Move the window behind what was committed and redraw what is left of it."""
         assert state.proposed is not None, "a draft is proposed before it is scored"
         width, law = state.proposed.shape[1], categorical(scores.law)
@@ -139,10 +139,10 @@ class Jacobi(Drafter):
             tokens, redrawn = self.suffix.redraw(was, context.noise)
         length = self.policy.observe(state.length, kept)
         known = (width - done[:, 0]).clamp_max(left)
-        return Window(tokens, Categorical.cat([p[:, :1], redrawn]), known, length, state.map)
+        return JacobiWindow(tokens, Categorical.cat([p[:, :1], redrawn]), known, length, state.map)
 
     def _filled(
-        self, context: Context, state: Window, width: int
+        self, context: Context, state: JacobiWindow, width: int
     ) -> tuple[Tensor, Categorical]:  # (B, width) x2
         """The carried slots, and guesses behind them."""
         tokens, law = state.tokens[:, :width], state.law[:, : 1 + width]
@@ -158,7 +158,7 @@ class Jacobi(Drafter):
 
 
 @dataclass
-class Window:
+class JacobiWindow:
     """What is carried from round to round."""
 
     tokens: Tensor  # (B, M) int64 redrawn slots, the next position first
