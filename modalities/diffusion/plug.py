@@ -59,8 +59,7 @@ class PipelineSession:
 
     @property
     def name(self) -> str | None:
-        name: str | None = self.model.name_or_path
-        return name or None
+        return str(self.model.name_or_path or "") or None  # diffusers keeps a Path as a Path
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         """What the pipeline returns, with `stats` on it.
