@@ -11,10 +11,9 @@ for another one of the same law. Columns behind "pipeline" have the noise of its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from textwrap import wrap
 from time import perf_counter
 from typing import Annotated, Any
 
@@ -27,11 +26,13 @@ from rich.table import Table
 
 import mmspec
 from mmspec import recipes
-from mmspec.cli import painting
-from mmspec.cli.inputs import default_drafter, quiet
+from mmspec.cli.choosing import choose
+from mmspec.cli.loaded import Loaded, load
+from mmspec.cli.options import Choice
 from mmspec.draft import Round
 from mmspec.drafters.denoising.window import Window
 from mmspec.modalities.diffusion.picture_distance import apart
+from mmspec.modalities.sheets import Panel, sheet
 
 console = Console(highlight=False)
 RECIPES = (
@@ -44,14 +45,14 @@ PROMPTS = (
     "a large yellow triangle on the left",
 )
 OWN = ("plain", "pipeline")
-SIDE, MARGIN, LINE = 144, 8, 13  # pixels
+MARGIN, LINE = 8, 13  # pixels
 WIDE, HIGH, EDGE, NAMES = 800, 220, 32, 200  # of a plot, around it, and on its right
 COLOURS = ("#1b6ca8", "#c8553d", "#588157", "#8e5ea2", "#e9a23b", "#444444")
 Points = list[tuple[float, float]]
 
 
 def main(
-    model: Annotated[str, typer.Option(help="zoo:diffusion, or a pipeline.")] = painting.MODEL,
+    model: Annotated[str, typer.Option(help="zoo:diffusion, or a pipeline.")] = "zoo:diffusion",
     drafter: Annotated[str | None, typer.Option(help="For recipes that need one.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
     recipe: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
@@ -60,19 +61,22 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the two pictures.")] = Path(),
 ) -> None:
     """Draw every prompt plainly and with every recipe."""
-    quiet()
     torch.set_num_threads(1)  # models this small gain nothing from more
     try:
-        painter = painting.load(model, None, None, steps)
-        columns = _columns(painter.pipe, recipe or RECIPES, drafter or default_drafter(model))
+        given = {} if steps is None else {"steps": steps}
+        loaded = _loaded(model, drafter, recipe or RECIPES, given)
+        columns = _columns(loaded, recipe or RECIPES)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     prompts = prompt or list(PROMPTS)
-    asked = [painter.asked([text]) for text in prompts]
+    asked = [loaded.asker.request([text]) for text in prompts]
     for fast in columns.values():
         fast(**asked[0], seed=seed)  # warm-up
     drawn = {name: [_draw(fast, one, seed) for one in asked] for name, fast in columns.items()}
-    _sheet(drawn, prompts).save(out / "diffusion-pictures.png")
+    panels = {
+        name: [Panel(one.picture, (one.words,)) for one in row] for name, row in drawn.items()
+    }
+    sheet(panels, prompts).save(out / "diffusion-pictures.png")
     written = ["diffusion-pictures.png"]
     chains = {name: row[0].rounds for name, row in drawn.items() if row[0].rounds}
     if chains:
@@ -83,7 +87,7 @@ def main(
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnPipeline:
     """A picture, and what it took."""
 
     picture: Any
@@ -94,38 +98,41 @@ class Drawn:
     rounds: list[tuple[int, int]]  # network calls and steps taken of each; none of forecasts
 
 
-def _columns(pipe: Any, chosen: Sequence[str], drafter: str | None) -> dict[str, Any]:
+def _loaded(
+    model: str, drafter: str | None, chosen: Sequence[str], given: dict[str, Any]
+) -> Loaded:
+    """The pipeline and its draft pipeline; without one, those recipes that need none."""
+    choice = Choice(model, "diffusion", drafter, list(chosen), settings=given)
+    try:
+        return load(choice, choose(choice))
+    except ValueError as error:
+        free = [name for name in chosen if not recipes.get(name).takes_drafter]
+        if not free or len(free) == len(chosen):
+            raise
+        choice = replace(choice, drafter=None, recipe=free)
+        found = load(choice, choose(choice))
+        needy = [name for name in chosen if name not in free]
+        console.print(f"without {', '.join(needy)}: {error}", style="yellow")
+        return found
+
+
+def _columns(loaded: Loaded, asked: Sequence[str]) -> dict[str, Any]:
     """Recipes of chains behind plain sampling, those that forecast behind the pipeline itself."""
-    chains = [name for name in chosen if isinstance(recipes.get(name).execution, Window)]
+    chosen, pipe = loaded.chosen.recipes, loaded.model
+    of_chains = [name for name in asked if isinstance(recipes.get(name).execution, Window)]
+    chains = [name for name in chosen if name in of_chains]
     forecasts = [name for name in chosen if name not in chains]
-    needy = [name for name in chains if recipes.get(name).takes_drafter]
-    small = _drafter(pipe, drafter, needy) if needy else None
     columns = {}
-    if chains:
+    if of_chains:
         columns["plain"] = mmspec.accelerate(pipe, "paradigms", window=1)  # drafts nothing
-    for name in chains:
-        if name not in needy:
-            columns[name] = mmspec.accelerate(pipe, name)
-        elif small is not None:
-            columns[name] = mmspec.accelerate(pipe, name, drafter=small)
+        columns |= {name: loaded.fast(name) for name in chains}
     if forecasts:
         columns["pipeline"] = mmspec.accelerate(pipe, "taylorseer", lite=True, interval=1)
-        columns |= {name: mmspec.accelerate(pipe, name) for name in forecasts}
+        columns |= {name: loaded.fast(name) for name in forecasts}
     return columns
 
 
-def _drafter(pipe: Any, name: str | None, needy: Sequence[str]) -> Any | None:
-    """The draft pipeline; where there is none, says which recipes are left out."""
-    try:
-        if name is None:
-            raise ValueError("no draft pipeline; give --drafter")
-        return painting.load_draft(pipe, name)
-    except ValueError as error:
-        console.print(f"without {', '.join(needy)}: {error}", style="yellow")
-        return None
-
-
-def _draw(fast: Any, asked: dict[str, Any], seed: int) -> Drawn:
+def _draw(fast: Any, asked: dict[str, Any], seed: int) -> DrawnPipeline:
     rounds: list[tuple[int, int]] = []
 
     def note(one: Round) -> None:
@@ -138,29 +145,11 @@ def _draw(fast: Any, asked: dict[str, Any], seed: int) -> Drawn:
     seconds, stats = perf_counter() - begun, fast.last_stats
     if is_chain:
         words = f"{stats.target_calls} calls, {stats.network_rows} rows"
-        return Drawn(picture, words, stats.target_calls, stats.network_rows, seconds, rounds)
-    words = f"{stats.full} full, {stats.forecast} forecast"
-    return Drawn(picture, words, stats.full, None, seconds, rounds)
-
-
-def _sheet(drawn: dict[str, list[Drawn]], prompts: Sequence[str]) -> Image.Image:
-    """A row per prompt, a column per recipe, its cost below."""
-    wide, high = SIDE + MARGIN, SIDE + 2 * LINE + MARGIN
-    head = 2 * LINE + MARGIN
-    size = (MARGIN + wide * len(drawn), head + (high + LINE) * len(prompts))
-    sheet = Image.new("RGB", size, "white")
-    pen = ImageDraw.Draw(sheet)
-    for column, (name, row) in enumerate(drawn.items()):
-        left = MARGIN + column * wide
-        pen.text((left, 2), "\n".join(wrap(name, 22)), fill="black")
-        for index, one in enumerate(row):
-            top = head + index * (high + LINE)
-            if column == 0:
-                pen.text((left, top), prompts[index], fill="black")
-            picture = one.picture.convert("RGB").resize((SIDE, SIDE), Image.Resampling.NEAREST)
-            sheet.paste(picture, (left, top + LINE))
-            pen.text((left, top + LINE + SIDE + 1), one.words, fill="#555555")
-    return sheet
+        return DrawnPipeline(
+            picture, words, stats.target_calls, stats.network_rows, seconds, rounds
+        )
+    words = f"{stats.target_calls} full, {stats.num_accepted_draft_tokens} forecast"
+    return DrawnPipeline(picture, words, stats.target_calls, None, seconds, rounds)
 
 
 def _plots(chains: dict[str, list[tuple[int, int]]]) -> Image.Image:
@@ -201,7 +190,7 @@ def _panel(pen: Any, top: int, lines: dict[str, Points], up: str, across: str) -
         pen.text((EDGE + wide + MARGIN, top + EDGE + LINE * index), name, fill=colour)
 
 
-def _table(drawn: dict[str, list[Drawn]]) -> None:
+def _table(drawn: dict[str, list[DrawnPipeline]]) -> None:
     table = Table("per picture", "calls", "rows", "seconds", "claims", box=None)
     for name, row in drawn.items():
         numbers = [mean(one.calls for one in row), mean(one.rows or 0 for one in row)]
@@ -212,7 +201,7 @@ def _table(drawn: dict[str, list[Drawn]]) -> None:
     console.print(table)
 
 
-def _lost(drawn: dict[str, list[Drawn]], name: str) -> str:
+def _lost(drawn: dict[str, list[DrawnPipeline]], name: str) -> str:
     """How far the pictures of a lossy recipe are from those of the same noise."""
     own = "plain" if drawn[name][0].rounds else "pipeline"
     pair = (np.stack([_numbers(one.picture) for one in drawn[key]]) for key in (own, name))

@@ -21,11 +21,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mmspec.cli import drawing
-from mmspec.cli.inputs import quiet
-from mmspec.cli.sheet import Panel, sheet
-from mmspec.cli.steps_map import steps_map
+from mmspec.cli.choosing import choose
+from mmspec.cli.loaded import load
+from mmspec.cli.options import Choice
 from mmspec.modalities.image.likelihood import log_likelihood
+from mmspec.modalities.image.steps_map import steps_map
+from mmspec.modalities.sheets import Panel, sheet
 from mmspec.zoo.prompts import prompts as held_out
 from mmspec.zoo.reading import score_picture
 from mmspec.zoo.scene import Scene
@@ -35,7 +36,7 @@ RECIPES = ("coupled", "sjd", "mc-sjd", "sjd-pac", "lantern", "gsd", "mulo-sd")
 
 
 def main(
-    model: Annotated[str, typer.Option(help="zoo:image, or a folder.")] = drawing.MODEL,
+    model: Annotated[str, typer.Option(help="zoo:image, or a folder.")] = "zoo:image",
     drafter: Annotated[str | None, typer.Option(help="Draft model; the zoo has its own.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
     recipe: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
@@ -46,23 +47,23 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the two pictures.")] = Path(),
 ) -> None:
     """Draw every prompt plainly and with every recipe."""
-    quiet()
     torch.set_num_threads(1)  # models this small gain nothing from more
     chosen = recipe or list(RECIPES)
-    studio = drawing.load(model, drafter, chosen)
-    settings = drawing.settings(model, guidance, temperature, None)
-    ways = {name: studio.fast(name) for name in ("plain", *chosen)}
+    said = {"guidance": guidance, "temperature": temperature}
+    given = {name: value for name, value in said.items() if value is not None}
+    choice = Choice(model, "image", drafter, chosen, seed=seed, settings=given)
+    loaded = load(choice, choose(choice))
+    ways = {name: loaded.fast(name) for name in ("plain", *chosen)}
     asked: list[tuple[str, Scene | None]] = [(text, None) for text in prompt or ()]
     if not asked:
         asked = [(one.text, one.scene) for one in held_out(pictures, seed=seed)]
-    first = studio.asked([asked[0][0]])
     for fast in ways.values():
-        fast.generate_images(**first, **settings, seed=seed)  # warm-up
-    drawn: dict[str, list[Drawn]] = {name: [] for name in ways}
+        loaded.ask(fast, loaded.asker.request([asked[0][0]]), seed)  # warm-up
+    drawn: dict[str, list[DrawnCodes]] = {name: [] for name in ways}
     for text, scene in asked:
+        request = loaded.asker.request([text])
         for name, fast in ways.items():
-            one = _draw(ways["plain"], fast, studio.asked([text]), settings, seed, scene)
-            drawn[name].append(one)
+            drawn[name].append(_draw(ways["plain"], fast, request, seed, scene))
     panels = {name: [one.panel() for one in column] for name, column in drawn.items()}
     sheet(panels, [text for text, _ in asked]).save(out / "image-pictures.png")
     steps_map(drawn[chosen[-1]][0].made.rounds[0].tolist()).save(out / "image-rounds.png")
@@ -70,7 +71,7 @@ def main(
     console.print(f"image-pictures.png and image-rounds.png are in {out.resolve()}")
 
 
-class Drawn:
+class DrawnCodes:
     """A picture, what it took, and how good it is."""
 
     def __init__(self, made: Any, seconds: float, likelihood: float, scene: Scene | None) -> None:
@@ -85,21 +86,16 @@ class Drawn:
 
 
 def _draw(
-    plain: Any,
-    fast: Any,
-    asked: dict[str, Any],
-    settings: dict[str, Any],
-    seed: int,
-    scene: Scene | None,
-) -> Drawn:
+    plain: Any, fast: Any, request: dict[str, Any], seed: int, scene: Scene | None
+) -> DrawnCodes:
     begun = perf_counter()
-    made = fast.generate_images(**asked, **settings, seed=seed)
+    made = fast.generate_images(**request, seed=seed)
     seconds = perf_counter() - begun
-    likely = log_likelihood(plain, plain.drawing(**asked, **settings), made.sequences)
-    return Drawn(made, seconds, float(likely), scene)
+    likely = log_likelihood(plain, plain.session.drawing(**request), made.sequences)
+    return DrawnCodes(made, seconds, float(likely), scene)
 
 
-def _table(drawn: dict[str, list[Drawn]], ways: dict[str, Any]) -> None:
+def _table(drawn: dict[str, list[DrawnCodes]], ways: dict[str, Any]) -> None:
     table = Table("recipe", "target calls", "seconds", "facts right", "log p", "claims", box=None)
     for name, column in drawn.items():
         facts = [one.facts for one in column if one.facts is not None]

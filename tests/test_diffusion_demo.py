@@ -44,7 +44,8 @@ def test_without_a_drafter_the_demo_leaves_recipes_out(
     recipe = ["accelerated-diffusion", "taylorseer"]
     run(model=str(tmp_path / "pipe"), prompt=["x"], recipe=recipe, steps=3, out=tmp_path)
     printed = capsys.readouterr().out
-    assert "without accelerated-diffusion: no draft pipeline; give --drafter" in printed
+    assert "without accelerated-diffusion: recipe" in printed
+    assert "needs a draft" in printed
     assert "plain" in printed
 
 

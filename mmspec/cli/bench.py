@@ -89,8 +89,9 @@ def show(found: Comparison, left_out: dict[str, str]) -> None:
     """The rows as a table without empty columns, and below it how they were measured."""
     lines = [*found.rows, *found.baselines, *found.controls]
     measured = [_cells(row) for row in lines if row.skipped is None]
-    titles = [title for title in measured[0] if any(cells[title] is not None for cells in measured)]
-    table([[cells[title] for title in titles] for cells in measured], *titles)
+    every = dict.fromkeys(title for cells in measured for title in cells)
+    titles = [one for one in every if any(cells.get(one) is not None for cells in measured)]
+    table([[cells.get(title) for title in titles] for cells in measured], *titles)
     missing = {row.recipe: row.skipped for row in lines if row.skipped is not None} | left_out
     if missing:
         console().print()
@@ -105,6 +106,12 @@ def show(found: Comparison, left_out: dict[str, str]) -> None:
             ("timed", f"{found.requests} requests, {found.repeats} repeats, medians"),
             ("judged", f"{found.judged} requests, batch {found.batch}"),
             ("where", where),
+            *(
+                (f"{row.recipe}: {name}", ", ".join(f"{k}: {short(v)}" for k, v in value.items()))
+                for row in lines
+                for name, value in row.extras.items()
+                if isinstance(value, dict)
+            ),
         ]
     )
 
@@ -122,7 +129,7 @@ def _cells(row: Row) -> dict[str, Any]:
         "decoding only": _ratio(row, "speedup_decode"),
         "over plain": _ratio(row, "speedup_over_plain"),
         "ideal": _ratio(row, "ideal_speedup"),
-        "engine efficiency": row.engine_efficiency,
+        "efficiency": row.engine_efficiency,
         "acceptance length": row.mean_acceptance_length,
         "rate": None if row.draft_acceptance_rate is None else percent(row.draft_acceptance_rate),
         "tokens per call": row.tokens_per_target_call,
@@ -131,7 +138,7 @@ def _cells(row: Row) -> dict[str, Any]:
         "identical": None if row.identical is None else percent(row.identical),
         **{name: _quality(value) for name, value in row.qualities.items()},
         "distance": row.distance,
-        **row.extras,
+        **{name: value for name, value in row.extras.items() if not isinstance(value, dict)},
         "fallback": row.fallback,
     }
 

@@ -7,15 +7,17 @@ from typing import Any
 
 import typer
 
-from mmspec import bench, recipes
+from mmspec import bench, recipes, registry
 from mmspec.api import Accelerated
-from mmspec.bench.certificate import Certificate
+from mmspec.bench.certificate import Certificate, Trial
+from mmspec.bench.progress import silent
 from mmspec.cli.bench import workload
 from mmspec.cli.choosing import choose
 from mmspec.cli.inputs import quiet
 from mmspec.cli.loaded import load, set_threads
 from mmspec.cli.options import Choice
 from mmspec.cli.output import complain, console, emit, progress, table
+from mmspec.recipe import Recipe
 
 
 def run(choice: Choice, recipe: str, prompts: int, seeds: int, samples: int) -> None:
@@ -26,7 +28,7 @@ def run(choice: Choice, recipe: str, prompts: int, seeds: int, samples: int) -> 
     choice = replace(choice, recipe=[recipe])
     model, fast, requests, why = None, None, list[Any](), None
     if plan.decodes == "tokens":
-        model, fast, requests, why = _at_hand(choice, prompts)
+        model, fast, requests, why = _at_hand(choice, plan, prompts)
     elif choice.model is not None or choice.drafter is not None:
         raise ValueError(
             f"recipe {recipe!r} decodes {plan.decodes} and is tested on toys with a known answer; "
@@ -55,10 +57,12 @@ def run(choice: Choice, recipe: str, prompts: int, seeds: int, samples: int) -> 
 
 
 def _at_hand(
-    choice: Choice, prompts: int
+    choice: Choice, plan: Recipe, prompts: int
 ) -> tuple[str | None, Accelerated | None, list[Any], str | None]:
     """The model that was named, or the zoo's; none, and why, where the zoo has no pair for it."""
     is_said = choice.model is not None or choice.drafter is not None
+    if choice.model is None and choice.modality is None:
+        choice = replace(choice, modality=_tester(plan))
     try:
         chosen = choose(choice)
         loaded = load(choice, chosen)
@@ -69,6 +73,18 @@ def _at_hand(
         return None, None, [], str(error)
     work = workload(loaded, None, prompts, 1, choice.seed)
     return chosen.model, fast, list(work.timed), None
+
+
+def _tester(plan: Recipe) -> str | None:
+    """The first modality whose tiny models the recipe can be bound to."""
+    fitting = [one for one in registry.modalities().values() if one.decodes == plan.decodes]
+    for owner in sorted(fitting, key=lambda one: not one.is_general):
+        try:
+            registry.measures(owner).certify(plan, Trial(None, (), 1, 1, silent))
+        except ValueError:
+            continue
+        return owner.name
+    return None
 
 
 def _show(found: Certificate) -> None:

@@ -15,14 +15,15 @@ from mmspec.registry import ZOO
 
 def run(target: str, drafter: str | None, modality: str | None, json: bool) -> None:
     """Look at a model, or a pair, without reading weights. Exit code 1 if it is refused."""
-    quiet()
     for name in (target, drafter):
         if name is not None:
             check_source(name)
     owner = registry.of(target, modality)
+    asking = registry.asking(owner)
+    quiet()
     with working(f"looking at {target}", json):
         small = None if drafter is None else _folder(drafter)
-        findings = registry.plug(owner).examine(_folder(target), small)
+        findings = asking.examine(_folder(target), small)
     refusals = [finding.remark for finding in findings if finding.verdict == "refused"]
     if json:
         document = {

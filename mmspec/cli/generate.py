@@ -17,7 +17,7 @@ from mmspec.verifiers.coupled import Coupled
 
 COMPARED = (  # columns of a row that are said of a single answer
     *("calls", "fewer_calls", "speedup_end_to_end", "speedup_decode", "speedup_over_plain"),
-    *("spread", "identical", "distance", "network_rows", "qualities", "extras"),
+    *("spread", "distance", "network_rows", "qualities", "extras"),
 )
 
 
@@ -94,6 +94,7 @@ def _compared(
         "baseline": None if base is None else base.recipe,
         "seconds_per_request": {row.recipe: row.seconds_per_request for row in every},
         "skipped": {row.recipe: row.skipped for row in every if row.skipped is not None},
+        "identical_to_generate": None if mine.identical is None else mine.identical == 1,
         "identical_to_plain": same,
     }
 
@@ -126,7 +127,7 @@ def _speed(document: dict[str, Any]) -> list[tuple[str, Any]]:
         return []
     over, spread = document["baseline"], document["spread"]
     ratios = (
-        (f"speed-up over {over}()", "speedup_end_to_end"),
+        (f"speed-up over {over}", "speedup_end_to_end"),
         ("  decoding only", "speedup_decode"),
         ("speed-up over plain decoding", "speedup_over_plain"),
     )
@@ -137,11 +138,15 @@ def _speed(document: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
     rows += [
         ("target calls: plain, method", [document["calls_plain"], document["calls"]]),
-        (f"identical to {over}()", document["identical"]),
+        (f"identical to {over}", document["identical_to_generate"]),
         ("identical to plain decoding with this seed", document["identical_to_plain"]),
         ("distance from the target, per token", document["distance"]),
         *((name, value["value"]) for name, value in document["qualities"].items()),
-        *document["extras"].items(),
+        *(
+            (name, value)
+            for name, value in document["extras"].items()
+            if not isinstance(value, dict)
+        ),
     ]
     return [row for row in rows if row[1] is not None]
 

@@ -66,7 +66,7 @@ def pairs(rows: Sequence[tuple[str, Any]]) -> None:
 def _wide() -> Console:
     """Standard output; as wide as need be where no terminal limits it."""
     out = console()
-    return out if out.is_terminal else Console(width=max(out.width, 160), highlight=False)
+    return out if out.is_terminal else Console(width=max(out.width, 220), highlight=False)
 
 
 def short(value: Any) -> str:

@@ -23,7 +23,7 @@ def recipes(
     modality: Annotated[
         str | None, typer.Option(help="Only those for models of this modality.")
     ] = None,
-    markdown: Annotated[bool, typer.Option(help="As the README embeds it.")] = False,
+    markdown: Annotated[bool, typer.Option(help="As docs/recipes.md holds it.")] = False,
     index: Annotated[
         bool, typer.Option("--index", help="As mmspec/recipes/index.json holds it.")
     ] = False,
@@ -67,12 +67,12 @@ def rows(decodes: str | None = None) -> list[dict[str, Any]]:
 
 def as_markdown(listed: list[dict[str, Any]]) -> str:
     """The recipes as a table of Markdown."""
-    titles = ("recipe", "idea", *AXES, "output", "drafter", "paper")
+    titles = ("recipe", "modality", "idea", *AXES, "output", "drafter", "paper")
     lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     for row in listed:
         drafter = "needed" if row["needs drafter"] else "none"
-        cells = [f"`{row['name']}`", row["summary"], *(row[axis] for axis in AXES)]
-        cells += [law(row), drafter, row["paper"]]
+        cells = [f"`{row['name']}`", ", ".join(row["modality"]), row["summary"]]
+        cells += [*(row[axis] for axis in AXES), law(row), drafter, row["paper"]]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 

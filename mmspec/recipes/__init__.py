@@ -29,8 +29,7 @@ INDEX = Path(__file__).parent / "index.json"
 @lru_cache(maxsize=1)
 def modules() -> Mapping[str, str]:
     """The module of each recipe, by key. Raises ValueError where two share one."""
-    own = (module.name for module in pkgutil.iter_modules(__path__))
-    found = {name.replace("_", "-"): f"{__name__}.{name}" for name in own}
+    found = _own()
     for point in entry_points(group=GROUP):
         if found.setdefault(point.name, point.value) != point.value:
             raise ValueError(
@@ -73,13 +72,11 @@ def summary(name: str) -> str:
 
 def about(name: str) -> dict[str, Any]:
     """A recipe as plain data: out of the index, or out of its module where that is not in it."""
-    module = _module(name)
+    _module(name)  # refuses what there is not
     entry = _index().get(name)
-    if entry is not None and module.startswith(f"{__name__}."):
-        file = INDEX.parent / f"{module.rpartition('.')[2]}.py"
-        if entry.get("sha256") == _digest(file):
-            return {key: value for key, value in entry.items() if key != "sha256"}
-    return described(name)
+    if entry is None or name not in _own() or entry.get("sha256") != _digest(_file(name)):
+        return described(name)
+    return {key: value for key, value in entry.items() if key != "sha256"}
 
 
 def described(name: str) -> dict[str, Any]:
@@ -107,14 +104,7 @@ def described(name: str) -> dict[str, Any]:
 
 def index() -> str:
     """The file `index.json` as it must be, read from the recipes of this package themselves."""
-    own = {name: module for name, module in modules().items() if module.startswith(__name__)}
-    entries = {
-        name: {
-            **described(name),
-            "sha256": _digest(INDEX.parent / f"{module.rpartition('.')[2]}.py"),
-        }
-        for name, module in own.items()
-    }
+    entries = {name: {**described(name), "sha256": _digest(_file(name))} for name in _own()}
     return json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -126,6 +116,16 @@ def _index() -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return read
+
+
+def _own() -> dict[str, str]:
+    """Recipes of this folder and their modules."""
+    found = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return {name.replace("_", "-"): f"{__name__}.{name}" for name in found}
+
+
+def _file(name: str) -> Path:
+    return INDEX.parent / f"{name.replace('-', '_')}.py"
 
 
 def _module(name: str) -> str:

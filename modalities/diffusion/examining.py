@@ -27,8 +27,6 @@ def examine(target: str, drafter: str | None, bind: Bind) -> list[Finding]:
     if not Path(target).is_dir():
         return [Finding("weights", "not local", None, "note", "only folders are looked at")]
     found: list[Finding] = []
-    diffusers.utils.logging.set_verbosity_error()
-    diffusers.utils.logging.disable_progress_bar()
     try:
         parts = networks(Path(target))
         small = None if drafter is None else _draft(Path(drafter))

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from mmspec import recipes, zoo
+from mmspec import recipes, registry, zoo
 from mmspec.cli import main
+from mmspec.cli.choosing import choose
+from mmspec.cli.options import PARTS, Choice, dashed, settings_for
+from mmspec.modalities.diffusion.zoo import models as diffusion_models
+from mmspec.modalities.image.zoo import models as image_models
+from mmspec.modalities.mar.zoo import models as mar_models
 from tests import toys
+from tests.cli.running import fail, run
 
 WORDS = [f"w{number}" for number in range(200)]
 HAS_ZOO = all(zoo.is_present(name) for name in zoo.names())
@@ -58,32 +67,13 @@ def save_text(model: Any, folder: Path, words: list[str]) -> None:
     model.save_pretrained(folder)
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    """A command's JSON document; it must succeed and print nothing else."""
-    capsys.readouterr()
-    code = main([*arguments, "--json"])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    return json.loads(out)
-
-
-def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """A command's exit code and its one line on stderr."""
-    capsys.readouterr()
-    code = main(list(arguments))
-    out, err = capsys.readouterr()
-    assert code != 0
-    assert out == ""
-    lines = err.strip().splitlines()
-    assert len(lines) == 1, err
-    assert lines[0].startswith("error: ")
-    return code, lines[0]
-
-
 def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = run(capsys, "recipes")
     assert [row["name"] for row in listed] == list(recipes.names())
-    assert all(row["summary"] and len(row) == 10 for row in listed)
+    assert all(row["summary"] and row["modality"] and len(row) == 12 for row in listed)
+    drawn = run(capsys, "recipes", "--modality", "mar")
+    assert {row["decodes"] for row in drawn} == {"patches"}
+    assert {row["name"] for row in drawn} == set(recipes.names("patches"))
 
 
 def test_the_markdown_table_has_a_row_per_recipe(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,8 +123,8 @@ def test_a_picture_is_described(
     assert found["stats"]["drafter_saw"] == "nothing"
     assert main([*asked, "--repeats", "1"]) == 0
     out = capsys.readouterr().out
-    assert "speed-up over generate()" in out
-    assert "identical to generate()" in out
+    assert "speed-up over generate" in out
+    assert "identical to generate" in out
 
 
 @pytest.mark.parametrize(
@@ -155,6 +145,12 @@ def test_a_picture_is_described(
             "no picture none.png",
         ),
         (("generate", "--prompt", "x", "--model", "VLM", "--image", __file__), "not a picture"),
+        (("generate", "--prompt", "x", "--model", "tests/none"), "there is no model folder"),
+        (("generate", "--prompt", "x", "--model", __file__), "give the folder that the model"),
+        (("generate", "--prompt", "x", "--model", "TEXT", "--out", "x.png"), "writes no files"),
+        (("generate", "--prompt", "x", "--model", "TEXT", "--tree", "3,0,1"), "has a width that"),
+        (("generate", "--prompt", "x", "--modality", "music"), "modality 'music' is not known"),
+        (("bench", "--model", "VLM", "--kind", "cat"), "choose one of caption, question"),
         (
             ("generate", "--prompt", "x", "--model", "TEXT", "--recipe", "coupled"),
             "needs a draft model",
@@ -171,7 +167,7 @@ def test_a_picture_is_described(
         (("bench", "scale", "--shape", "tiny", "--dtype", "int8"), "no floating dtype"),
         (("zoo", "path", "cat"), "choose one of"),
         (("bogus",), "No such command 'bogus'"),
-        (("generate", "--prompt", "x", "--max-new-tokens", "0"), "max-new-tokens"),
+        (("generate", "--prompt", "x", "--max-new-tokens", "0"), "max_new_tokens=0 is too small"),
     ],
 )
 def test_errors_are_one_line(
@@ -193,13 +189,15 @@ def test_debugging_shows_where(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pair_that_fits(capsys: pytest.CaptureFixture[str], folders: dict[str, str]) -> None:
     found = run(capsys, "doctor", folders["vlm"], folders["vlm-drafter"])
-    assert found["refused"] is False
+    assert (found["refused"], found["modality"]) == (False, "vlm")
     looked = {finding["check"]: finding for finding in found["findings"]}
     assert looked["drafter sees nothing"]["drafter"] is True
     assert looked["drafter sees pixels"]["verdict"] == "note"
-    assert "coupled" in looked["recipes that fit"]["target"]
+    assert "coupled" in looked["recipes that fit with this draft model"]["target"]
     assert main(["doctor", folders["vlm"]]) == 0
-    assert "this works" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "this works" in out
+    assert len(out.splitlines()) < 30
 
 
 def test_a_pair_that_does_not_fit(
@@ -211,13 +209,88 @@ def test_a_pair_that_does_not_fit(
     assert "vocabulary of 2000" in err
 
 
-def test_heads_and_models_that_draw_are_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
-    for drafter in ("zoo:image-head", "zoo:image-drafter"):
-        found = run(capsys, "doctor", "zoo:image", drafter)
-        looked = {finding["check"]: finding for finding in found["findings"]}
-        assert looked["vocabulary"]["target"] == looked["vocabulary"]["drafter"] == 512
-    assert main(["doctor", "zoo:llava", "zoo:image-head", "--json"]) == 1
-    assert "a head for another target" in capsys.readouterr().err
+@needs_zoo
+def test_every_modality_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    for pair in (
+        ("zoo:image", "zoo:image-head"),
+        ("zoo:image", "zoo:image-drafter"),
+        ("zoo:mar", "zoo:mar-drafter"),
+        ("zoo:diffusion", "zoo:diffusion-drafter"),
+    ):
+        found = run(capsys, "doctor", *pair)
+        assert not found["refused"]
+        assert len(found["findings"]) < 15
+        assert any("numbers, safetensors" in str(one["target"]) for one in found["findings"])
+    for pair, message in (
+        (("zoo:llava", "zoo:image-head"), "a head for another target"),
+        (("zoo:mar", "zoo:llava"), "not a MAR"),
+        (("zoo:diffusion", "zoo:mar"), "neither a pipeline nor a denoiser"),
+    ):
+        assert main(["doctor", *pair, "--json"]) == 1
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda file: file.write_bytes(b""), "is empty or cut off"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-100]), "copy it again"),
+        (lambda file: file.write_bytes(b"\xff" * 64), "is empty or cut off"),
+        (lambda file: drop(file), "weights are missing"),
+        (lambda file: file.unlink(), "has no weights"),
+    ],
+    ids=["empty", "cut off", "noise", "one tensor less", "gone"],
+)
+def test_damaged_weights_are_refused_by_all(
+    damage: Any,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    folders: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    where = tmp_path / "damaged"
+    shutil.copytree(folders["text"], where)
+    damage(where / "model.safetensors")
+    assert main(["doctor", str(where)]) == 1
+    assert message in capsys.readouterr().err
+    _, line = fail(capsys, "generate", "--prompt", "w5", "--model", str(where), "--no-compare")
+    assert str(where) in line
+
+
+def drop(file: Path) -> None:
+    """Leave a tensor out."""
+    kept = load_file(file)
+    kept.pop(sorted(kept)[3])
+    save_file(kept, file, {"format": "pt"})
+
+
+def test_a_damaged_configuration_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": ')
+    for command in (("doctor",), ("generate", "--prompt", "x", "--model")):
+        assert str(tmp_path / "config.json") in fail(capsys, *command, str(tmp_path))[1]
+
+
+def test_code_in_a_folder_is_never_run(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
+) -> None:
+    where, mark = tmp_path / "hostile", tmp_path / "ran"
+    shutil.copytree(folders["text"], where)
+    (where / "code.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    for name, key in (("config.json", "AutoConfig"), ("tokenizer_config.json", "AutoTokenizer")):
+        content = json.loads((where / name).read_text())
+        own = ["code.Own", None] if key == "AutoTokenizer" else "code.Own"
+        content |= {"auto_map": {key: own}, "model_type": "own", "tokenizer_class": "Own"}
+        (where / name).write_text(json.dumps(content))
+    for command in (
+        ("doctor", str(where)),
+        ("generate", "--prompt", "w5", "--model", str(where)),
+        ("bench", "--model", folders["text"], "--drafter", str(where)),
+    ):
+        main(list(command))
+        assert not mark.exists()
+        assert "trust_remote_code" in capsys.readouterr().err
 
 
 def test_pickled_weights_are_refused(
@@ -241,12 +314,27 @@ def test_a_pair_is_benchmarked(capsys: pytest.CaptureFixture[str], folders: dict
     )
     asked += ("--prompt", "w5 w6", "--repeats", "1", "--max-new-tokens", "6")
     found = run(capsys, *asked)
-    wanted = {"generate", "plain", "assisted_as_shipped", "assisted", "prompt_lookup"}
-    assert set(found["peers"]) == wanted
+    assert [row["recipe"] for row in found["rows"]] == ["plain", "coupled"]
+    assert found["rows"][1]["drafter"] == folders["text-drafter"]
+    wanted = {"generate", "assisted_as_shipped", "assisted", "prompt_lookup"}
+    assert {row["recipe"] for row in found["baselines"]} == wanted
     assert main([*asked, "--batch", "2", "--no-peers"]) == 0
     out = capsys.readouterr().out
-    assert "engine efficiency" in out
+    assert "efficiency" in out
     assert "batch 2" in out
+
+
+def test_all_recipes_are_measured_that_fit(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str]
+) -> None:
+    asked = ("bench", "--model", folders["text"], "--prompt", "w5 w6", "--repeats", "1")
+    quick = ("--max-new-tokens", "2", "--no-peers", "--no-efficiency", "--recipe", "all")
+    found = run(capsys, *asked, *quick)
+    measured = {row["recipe"] for row in found["rows"]}
+    assert measured.isdisjoint(found["left_out"])
+    assert measured | set(found["left_out"]) == set(recipes.names("tokens"))
+    assert "needs a draft model" in found["left_out"]["coupled"]
+    assert {"plain", "suffix"} <= measured
 
 
 def test_shapes_are_scaled(capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,6 +395,119 @@ def test_training_does_not_overwrite_without_a_word(capsys: pytest.CaptureFixtur
     assert "--force" in told
 
 
+@pytest.mark.parametrize("own", registry.modalities())
+@pytest.mark.parametrize("command", ["generate", "bench"])
+def test_options_of_other_modalities_are_one_error(
+    own: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every setting and part of one modality, given to another, names those that it has."""
+    modality = registry.get(own)
+    known = {one.name for one in settings_for(modality, command)} | set(modality.parts)
+    target = next(entry.name for entry in modality.zoo if entry.target is None)
+    asked = (command, "--model", f"zoo:{target}", "--prompt", "x")
+    others = {
+        one.name: one
+        for other in registry.modalities().values()
+        for one in settings_for(other, command)
+    }
+    foreign = sorted({*others, *PARTS} - known)
+    assert foreign
+    for name in foreign:
+        is_flag = name in others and isinstance(others[name].default, bool)
+        _, line = fail(capsys, *asked, dashed(name), *(() if is_flag else ("1",)))
+        assert line.startswith(f"error: {dashed(name)}: no option of `mmspec {command}`")
+        shown = line.partition("it has ")[2].split(", ")
+        assert {one.removeprefix("--").replace("-", "_") for one in shown} <= known
+
+
+def test_the_index_of_recipes_is_what_the_recipes_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "--index"]) == 0
+    assert capsys.readouterr().out == recipes.INDEX.read_text(encoding="utf-8"), (
+        "run `mmspec recipes --index > mmspec/recipes/index.json`"
+    )
+
+
+def test_a_stale_entry_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stale = json.loads(recipes.index())
+    stale["asd"] |= {"sha256": "0", "summary": "a lie"}
+    stale["sjd"] |= {"summary": "believed"}
+    monkeypatch.setattr(recipes, "_index", lambda: stale)
+    assert recipes.about("asd") == recipes.described("asd")
+    assert recipes.about("sjd")["summary"] == "believed"
+
+
+def test_recipes_of_other_packages_are_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = EntryPoint("strange", "mmspec.recipes.coupled", recipes.GROUP)
+    monkeypatch.setattr(recipes, "entry_points", lambda group: [point])
+    for cached in (recipes.modules, recipes.names, recipes.get):
+        cached.cache_clear()
+    try:
+        assert "strange" in recipes.names("tokens")
+        assert recipes.get("strange").name == "strange"
+        assert run(capsys, "show", "strange")["summary"] == recipes.summary("coupled")
+        assert "strange" not in json.loads(recipes.index())
+    finally:
+        for cached in (recipes.modules, recipes.names, recipes.get):
+            cached.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("recipes",),
+        ("recipes", "--modality", "diffusion"),
+        ("show", "asd"),
+        ("zoo", "list"),
+        ("--help",),
+        ("generate", "-h"),
+        ("bench", "--help"),
+        ("train", "phrases", "--help"),
+    ],
+    ids=" ".join,
+)
+def test_what_needs_no_torch_does_not_import_it(command: tuple[str, ...]) -> None:
+    code = (
+        f"import sys; from mmspec.cli import main; code = main({list(command)!r}); "
+        "assert not {'torch', 'transformers', 'diffusers'} & {*sys.modules}; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_help_groups_options_by_modality(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["generate", "--help"])
+    out = capsys.readouterr().out
+    assert "Of modality vlm" in out
+    assert "Of modality image, mar, vlm" in out
+    assert "--kind" not in out  # of bench only
+
+
+def test_whoever_interrupts_is_told_what_is_kept(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: Any, **given: Any) -> None:
+        raise KeyboardInterrupt
+
+    asked = ["generate", "--model", folders["text"], "--prompt", "w5", "--max-new-tokens", "2"]
+    monkeypatch.setattr("mmspec.bench.compare", stop)
+    assert main(asked) == 130
+    assert "the answer is complete" in capsys.readouterr().err
+    monkeypatch.setattr("mmspec.cli.loaded.Loaded.ask", stop)
+    assert main(asked) == 130
+    assert "nothing was written" in capsys.readouterr().err
+
+
+def test_the_settings_of_the_zoo_are_those_it_was_judged_at() -> None:
+    mar, pipe = zoo.info("mar").settings, zoo.info("diffusion").settings
+    assert zoo.info("image").settings == {"guidance": image_models.GUIDANCE}
+    assert tuple(mar.values()) == (mar_models.STEPS, mar_models.GUIDANCE, mar_models.HEAD_STEPS)
+    assert pipe["steps"] == diffusion_models.STEPS
+    assert pipe["guidance"] == diffusion_models.GUIDANCE
+
+
 def test_the_console_script_starts() -> None:
     code = "import sys; from mmspec.cli import main; sys.exit(main(['--version']))"
     done = subprocess.run(
@@ -331,9 +532,24 @@ def test_the_zoo_describes_its_scene(model: str, capsys: pytest.CaptureFixture[s
 
 
 @needs_zoo
-def test_the_zoo_s_recipes_choose_their_drafters(capsys: pytest.CaptureFixture[str]) -> None:
-    from mmspec.cli.inputs import choose
+def test_models_and_recipes_choose_what_goes_with_them(tmp_path: Path) -> None:
+    def chosen(**said: Any) -> tuple[str, str, str | None]:
+        found = choose(Choice(**said))
+        return found.owner.name, found.recipe, found.drafters[found.recipe]
 
-    assert choose("zoo:vlm", None, None) == ("coupled", "zoo:llava-drafter")
-    assert choose("zoo:vlm", None, "spd-mllm") == ("spd-mllm", "zoo:llava-text-drafter")
-    assert choose("zoo:vlm", None, "suffix") == ("suffix", None)
+    assert chosen(model="zoo:vlm") == ("vlm", "coupled", "zoo:llava-drafter")
+    blind = ("vlm", "spd-mllm", "zoo:llava-text-drafter")
+    assert chosen(model="zoo:vlm", recipe=["spd-mllm"]) == blind
+    assert chosen(model="zoo:vlm", recipe=["suffix"]) == ("vlm", "suffix", None)
+    assert chosen() == ("vlm", "coupled", "zoo:llava-drafter")
+    assert chosen(recipe=["asd"]) == ("diffusion", "asd", None)
+    drafted = ("diffusion", "accelerated-diffusion", "zoo:diffusion-drafter")
+    assert chosen(recipe=["accelerated-diffusion"]) == drafted
+    assert chosen(model="someone/pipeline", recipe=["asd"]) == ("diffusion", "asd", None)
+    assert chosen(modality="image") == ("image", "mc-sjd-gumbel", None)
+    for recipe, drafter in (("eagle", "head"), ("mulo-sd", "sketch"), ("coupled", "drafter")):
+        wanted = ("image", recipe, f"zoo:image-{drafter}")
+        assert chosen(model="zoo:image", recipe=[recipe]) == wanted
+    assert chosen(model="zoo:mar") == ("mar", "cspd-coupled", "zoo:mar-drafter")
+    with pytest.raises(ValueError, match="'asd' decodes latents, but zoo:vlm gives tokens"):
+        chosen(model="zoo:vlm", recipe=["asd"])

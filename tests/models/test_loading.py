@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import mmspec
 from mmspec.bench.tiny import random_drafter
-from mmspec.bench.tiny_images import SETTINGS, painted, tiny_painter
+from mmspec.modalities.image.toys import SETTINGS, painted, tiny_painter
 from mmspec.models.llamagen import LlamaGenForImageGeneration
 from mmspec.models.loading import load_causal
 from tests import toys

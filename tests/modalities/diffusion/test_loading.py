@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import DiffusionPipeline
 
 import mmspec
 from mmspec.drafters.denoising.small_denoiser import between
@@ -66,3 +67,12 @@ def test_what_cannot_be_kept_or_found_is_refused(tmp_path: Path) -> None:
     mmspec.accelerate(pipe, "asd").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="names no target model"):
         mmspec.load(tmp_path)
+
+
+def test_a_pipeline_that_was_read_by_path_is_saved_by_name(tmp_path: Path) -> None:
+    pipeline("ddpm").save_pretrained(tmp_path / "pipe")
+    pipe = DiffusionPipeline.from_pretrained(tmp_path / "pipe")
+    mmspec.accelerate(pipe, "asd").save_pretrained(tmp_path / "fast")
+    written = json.loads((tmp_path / "fast" / "mmspec.json").read_text())
+    assert written["target"] == str(tmp_path / "pipe")
+    assert mmspec.load(tmp_path / "fast").recipe.name == "asd"

@@ -37,6 +37,7 @@ MODALITY = Modality(
     recipe="markov-copy",
     settings=MarkovSettings,
     plug="markov_modality.plug",
+    asking="markov_modality.asking",
     measures="markov_modality.measures",
     owns=owns,
     zoo=ZOO,

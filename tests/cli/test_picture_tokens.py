@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
 from mmspec import zoo
 from mmspec.cli import main
-from mmspec.cli.modality import modality_of
-from mmspec.cli.steps_map import CELL, RAMP, colour, steps_map
+from mmspec.modalities.image.steps_map import CELL, RAMP, colour, steps_map
 from tests import toys
+from tests.cli.running import fail, run
 from tests.toys import painters, speaking
 
 needs_zoo = pytest.mark.skipif(
@@ -37,15 +35,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    """A command's JSON document; it must succeed and print nothing else."""
-    capsys.readouterr()
-    code = main([*arguments, "--json"])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    return json.loads(out)
-
-
 def test_a_picture_and_its_map_are_drawn(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
 ) -> None:
@@ -58,8 +47,9 @@ def test_a_picture_and_its_map_are_drawn(
     assert found["calls_plain"] == 15
     assert found["fewer_calls"] == 15 / found["calls"]
     assert found["stats"]["target_calls"] == max(map(max, found["rounds"][0]))
-    assert set(found["seconds_per_request"]) == {"plain", "sjd"}
-    assert found["speedup_over_generate"] > 0
+    assert set(found["seconds_per_request"]) == {"generate", "plain", "sjd"}
+    assert found["speedup_end_to_end"] > 0
+    assert found["files"] == [str(out), str(rounds)]
     shown = Image.open(rounds).convert("RGB")
     assert shown.getpixel((12, 12)) == RAMP[0]
     assert shown.height > 4 * CELL
@@ -104,12 +94,13 @@ def test_recipes_are_benchmarked_side_by_side(
     asked += ("--recipe", "sjd", "--recipe", "cool-sd")
     found = run(capsys, *asked)
     assert [row["recipe"] for row in found["rows"]] == ["plain", "sjd", "cool-sd"]
-    assert found["drafters"] == {"sjd": None, "cool-sd": folders["janus-drafter"]}
-    assert (found["pictures"], found["environment"]["batch"]) == (2, 2)
+    assert [row["drafter"] for row in found["rows"]] == [None, None, folders["janus-drafter"]]
+    assert [row["recipe"] for row in found["baselines"]] == ["generate"]
+    assert (found["judged"], found["environment"]["batch"]) == (1, 2)
     assert main(list(asked)) == 0
     printed = capsys.readouterr().out
-    assert "fewer calls" in printed
-    assert "the model's own loop" in printed
+    assert "fewer" in printed
+    assert "log likelihood" in printed
 
 
 def test_a_recipe_is_certified_on_a_model_that_draws(
@@ -119,7 +110,7 @@ def test_a_recipe_is_certified_on_a_model_that_draws(
     found = run(capsys, *asked, "--samples", "500", "--seeds", "2")
     assert found["verdict"] == "exact"
     greedy = next(check for check in found["checks"] if check["name"] == "greedy equality")
-    assert greedy["detail"].startswith("1 of 1 pictures are those of generate()")
+    assert greedy["detail"].startswith("1 of 1 answers are those of generate()")
 
 
 def test_knobs_are_turned(
@@ -153,13 +144,16 @@ def test_knobs_are_turned(
         (("bench", "--model", "JANUS", "--recipe", "lantern"), "'lantern' needs a draft model"),
         (
             ("bench", "--model", "JANUS", "--recipe", "sjd", "--drafter", "SMALL"),
-            "no draft model is taken",
+            "takes no draft model",
         ),
-        (("bench", "--recipe", "coupled", "--recipe", "block"), "only with --modality image"),
+        (("generate", "--prompt", "a", "--recipe", "coupled", "--recipe", "block"), "give it once"),
+        (("generate", "--prompt", "a", "--model", "JANUS", "--out", "x.mp3"), "choose one of .png"),
+        (("generate", "--prompt", "a", "--model", "JANUS", "--out", "tests"), "is a folder"),
+        (("bench", "sweep", "--model", "JANUS", "--plot", "x.txt"), "choose one of .svg"),
         (("bench", "sweep", "--model", "JANUS", "--recipe", "sjd"), "sjd: no knob is known"),
         (
             ("generate", "--prompt", "a", "--modality", "image", "--model", "zoo:llava"),
-            "draws noth",
+            "is of modality vlm",
         ),
     ],
 )
@@ -171,34 +165,7 @@ def test_errors_are_one_line(
 ) -> None:
     names = {"JANUS": folders["janus"], "SMALL": folders["janus-drafter"]}
     names |= {name.upper(): folders[name] for name in ("class", "caption", "text")}
-    capsys.readouterr()
-    assert main([names.get(word, word) for word in arguments]) != 0
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert len(err.strip().splitlines()) == 1
-    assert message in err
-
-
-def test_what_draws_is_recognised(folders: dict[str, str], tmp_path: Path) -> None:
-    from tests.toys.pipelines import pipeline
-
-    pipeline("ddpm").save_pretrained(tmp_path / "pipe")
-    painters.emu3().config.save_pretrained(tmp_path / "emu3")
-    assert modality_of("diffusion", "zoo:vlm") == "diffusion"
-    assert modality_of("image", "zoo:vlm") == "image"
-    assert modality_of(None, "zoo:diffusion") == "diffusion"
-    assert modality_of(None, "zoo:image") == "image"
-    assert modality_of(None, "zoo:vlm", "asd") == "diffusion"
-    assert modality_of(None, str(tmp_path / "pipe")) == "diffusion"
-    assert modality_of(None, "someone/pipeline", "asd") == "diffusion"
-    assert modality_of(None, folders["janus"]) == "image"
-    assert modality_of(None, str(tmp_path / "emu3")) is None  # it writes, unless told to draw
-    assert modality_of("image", str(tmp_path / "emu3")) == "image"
-    assert modality_of(None, "zoo:vlm") is None
-    assert modality_of(None, "zoo:vlm", "coupled") is None
-    assert modality_of(None, str(tmp_path), "asd") is None
-    with pytest.raises(ValueError, match="--modality music is not known; give diffusion or image"):
-        modality_of("music", "zoo:vlm")
+    assert message in fail(capsys, *(names.get(word, word) for word in arguments))[1]
 
 
 def test_the_map_goes_from_dark_to_light() -> None:
@@ -220,3 +187,11 @@ def test_the_zoo_draws_what_was_asked(capsys: pytest.CaptureFixture[str], tmp_pa
         good, asked_for = score_picture(wanted.scene, Image.open(out))
         right, total = right + good, total + asked_for
     assert right >= total / 2
+
+
+def test_a_plot_without_its_library_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mmspec.cli.sweep.find_spec", lambda name: None)
+    asked = ("bench", "sweep", "--model", folders["janus"], "--prompt", "x", "--plot", "x.svg")
+    assert "install mmspec[plots]" in fail(capsys, *asked)[1]

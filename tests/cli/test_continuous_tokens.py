@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
-from mmspec import zoo
+from mmspec import registry, zoo
 from mmspec.cli import main
-from mmspec.cli.modality import modality_of
+from tests.cli.running import fail, run
 from tests.toys.mar import mar
 
 needs_zoo = pytest.mark.skipif(
     not (zoo.is_present("mar") and zoo.is_present("mar-drafter")),
     reason="the zoo's pair of continuous tokens is not trained yet",
 )
-SHORT = ("--steps", "4", "--set", "head_steps=4", "--guidance", "1")
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    """A command's JSON document; it must succeed."""
-    capsys.readouterr()
-    code = main([*arguments, "--json"])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    return json.loads(out)
+SHORT = ("--steps", "4", "--head-steps", "4", "--guidance", "1")
 
 
 @needs_zoo
@@ -38,6 +28,7 @@ def test_a_sheet_of_a_class_is_drawn(capsys: pytest.CaptureFixture[str], tmp_pat
     assert Image.open(out).size[0] > 2 * 48
     assert (found["recipe"], found["exact"]) == ("cspd-coupled", True)
     assert found["settings"] == {"steps": 4, "guidance": 1.0, "head_steps": 4, "last_noise": True}
+    assert (found["baseline"], found["identical_to_plain"]) == (None, None)
     assert found["calls_plain"] == 4
     assert found["stats"]["num_new_tokens"] == 8
 
@@ -45,18 +36,21 @@ def test_a_sheet_of_a_class_is_drawn(capsys: pytest.CaptureFixture[str], tmp_pat
 @needs_zoo
 def test_recipes_are_measured_beside_wider_steps(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("bench", "--model", "zoo:mar", "--prompts", "1", "--repeats", "1", "--pictures", "2")
-    found = run(capsys, *asked, *SHORT)
-    names = [row["recipe"] for row in found["rows"]]
-    assert names[0] == "plain"
-    assert names[-2:] == ["cspd-coupled", "cspd"]
-    assert found["pictures"] == 2
+    found = run(capsys, *asked, *SHORT, "--recipe", "all")
+    assert [row["recipe"] for row in found["rows"]] == ["plain", "cspd", "cspd-coupled"]
+    assert all(row["recipe"].endswith("steps") for row in found["baselines"])
+    assert "facts right" in found["rows"][0]["qualities"]
 
 
 @needs_zoo
 def test_what_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for asked, message in (
         (("--prompt", "a red digit"), "is no class of this model"),
-        (("--prompt", "red ring", "--recipe", "sjd"), "for continuous tokens there are cspd"),
+        (
+            ("--prompt", "red ring", "--guidance-schedule", "steep"),
+            "choose one of linear, constant",
+        ),
+        (("--prompt", "red ring", "--recipe", "sjd"), "recipes for it: cspd"),
     ):
         assert main(["generate", "--model", "zoo:mar", *asked, "--no-compare"]) != 0
         assert message in capsys.readouterr().err
@@ -64,5 +58,19 @@ def test_what_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_folder_of_one_is_known_by_its_configuration(tmp_path: Path) -> None:
     mar().save_pretrained(tmp_path)
-    assert modality_of(None, str(tmp_path)) == "image"
-    assert modality_of(None, "zoo:mar") == "image"
+    assert registry.of(str(tmp_path)).name == "mar"
+    assert registry.of("zoo:mar").name == "mar"
+
+
+@needs_zoo
+def test_a_pickled_autoencoder_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    where = tmp_path / "mar"
+    shutil.copytree(zoo.path("mar"), where)
+    (where / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    (where / "vae" / "diffusion_pytorch_model.bin").write_bytes(b"")
+    drafter = ("--drafter", "zoo:mar-drafter", "--prompt", "1", "--no-compare")
+    assert "no autoencoder" in fail(capsys, "generate", "--model", str(where), *drafter)[1]
+    assert main(["doctor", str(where)]) == 1
+    assert "unpickling runs code" in capsys.readouterr().err
