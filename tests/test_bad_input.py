@@ -316,5 +316,5 @@ def test_only_named_recipes_are_saved(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="made by hand"):
         mmspec.accelerate(small(), recipe).save_pretrained(tmp_path)
     made = mmspec.accelerate(small(), "coupled", drafter=RandomDrafter())
-    with pytest.raises(ValueError, match="Random was made by hand"):
+    with pytest.raises(ValueError, match="RandomDrafter was made by hand"):
         made.save_pretrained(tmp_path)
