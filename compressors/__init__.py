@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from mmspec.compressors.attn_topk import AttentionTopK
     from mmspec.compressors.average_pool import AveragePool
     from mmspec.compressors.bipartite_merge import BipartiteMerge
+    from mmspec.compressors.contract import named
     from mmspec.compressors.hide_all import HideAll
     from mmspec.compressors.identity import Identity
-    from mmspec.compressors.naming import named
 
 __all__ = [
     "AttentionTopK",
@@ -27,7 +27,7 @@ _HOMES = {
     "BipartiteMerge": "mmspec.compressors.bipartite_merge",
     "HideAll": "mmspec.compressors.hide_all",
     "Identity": "mmspec.compressors.identity",
-    "named": "mmspec.compressors.naming",
+    "named": "mmspec.compressors.contract",
 }
 
 if not TYPE_CHECKING:  # a type checker reads the imports above, and so sees misspelt names

@@ -87,7 +87,7 @@ def main(
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnPipeline:
     """A picture, and what it took."""
 
     picture: Any
@@ -132,7 +132,7 @@ def _columns(loaded: Loaded, asked: Sequence[str]) -> dict[str, Any]:
     return columns
 
 
-def _draw(fast: Any, asked: dict[str, Any], seed: int) -> Drawn:
+def _draw(fast: Any, asked: dict[str, Any], seed: int) -> DrawnPipeline:
     rounds: list[tuple[int, int]] = []
 
     def note(one: Round) -> None:
@@ -145,9 +145,11 @@ def _draw(fast: Any, asked: dict[str, Any], seed: int) -> Drawn:
     seconds, stats = perf_counter() - begun, fast.last_stats
     if is_chain:
         words = f"{stats.target_calls} calls, {stats.network_rows} rows"
-        return Drawn(picture, words, stats.target_calls, stats.network_rows, seconds, rounds)
+        return DrawnPipeline(
+            picture, words, stats.target_calls, stats.network_rows, seconds, rounds
+        )
     words = f"{stats.target_calls} full, {stats.num_accepted_draft_tokens} forecast"
-    return Drawn(picture, words, stats.target_calls, None, seconds, rounds)
+    return DrawnPipeline(picture, words, stats.target_calls, None, seconds, rounds)
 
 
 def _plots(chains: dict[str, list[tuple[int, int]]]) -> Image.Image:
@@ -188,7 +190,7 @@ def _panel(pen: Any, top: int, lines: dict[str, Points], up: str, across: str) -
         pen.text((EDGE + wide + MARGIN, top + EDGE + LINE * index), name, fill=colour)
 
 
-def _table(drawn: dict[str, list[Drawn]]) -> None:
+def _table(drawn: dict[str, list[DrawnPipeline]]) -> None:
     table = Table("per picture", "calls", "rows", "seconds", "claims", box=None)
     for name, row in drawn.items():
         numbers = [mean(one.calls for one in row), mean(one.rows or 0 for one in row)]
@@ -199,7 +201,7 @@ def _table(drawn: dict[str, list[Drawn]]) -> None:
     console.print(table)
 
 
-def _lost(drawn: dict[str, list[Drawn]], name: str) -> str:
+def _lost(drawn: dict[str, list[DrawnPipeline]], name: str) -> str:
     """How far the pictures of a lossy recipe are from those of the same noise."""
     own = "plain" if drawn[name][0].rounds else "pipeline"
     pair = (np.stack([_numbers(one.picture) for one in drawn[key]]) for key in (own, name))

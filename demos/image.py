@@ -59,7 +59,7 @@ def main(
         asked = [(one.text, one.scene) for one in held_out(pictures, seed=seed)]
     for fast in ways.values():
         loaded.ask(fast, loaded.asker.request([asked[0][0]]), seed)  # warm-up
-    drawn: dict[str, list[Drawn]] = {name: [] for name in ways}
+    drawn: dict[str, list[DrawnCodes]] = {name: [] for name in ways}
     for text, scene in asked:
         request = loaded.asker.request([text])
         for name, fast in ways.items():
@@ -71,7 +71,7 @@ def main(
     console.print(f"image-pictures.png and image-rounds.png are in {out.resolve()}")
 
 
-class Drawn:
+class DrawnCodes:
     """A picture, what it took, and how good it is."""
 
     def __init__(self, made: Any, seconds: float, likelihood: float, scene: Scene | None) -> None:
@@ -85,15 +85,17 @@ class Drawn:
         return Panel(self.made.images[0], words)
 
 
-def _draw(plain: Any, fast: Any, request: dict[str, Any], seed: int, scene: Scene | None) -> Drawn:
+def _draw(
+    plain: Any, fast: Any, request: dict[str, Any], seed: int, scene: Scene | None
+) -> DrawnCodes:
     begun = perf_counter()
     made = fast.generate_images(**request, seed=seed)
     seconds = perf_counter() - begun
     likely = log_likelihood(plain, plain.session.drawing(**request), made.sequences)
-    return Drawn(made, seconds, float(likely), scene)
+    return DrawnCodes(made, seconds, float(likely), scene)
 
 
-def _table(drawn: dict[str, list[Drawn]], ways: dict[str, Any]) -> None:
+def _table(drawn: dict[str, list[DrawnCodes]], ways: dict[str, Any]) -> None:
     table = Table("recipe", "target calls", "seconds", "facts right", "log p", "claims", box=None)
     for name, column in drawn.items():
         facts = [one.facts for one in column if one.facts is not None]

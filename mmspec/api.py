@@ -21,7 +21,7 @@ from mmspec.draft import Round, Verifier
 from mmspec.modality import Call, Modality, Session
 from mmspec.naming import unknown_message
 from mmspec.recipe import Recipe
-from mmspec.saving import save
+from mmspec.saving import restore, save
 from mmspec.stats import Ledger, Stats
 from mmspec.streaming import streamed
 from mmspec.verifiers.naming import named
@@ -281,6 +281,4 @@ def load(folder: str | Path, model: Any = None) -> Accelerated:
 
     Raises ValueError where the folder holds none, or the target is unknown.
     """
-    from mmspec.saving import restore
-
     return accelerate(**restore(Path(folder), model))

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from mmspec.declared import declared
+from mmspec.laws.categorical import Categorical
 from mmspec.trees import Tree, children_of, reach_of
 
 if TYPE_CHECKING:
-    from mmspec.laws.categorical import Categorical
     from mmspec.laws.law import Law
     from mmspec.laws.noise import KeyedNoise, Noise
 
@@ -310,7 +310,7 @@ class Verifier(ABC):
         """The proposal kinds it is right for, preferred first."""
 
     @declared
-    def rule(self) -> Rule | Schedule | None:
+    def rule(self) -> Rule | RuleSchedule | None:
         """What it asks about a single token, if that is how it decides."""
         return None
 
@@ -359,7 +359,7 @@ class Rule(Protocol):
 
 
 @runtime_checkable
-class Schedule(Protocol):
+class RuleSchedule(Protocol):
     """A rule for every depth of a draft; a walk tests each level with its own."""
 
     @property
@@ -387,8 +387,6 @@ def _ones(batch: int, nodes: int, device: torch.device) -> Tensor:
 
 def categorical(law: Law | None) -> Categorical:
     """Narrow a law to a categorical one; rules over a vocabulary know no other."""
-    from mmspec.laws.categorical import Categorical
-
     if not isinstance(law, Categorical):
         raise TypeError(f"a categorical law is needed here, but the law is {type(law).__name__}")
     return law

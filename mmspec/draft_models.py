@@ -15,7 +15,7 @@ ZOO = "zoo:"
 
 
 @dataclass(frozen=True)
-class DraftModel:
+class BoundDraftModel:
     """A draft model bound to its target."""
 
     kind: DraftModelKind
@@ -28,7 +28,7 @@ class DraftModel:
         self.kind.save(self.model, folder, target, drafter)
 
 
-def draft_model(recipe: Recipe, drafter: Any, target: Any) -> DraftModel | None:
+def draft_model(recipe: Recipe, drafter: Any, target: Any) -> BoundDraftModel | None:
     """The draft model that the recipe takes, loaded where it is named, and bound to the target.
 
     Raises ValueError where there must be one, must be none, or one of another sort.
@@ -47,10 +47,11 @@ def draft_model(recipe: Recipe, drafter: Any, target: Any) -> DraftModel | None:
     if kind is None:
         raise ValueError(
             f"recipe {recipe.name!r} needs a {words}, but a {type(model).__name__} is none; give "
-            "drafter= another model, or use another recipe"
+            "drafter= another model (for tokens also one that inherits mmspec.draft.Drafter), "
+            "or use another recipe"
         )
     sees = kind.default_sees(model, target, recipe.sees)
-    return DraftModel(kind, model, kind.read(model, target, sees), sees)
+    return BoundDraftModel(kind, model, kind.read(model, target, sees), sees)
 
 
 def loaded(recipe: Recipe, source: str | Path, target: Any) -> Any:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from mmspec.recipe import Recipe
     from mmspec.stats import Stats
 
-Decodes = Literal["tokens", "latents", "patches"]
+# endings of pictures that PIL writes without further options
+PICTURE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,18 @@ class Source:
 class Modality:
     """The light half.
 
-    `owns` says whether a source belongs here; a modality that `is_general` is asked last. `parts`
-    are what `accelerate` takes beside recipe, drafter, verifier and the recipe's own options;
-    `settings` is a dataclass of what one call takes on the command line (see `setting`).
+    `owns` says whether a source belongs here; a modality that `is_general` is asked last. What it
+    `decodes` tells which recipes are for it: "tokens", "latents", "patches", or a word of its own.
+    `parts` are what `accelerate` takes beside recipe, drafter, verifier and the recipe's own
+    options; `settings` is a dataclass of what one call takes on the command line (see `setting`).
     """
 
     name: str
-    decodes: Decodes
+    decodes: str
     recipe: str  # the default one; `drafted` where a draft model is given
     settings: type
     plug: str  # the module of the heavy half
+    asking: str  # the module that stands between people and its models
     measures: str  # the module that knows workloads and certificates
     owns: Callable[[Source], bool]
     zoo: tuple[Entry, ...] = ()
@@ -264,16 +267,24 @@ class Finding:
 class Plug(Protocol):
     """The heavy half of a modality: functions of one module.
 
-    `load`, `load_drafter` and `asker` read folders and names on a hub; none runs code that lies
-    there, unless `trust_remote_code` is given. `examine` looks at a model, or at a pair, without
-    reading weights into memory.
+    `load` reads a folder, a name on a hub or "zoo:NAME"; it runs no code that lies there, unless
+    `trust_remote_code` is given.
     """
 
     def load(self, source: str | Path, **options: Any) -> Any: ...
-    def load_drafter(self, model: Any, source: str | Path, **options: Any) -> Any: ...
     def session(
         self, model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]
     ) -> Session: ...
+
+
+class Asking(Protocol):
+    """How people ask models of a modality: functions of the module that `Modality.asking` names.
+
+    `load_drafter` and `asker` run no code of a folder either. `examine` looks at a model, or at a
+    pair, without reading weights into memory.
+    """
+
+    def load_drafter(self, model: Any, source: str | Path, **options: Any) -> Any: ...
     def asker(self, source: str, model: Any, settings: Any, **options: Any) -> Asker: ...
     def examine(self, target: str, drafter: str | None) -> list[Finding]: ...
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -126,7 +126,7 @@ class Recipe:
     paper: str = ""
     reconstructed: str = ""  # what is not from the paper or its code
     records_law: bool = True  # whether drafts carry the laws that their tokens were drawn from
-    decodes: Literal["tokens", "latents", "patches"] = "tokens"  # ids, a chain, continuous tokens
+    decodes: str = "tokens"  # ids; "latents": a chain; "patches": continuous tokens; as a modality
     name: str = ""  # the file name; filled by `recipes.get`
 
     @property

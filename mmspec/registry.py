@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
-from mmspec.modality import Measures, Modality, Plug, Source
+from mmspec.modality import Asking, Measures, Modality, Plug, Source
 from mmspec.models.folder import configuration
 
 GROUP = "mmspec.modalities"
@@ -47,6 +47,11 @@ def get(name: str) -> Modality:
 def plug(modality: Modality) -> Plug:
     """The heavy half, imported now."""
     return cast(Plug, import_module(modality.plug))
+
+
+def asking(modality: Modality) -> Asking:
+    """How its models are asked by people, imported now."""
+    return cast(Asking, import_module(modality.asking))
 
 
 def measures(modality: Modality) -> Measures:

@@ -17,8 +17,8 @@ class Stats:
     Names and definitions follow the per-request metrics of vLLM: the mean acceptance length
     includes the target's own token (plain decoding = 1). A *step* is one row of one target call
     that had a draft. `over_accepted_mass` estimates, without bias, how much a relaxed rule emitted
-    too often (`mmspec.laws.distances`); times the number of tokens it bounds the distance of the
-    whole output from the target's, where corrections are drawn from norm((p - q)+).
+    too often (`mmspec.verifiers.distances`); times the number of tokens it bounds the distance of
+    the whole output from the target's, where corrections are drawn from norm((p - q)+).
     """
 
     recipe: str

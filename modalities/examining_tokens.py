@@ -14,7 +14,6 @@ from transformers.models.auto.modeling_auto import (
 from mmspec.drafters.neural.small_model import check_pair
 from mmspec.modalities import examining
 from mmspec.modalities.examining import both
-from mmspec.modalities.families import backbone, family
 from mmspec.modality import Finding, Outcome
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.recipe import Recipe
@@ -38,7 +37,11 @@ def skeleton(name: str) -> Any:
 
 
 def examine(
-    target: str, drafter: str | None, bind: Bind, build: Callable[[str], Any] = skeleton
+    target: str,
+    drafter: str | None,
+    bind: Bind,
+    reader: Callable[[Any], Reader],
+    build: Callable[[str], Any] = skeleton,
 ) -> list[Finding]:
     """All findings on a target, or on a target and its draft model or feature head."""
     names = [name for name in (target, drafter) if name is not None]
@@ -48,15 +51,15 @@ def examine(
         both("model", models, lambda model: type(model).__name__),
     ]
     if isinstance(models[-1], FeatureHead) and drafter is not None:
-        return [*found, *_head(models[0], models[1])]
+        return [*found, *_head(reader(models[0]), models[1])]
     found += [
-        both("family", models, lambda model: family(model).name),
+        both("family", models, lambda model: reader(model).family.name),
         both("cache layers", models, _layers),
         both("branches (trees), batch > 1", models, _branches),
     ]
     if examining.is_refused(found):
         return found
-    readers = [backbone(model) for model in models]
+    readers = [reader(model) for model in models]
     found.append(both("vocabulary", readers, lambda reader: reader.vocabulary))
     if len(readers) == 2:
         found += [*_pair(*readers), examining.tokenizers(names)]
@@ -72,9 +75,8 @@ def examine(
     return [*found, *fit]
 
 
-def _head(model: Any, head: FeatureHead) -> Iterator[Finding]:
+def _head(reader: Reader, head: FeatureHead) -> Iterator[Finding]:
     """A feature head continues states of one width and speaks one vocabulary."""
-    reader = backbone(model)
     pairs = (
         ("states", int(reader.config.hidden_size), head.config.hidden_size),
         ("vocabulary", reader.vocabulary, head.config.vocab_size),

@@ -12,16 +12,13 @@ import torch
 from torch import Tensor
 
 from mmspec import _hf
-from mmspec.compressors.naming import named as compressor_named
+from mmspec.compressors.contract import named as compressor_named
 from mmspec.decode import Parts
 from mmspec.draft import Drafter, Gate, Verifier
-from mmspec.draft_models import DraftModel, draft_model
-from mmspec.drafters.neural.small_model import VOCABULARY_PADDING
+from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.laws.sampling import Sampling
-from mmspec.modalities.examining import refuse_other_words
-from mmspec.modalities.vlm.families import check as check_request
 from mmspec.modality import Call, Loop
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import Stats
@@ -30,6 +27,7 @@ from mmspec.targets.context import Request
 from mmspec.targets.generation_settings import refuse_modes, sampled
 from mmspec.targets.generation_settings import resolve as resolve_settings
 from mmspec.targets.stop import Stop
+from mmspec.targets.visual import check_request
 
 # what `generate` takes beside a model's inputs and generation settings
 OWN = (
@@ -54,7 +52,7 @@ class Output:
 
 
 @dataclass
-class Bound:
+class BoundTokens:
     """A reader of token ids with the parts of a recipe made for it."""
 
     backbone: Any  # the reader
@@ -62,7 +60,7 @@ class Bound:
     drafter: Drafter
     verifier: Verifier
     gate: Gate | None
-    draft_model: DraftModel | None = None  # where the recipe takes one
+    draft_model: BoundDraftModel | None = None  # where the recipe takes one
     target: CausalTarget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,7 +92,7 @@ class Bound:
         return Call(parts, request, self.recipe)
 
 
-def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Bound:
+def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> BoundTokens:
     """A recipe bound to a reader; `parts` may replace compressor, tree, length and sees.
 
     Raises ValueError for what does not fit together.
@@ -117,18 +115,7 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     paired = pair(own or recipe.architecture(kit), verifier, backbone)
     lawful = recipe.records_law and paired.records_law
     recipe = replace(recipe, verifier=verifier, gate=gate, records_law=lawful)
-    return Bound(backbone, recipe, paired, verifier, gate, small)
-
-
-def check_words(model: Any, small: Any) -> None:
-    """Refuse a draft model to which ids mean other words. Raises ValueError.
-
-    Vocabularies that differ by more than padding are refused when the two are bound.
-    """
-    ours, theirs = (one.config.get_text_config() for one in (model, small))
-    folders = [str(one.config._name_or_path) for one in (model, small)]
-    if all(folders) and abs(ours.vocab_size - theirs.vocab_size) <= VOCABULARY_PADDING:
-        refuse_other_words(*folders)
+    return BoundTokens(backbone, recipe, paired, verifier, gate, small)
 
 
 def spoken(
@@ -162,7 +149,7 @@ def spoken(
 class Text:
     """`generate` of a bound model: the model's own arguments, and its own output."""
 
-    def __init__(self, bound: Bound, prepared: Callable[[Mapping[str, Any]], dict[str, Any]]):
+    def __init__(self, bound: BoundTokens, prepared: Callable[[Mapping[str, Any]], dict[str, Any]]):
         self.bound = bound
         self.prepared = prepared  # inputs as the reader takes them
         self.inputs = MODEL_INPUTS | set(_hf.forward_names(bound.model))
@@ -286,7 +273,7 @@ def first(*candidates: Any) -> int:
     return 0
 
 
-def save_drafter(bound: Bound, folder: Path) -> None:
+def save_drafter(bound: BoundTokens, folder: Path) -> None:
     """The draft model's weights. Raises ValueError for a drafter that was made by hand."""
     recipe = bound.recipe
     if recipe.takes_drafter and bound.draft_model is None:

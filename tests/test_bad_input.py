@@ -12,7 +12,7 @@ import transformers as hf
 from torch import Tensor
 
 import mmspec
-from mmspec.drafters.oracle import Oracle, Random
+from mmspec.drafters.oracle import Oracle, RandomDrafter
 from mmspec.targets.cache import SlotCache, template
 from mmspec.trees import Tree
 from tests import toys
@@ -123,7 +123,7 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
     ),
     "neither a model nor a drafter": (
         lambda: fast(drafter={"name": "small"}),
-        ["drafter= is a dict", "neither a model", "inherits mmspec.draft.Drafter"],
+        ["needs a draft model", "a dict is none", "inherits mmspec.draft.Drafter"],
     ),
     "pixels for a text drafter": (
         lambda: fast("llava", drafter=small(), sees="pixels"),
@@ -247,7 +247,7 @@ def test_the_hook_refuses_what_generate_refuses(setting: dict[str, Any]) -> None
 
 def trees() -> list[Any]:
     return [
-        Random(tree=Tree.branching([2, 2])),
+        RandomDrafter(tree=Tree.branching([2, 2])),
         Oracle([[5, 6, 7, 8]], tree=Tree.branching([2, 2])),
     ]
 
@@ -315,6 +315,6 @@ def test_only_named_recipes_are_saved(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="made by hand"):
         mmspec.accelerate(small(), recipe).save_pretrained(tmp_path)
-    made = mmspec.accelerate(small(), "coupled", drafter=Random())
+    made = mmspec.accelerate(small(), "coupled", drafter=RandomDrafter())
     with pytest.raises(ValueError, match="Random was made by hand"):
         made.save_pretrained(tmp_path)

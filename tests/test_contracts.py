@@ -13,8 +13,8 @@ from mmspec.draft import Draft, Drafter, Gate, Kind, Rule, Scores, Verdict, Veri
 from mmspec.drafters.growth import Chain, DraftModel
 from mmspec.drafters.length import Fixed
 from mmspec.drafters.lookup.prompt_lookup import PromptLookup
-from mmspec.drafters.neural.sight import Nothing
-from mmspec.drafters.neural.small_model import Autoregressive, Sight
+from mmspec.drafters.neural.sight import Nothing, Sight
+from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.drafters.plain import Silent
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.exact import Exact

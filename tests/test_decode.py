@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import mmspec
 from mmspec.decode import BrokenLogits
 from mmspec.draft import Draft, Drafter, Gate, Kind, Round, Scores, Verdict
-from mmspec.drafters.oracle import Oracle, Random
+from mmspec.drafters.oracle import Oracle, RandomDrafter
 from mmspec.targets.context import Context
 from tests import toys
 from tests.conftest import noisy, unchecked
@@ -199,7 +199,9 @@ def test_a_gate_leaves_tokens_pending_and_the_cache_right(family: str, batch: in
     gate = EverySecond()
     recipe = replace(mmspec.recipes.get("coupled"), gate=gate)
     assert not recipe.exact
-    fast = mmspec.accelerate(model, recipe, drafter=Random(vocabulary=toys.WORDS.stop, tree=3))
+    fast = mmspec.accelerate(
+        model, recipe, drafter=RandomDrafter(vocabulary=toys.WORDS.stop, tree=3)
+    )
     rounds = list(fast.stream(**request, max_new_tokens=ROOM, do_sample=False))
     skipped = [turn for turn in rounds[1:] if not turn.calls]
     assert len(skipped) == len(gate.taken) >= 3

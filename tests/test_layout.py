@@ -184,7 +184,7 @@ def test_recipes_are_described_without_drafters() -> None:
             {"naming", "coupled", "walk"},
         ),
         (
-            "from mmspec.compressors.naming import named; named('identity')",
+            "from mmspec.compressors.contract import named; named('identity')",
             "compressors",
             {"naming", "identity", "contract"},
         ),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.drafters.oracle import Oracle, Random
+from mmspec.drafters.oracle import Oracle, RandomDrafter
 from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
@@ -113,7 +113,7 @@ def test_drafters_that_know_nothing_or_almost_everything(tree: Tree | int, batch
     request = toys.inputs("qwen2_5_vl", **BATCHES[batch])
     expected = plain(model, request, 5)
     rows = expected[:, request["input_ids"].shape[1] :].tolist()
-    fast = mmspec.accelerate(model, "coupled", drafter=Random(tree=tree))
+    fast = mmspec.accelerate(model, "coupled", drafter=RandomDrafter(tree=tree))
     assert torch.equal(speculated(fast, request, 5), expected)
     fast = mmspec.accelerate(model, "coupled", drafter=Oracle(rows, 0.2, tree))
     assert torch.equal(speculated(fast, request, 5), expected)

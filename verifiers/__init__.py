@@ -39,6 +39,7 @@ __all__ = [
     "Recursive",
     "Rule",
     "SampleAndMatch",
+    "Schedule",
     "SpecHub",
     "Traversal",
     "Typical",

@@ -14,7 +14,7 @@ from mmspec.verifiers.exact import Exact
 
 
 @dataclass(frozen=True)
-class Weighted:
+class WeightedRule:
     """Accept with min(1, w a), a the acceptance of `inner`; w = 1 is `inner`."""
 
     inner: Rule
@@ -57,7 +57,7 @@ class Annealed:
         weights = self.weights(longest)
         if isinstance(depth, Tensor):
             weights = weights.to(depth.device)
-        return Weighted(self.inner, weights[depth])
+        return WeightedRule(self.inner, weights[depth])
 
     def weights(self, longest: int) -> Tensor:  # (longest,) float64
         """w_0, w_1, ..."""

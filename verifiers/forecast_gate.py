@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.drafters.forecast.gate import Cadence, DecayingThreshold, Schedule
-from mmspec.drafters.forecast.metric import Metric, RelativeNorm
 from mmspec.laws.noise import Noise
+from mmspec.targets.forecast_error import Metric, RelativeNorm
+from mmspec.targets.forecast_schedule import Cadence, DecayingThreshold, ForecastSchedule
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ForecastGate(Verifier):
     (a negative threshold, every step checked, `rollback`), or nothing is forecast (interval 1).
     """
 
-    schedule: Schedule = field(default_factory=DecayingThreshold)
+    schedule: ForecastSchedule = field(default_factory=DecayingThreshold)
     metric: Metric = field(default_factory=RelativeNorm)
     rollback: bool = True
     per_sample: bool = True

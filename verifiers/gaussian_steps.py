@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Scores, Verdict, Verifier
-from mmspec.laws.gaussian import Driving
-from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.gaussian import Driving, Gaussian
 from mmspec.laws.law import Law
 from mmspec.laws.noise import Keys, Noise
 from mmspec.verifiers import gaussian_line

@@ -12,7 +12,7 @@ from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical, residual
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.sample_and_match import matching
-from mmspec.verifiers.walk import Family, at_token, check, descend, one_hot, proposal, without
+from mmspec.verifiers.walk import Siblings, at_token, check, descend, one_hot, proposal, without
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class GreedyMultiDraft(Verifier):
         return descend(draft, scores, noise, _step)
 
 
-def drawn_last(family: Family) -> tuple[Tensor, Tensor, Tensor]:  # (B,), (B,), (B, V)
+def drawn_last(family: Siblings) -> tuple[Tensor, Tensor, Tensor]:  # (B,), (B,), (B, V)
     """The one child that was drawn, whether it is there, and the law it was drawn from."""
     slot = family.last.clamp_min(0)[:, None]
     x = family.tokens.gather(1, slot).squeeze(1)
@@ -43,7 +43,7 @@ def drawn_last(family: Family) -> tuple[Tensor, Tensor, Tensor]:  # (B,), (B,), 
     return x, there, proposal(Categorical.having(q), x, Kind.HUB).probs
 
 
-def _step(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
+def _step(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
     p = family.p.probs
     x, there, q = drawn_last(family)
     hit = noise.flip(torch.where(there, (at_token(p, x) / at_token(q, x)).clamp_max(1), 0), lane)

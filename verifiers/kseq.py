@@ -11,7 +11,7 @@ from torch import Tensor
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.sample_and_match import match
-from mmspec.verifiers.walk import Family, check, descend
+from mmspec.verifiers.walk import Siblings, check, descend
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class KSeq(Verifier):
         return descend(draft, scores, noise, match if chosen else _step)
 
 
-def _step(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
+def _step(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
     p, q = family.p.probs, family.q.probs
     k = family.real.sum(-1, keepdim=True).to(p)
     rho = acceptance_ratio(p, q, k) if family.tokens.shape[1] > 1 else torch.ones_like(k)

@@ -26,7 +26,7 @@ class Pool:
     mass: Tensor  # (...) their probability under p
 
 
-class Residual(Protocol):
+class ResidualRule(Protocol):
     """Where the next token, or the next sibling's test, gets its law from.
 
     `pool` finds the neighbours of x, for those who ask.

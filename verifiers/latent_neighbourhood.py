@@ -10,18 +10,18 @@ from torch import Tensor
 
 from mmspec.codes.codebook import Neighbours
 from mmspec.laws.categorical import Categorical
-from mmspec.verifiers.lantern_residuals import Optimal, Pool, Residual
+from mmspec.verifiers.lantern_residuals import Optimal, Pool, ResidualRule
 from mmspec.verifiers.walk import at_token, ratio
 
 
-class Bound(Protocol):
+class MassBound(Protocol):
     """How much mass may be pooled for a token of probability p(x)."""
 
     def __call__(self, own: Tensor) -> Tensor: ...  # (...) -> (...)
 
 
 @dataclass(frozen=True)
-class Additive:
+class AdditiveBound:
     """At most `delta`, whatever the token (LANTERN). A token with p(x) = 0 can be accepted."""
 
     delta: float
@@ -65,8 +65,8 @@ class LatentNeighbourhood:
 
     table: Neighbours
     k: int
-    bound: Bound
-    correction: Residual = field(default_factory=Optimal)
+    bound: MassBound
+    correction: ResidualRule = field(default_factory=Optimal)
     lossless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 from mmspec.codes.connected_cells import Cells, around
 from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier, categorical
 from mmspec.laws.categorical import Categorical
-from mmspec.laws.distances import excess
 from mmspec.laws.noise import Lane, Noise
+from mmspec.verifiers.distances import excess
 from mmspec.verifiers.walk import check, one_hot
 
 

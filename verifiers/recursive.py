@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict, Verifier, categorical
+from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier, categorical
 from mmspec.laws.categorical import Categorical
-from mmspec.laws.distances import excess
 from mmspec.laws.noise import Coins, Lane, Noise
+from mmspec.verifiers.distances import excess
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.walk import (
-    Family,
+    Siblings,
     at_depth,
     check,
     depth_of,
@@ -41,7 +41,7 @@ class Recursive(Verifier):
     (`mmspec.distance.excess`), summed over the tokens that were tested.
     """
 
-    rule: Rule | Schedule = field(default_factory=Exact)
+    rule: Rule | RuleSchedule = field(default_factory=Exact)
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.WOR, Kind.IID, Kind.DET)
 
     @property
@@ -58,7 +58,7 @@ class Recursive(Verifier):
         longest, over = depth_of(draft), list[Tensor]()
         hits = noise.coins(lanes(draft))
 
-        def step(family: Family, _noise: Noise, _lane: int) -> tuple[Tensor, Tensor]:
+        def step(family: Siblings, _noise: Noise, _lane: int) -> tuple[Tensor, Tensor]:
             rule = at_depth(self.rule, family.depth, longest)
             slot, left, found = _siblings(rule, family, draft.kind, hits)
             over.append(found)
@@ -93,7 +93,9 @@ class Recursive(Verifier):
         return replace(verdict, excess=(over * tested).sum(-1))
 
 
-def _siblings(rule: Rule, family: Family, kind: Kind, hits: Coins) -> tuple[Tensor, Tensor, Tensor]:
+def _siblings(
+    rule: Rule, family: Siblings, kind: Kind, hits: Coins
+) -> tuple[Tensor, Tensor, Tensor]:
     """The slot accepted, the law of the next token if none was, and the over-accepted mass (B,)."""
     p, q = family.p, family.q
     slot = torch.full_like(family.last, -1)

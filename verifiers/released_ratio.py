@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.gaussian import Driving
-from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.gaussian import Driving, Gaussian
 from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.gaussian_steps import fit
 from mmspec.verifiers.path_ratio import own, path_law

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
-from mmspec.verifiers.walk import Family, check, descend, one_hot
+from mmspec.verifiers.walk import Siblings, check, descend, one_hot
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class SampleAndMatch(Verifier):
         return descend(draft, scores, noise, match)
 
 
-def match(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
+def match(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
     """One level: the slot that carries the target's token, and that token as a point mass."""
     token = noise.pick(family.p.probs, lane)
     return matching(family, token), one_hot(token, family.p.probs)
 
 
-def matching(family: Family, token: Tensor) -> Tensor:  # (B,) -> (B,)
+def matching(family: Siblings, token: Tensor) -> Tensor:  # (B,) -> (B,)
     """The first child that carries `token`, or -1."""
     same = family.real & (family.tokens == token[:, None])
     return torch.where(same.any(-1), same.int().argmax(-1), -1)

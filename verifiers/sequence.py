@@ -43,7 +43,7 @@ class Sequence(Verifier):
         if not draft.nodes:
             return plain(draft, scores, noise)
         step = steps(self, draft, scores, trees=True)
-        family = Family.of(draft, step)
+        family = StateSiblings.of(draft, step)
         chance, failed = odds(family)
         hits = noise.flip(chance, Lane.ACCEPT) & family.real  # (B, N + 1, C)
         slot = hits.int().argmax(-1, keepdim=True)
@@ -60,7 +60,7 @@ class Sequence(Verifier):
 
 
 @dataclass(frozen=True)
-class Family:
+class StateSiblings:
     """The siblings below the context (entry 0) and below every node, on their line."""
 
     node: Tensor  # (B, N + 1, C) index of the node, 0 where there is none
@@ -69,7 +69,7 @@ class Family:
     r: Tensor  # (B, N + 1), 0 where there are no siblings
 
     @classmethod
-    def of(cls, draft: Draft, step: Steps) -> Family:
+    def of(cls, draft: Draft, step: Steps) -> StateSiblings:
         table = draft.children()
         node, below = table.clamp_min(0), table.flatten(1).clamp_min(0)
         real = (table >= 0) & draft.mask.gather(1, below).view_as(table)
@@ -78,7 +78,7 @@ class Family:
         return cls(node, real, place, torch.where(real, r, 0).amax(-1))
 
 
-def odds(family: Family) -> tuple[Tensor, Tensor]:  # (B, N + 1, C), (B, N + 1)
+def odds(family: StateSiblings) -> tuple[Tensor, Tensor]:  # (B, N + 1, C), (B, N + 1)
     """The chance of every sibling once those before it failed, and lambda when all have."""
     taken, mass = torch.zeros_like(family.r), torch.ones_like(family.r)  # lambda, G
     chances = []

@@ -11,7 +11,7 @@ from torch import Tensor
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.greedy_multidraft import drawn_last
-from mmspec.verifiers.walk import Family, at_token, check, descend
+from mmspec.verifiers.walk import Siblings, at_token, check, descend
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SpecHub(Verifier):
         return descend(draft, scores, noise, _step)
 
 
-def _step(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
+def _step(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
     p = family.p.probs
     x, there, pair = drawn_last(family)
     pair = torch.where(there[:, None], pair, 0)

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
-from mmspec.laws.distances import excess
 from mmspec.laws.noise import Noise
+from mmspec.verifiers.distances import excess
 from mmspec.verifiers.walk import check, proposals
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict, Verifier, categorical
+from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier, categorical
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane, Noise
 
@@ -17,7 +17,7 @@ STRIDE = 1 << 16  # lanes of one level; a level never has that many siblings
 
 
 @dataclass(frozen=True)
-class Family:
+class Siblings:
     """The node that each row has reached, and the children it may go on to."""
 
     p: Categorical  # (B,) target law after the node
@@ -29,7 +29,7 @@ class Family:
 
 
 # (family, noise, lane) -> slot (B,) of the accepted child or -1, and weights (B, V) of the next
-Step = Callable[[Family, Noise, int], tuple[Tensor, Tensor]]
+Step = Callable[[Siblings, Noise, int], tuple[Tensor, Tensor]]
 
 
 def descend(draft: Draft, scores: Scores, noise: Noise, step: Step) -> Verdict:
@@ -54,7 +54,7 @@ def descend(draft: Draft, scores: Scores, noise: Noise, step: Step) -> Verdict:
             first = node.gather(1, real.int().argmax(-1, keepdim=True)).squeeze(1)
             q = categorical(drafted)[rows, first].evaluated(p.probs)
         tokens = draft.tokens.gather(1, node)
-        family = Family(p, q, tokens, real, (child >= 0).sum(-1) - 1, depth)
+        family = Siblings(p, q, tokens, real, (child >= 0).sum(-1) - 1, depth)
         slot, left = step(family, noise, Lane.WALK + STRIDE * depth)
         moved = open_ & (slot >= 0)
         weights = torch.where((open_ & ~moved)[:, None], left, weights)
@@ -160,9 +160,9 @@ def ratio(wanted: Tensor, proposed: Tensor) -> Tensor:  # (...) x2 -> (...)
     return (wanted / proposed.clamp_min(torch.finfo(proposed.dtype).tiny)).clamp_max(1)
 
 
-def at_depth(rule: Rule | Schedule, depth: Tensor | int, longest: int) -> Rule:
+def at_depth(rule: Rule | RuleSchedule, depth: Tensor | int, longest: int) -> Rule:
     """The rule itself, or the one it has for this depth."""
-    return rule.at(depth, longest) if isinstance(rule, Schedule) else rule
+    return rule.at(depth, longest) if isinstance(rule, RuleSchedule) else rule
 
 
 def without(q: Tensor, x: Tensor) -> Tensor:  # (..., V), (...) -> (..., V)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.modalities.families import backbone
+from mmspec.api import accelerate
 from mmspec.models.random_weights import random_model
 from mmspec.recipe import Recipe
 
@@ -41,7 +41,8 @@ def tiny(vocabulary: int = 5, layers: int = 2, seed: int = 0) -> Any:
 
 def random_drafter(plan: Recipe, target: Any, seed: int = 0) -> Any:
     """A draft model of the first sort that a recipe takes, with random weights."""
-    return plan.draft_model[0].random(backbone(target), seed)
+    reader = accelerate(target, "plain").session.bound.backbone
+    return plan.draft_model[0].random(reader, seed)
 
 
 @torch.no_grad()

@@ -19,11 +19,11 @@ def run(target: str, drafter: str | None, modality: str | None, json: bool) -> N
         if name is not None:
             check_source(name)
     owner = registry.of(target, modality)
-    plug = registry.plug(owner)
+    asking = registry.asking(owner)
     quiet()
     with working(f"looking at {target}", json):
         small = None if drafter is None else _folder(drafter)
-        findings = plug.examine(_folder(target), small)
+        findings = asking.examine(_folder(target), small)
     refusals = [finding.remark for finding in findings if finding.verdict == "refused"]
     if json:
         document = {

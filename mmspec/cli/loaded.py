@@ -43,15 +43,16 @@ class Loaded:
 def load(choice: Choice, chosen: Chosen) -> Loaded:
     """Read the target and its draft models. Raises ValueError for what cannot be read."""
     set_threads(choice.threads, chosen.model)
-    plug, how = registry.plug(chosen.owner), {"trust_remote_code": choice.trust_remote_code}
+    how = {"trust_remote_code": choice.trust_remote_code}
+    plug, asking = registry.plug(chosen.owner), registry.asking(chosen.owner)
     quiet()
     with working(f"loading {chosen.model}", choice.json), read(chosen.model):
         model = plug.load(chosen.model, **how)
-        asker = plug.asker(chosen.model, model, chosen.settings, **how)
+        asker = asking.asker(chosen.model, model, chosen.settings, **how)
     drafters: dict[str, Any] = {}
     for name in filter(None, dict.fromkeys(chosen.drafters.values())):
         with working(f"loading {name}", choice.json), read(name):
-            drafters[name] = plug.load_drafter(model, name, **how)
+            drafters[name] = asking.load_drafter(model, name, **how)
     return Loaded(chosen, model, asker, drafters)
 
 

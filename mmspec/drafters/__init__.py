@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mmspec.drafters.neural.ensemble import Ensemble
     from mmspec.drafters.neural.massv import Projector
     from mmspec.drafters.neural.shared import SharedBackbone
-    from mmspec.drafters.oracle import Oracle, Random
+    from mmspec.drafters.oracle import Oracle, RandomDrafter
 
 __all__ = [
     "Ensemble",
@@ -28,7 +28,7 @@ __all__ = [
     "Picard",
     "Projector",
     "PromptLookup",
-    "Random",
+    "RandomDrafter",
     "SharedBackbone",
     "SuffixAutomaton",
     "TokenRecycling",
@@ -44,7 +44,7 @@ _HOMES = {
     "Picard": "mmspec.drafters.denoising.picard",
     "Projector": "mmspec.drafters.neural.massv",
     "PromptLookup": "mmspec.drafters.lookup.prompt_lookup",
-    "Random": "mmspec.drafters.oracle",
+    "RandomDrafter": "mmspec.drafters.oracle",
     "SharedBackbone": "mmspec.drafters.neural.shared",
     "SuffixAutomaton": "mmspec.drafters.lookup.suffix",
     "TokenRecycling": "mmspec.drafters.lookup.token_recycling",

@@ -10,7 +10,17 @@ from statistics import median_low
 from torch import Tensor
 
 from mmspec.draft import Round
-from mmspec.drafters.length import check, tries, useful
+from mmspec.drafters.length import (
+    AdaptiveEntropy,
+    Confidence,
+    Entropy,
+    Fixed,
+    Heuristic,
+    Length,
+    check,
+    tries,
+    useful,
+)
 from mmspec.laws.categorical import Categorical
 from mmspec.targets.context import Context
 
@@ -171,3 +181,27 @@ class Auto:
             share = min(1.0, 2 / tried) if tried else 0.0
             state.tried[place] *= share
             state.passed[place] *= share
+
+
+_NAMED: dict[str, type[Heuristic | Entropy | AdaptiveEntropy | Confidence]] = {
+    "heuristic": Heuristic,
+    "entropy": Entropy,
+    "adaptive-entropy": AdaptiveEntropy,
+    "confidence": Confidence,
+}
+
+
+def parse(spec: int | str | Length) -> Length:
+    """Read what users write: 5, "auto", "entropy", or a policy of their own."""
+    if isinstance(spec, int) and not isinstance(spec, bool) and spec >= 0:
+        return Fixed(spec)
+    if spec == "auto":
+        return Auto()
+    if isinstance(spec, str) and spec in _NAMED:
+        return _NAMED[spec]()
+    if not isinstance(spec, int | str) and isinstance(spec, Length):
+        return spec
+    raise ValueError(
+        f"length={spec!r} is no draft length; give a number of tokens (0 or more), one of "
+        f"{', '.join(repr(name) for name in ('auto', *_NAMED))}, or a mmspec.drafters.length.Length"
+    )

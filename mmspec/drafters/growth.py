@@ -24,7 +24,7 @@ from mmspec.laws.categorical import Categorical
 from mmspec.laws.sampling import Prefix
 from mmspec.recipe import LINEAR, TREE
 from mmspec.targets.context import Context
-from mmspec.targets.memory import Block
+from mmspec.targets.memory import TokenBlock
 from mmspec.trees import Tree
 
 
@@ -100,11 +100,11 @@ class Nodes:
         visible = self.layout.visible.expand(context.batch, -1, -1)
         return lambda row, node: torch.cat((context.prefix(row), spoken[row, visible[row, node]]))
 
-    def block(self, like: Tensor, waiting: int = 0) -> Block:
+    def block(self, like: Tensor, waiting: int = 0) -> TokenBlock:
         """As a block behind what is kept, and behind `waiting` tokens read but not kept."""
         depths, corner = self.layout.behind(waiting, like.dtype)
         count = self.tokens.shape[1]
-        return Block(self.tokens, depths, corner, 0, None, corner.shape[2] - count)
+        return TokenBlock(self.tokens, depths, corner, 0, None, corner.shape[2] - count)
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ _LAWFUL = (Kind.IID, Kind.WOR, Kind.HUB)
 
 
 @dataclass(frozen=True)
-class _Level:
+class _TreeLevel:
     """What one level of a static tree draws and reads."""
 
     first: int  # reading-order index of the first law of this level, root = 0
@@ -275,7 +275,7 @@ class _There:
 
 
 @lru_cache(maxsize=64)
-def _plan(tree: Tree) -> tuple[_Level, ...]:
+def _plan(tree: Tree) -> tuple[_TreeLevel, ...]:
     """Lay out a static tree: `places` counts inner nodes level by level."""
     places = _places(tree)
     ancestors = tree.ancestors_on(torch.device("cpu"))[0]
@@ -292,7 +292,7 @@ def _plan(tree: Tree) -> tuple[_Level, ...]:
         ]
         inner = [node for node in nodes if tree.kids[node + 1]]
         visible = ancestors[inner][:, readers[: behind + len(inner)]][None]
-        levels.append(_Level(first, width, list(nodes), slots, inner, depth, visible))
+        levels.append(_TreeLevel(first, width, list(nodes), slots, inner, depth, visible))
         first += len(parents)
         parents, behind = inner, behind + len(inner)
     return tuple(levels)

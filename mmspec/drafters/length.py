@@ -31,24 +31,6 @@ class Length(Protocol):
     def observe(self, state: Any, kept: Round) -> Any: ...
 
 
-def parse(spec: int | str | Length) -> Length:
-    """Read what users write: 5, "auto", "entropy", or a policy of their own."""
-    if isinstance(spec, int) and not isinstance(spec, bool) and spec >= 0:
-        return Fixed(spec)
-    if spec == "auto":
-        from mmspec.drafters.goodput import Auto  # it is built on this module
-
-        return Auto()
-    if isinstance(spec, str) and spec in _NAMED:
-        return _NAMED[spec]()
-    if not isinstance(spec, int | str) and isinstance(spec, Length):
-        return spec
-    raise ValueError(
-        f"length={spec!r} is no draft length; give a number of tokens (0 or more), one of "
-        f"{', '.join(repr(name) for name in ('auto', *_NAMED))}, or a mmspec.drafters.length.Length"
-    )
-
-
 def useful(context: Context) -> int:
     """The longest draft that can still be kept: every round adds a token of the target's own."""
     left = [
@@ -141,7 +123,7 @@ class Entropy:
 
 
 @dataclass
-class _Level:
+class _EntropyLevel:
     """What `AdaptiveEntropy` learns during a request."""
 
     h: float
@@ -169,16 +151,16 @@ class AdaptiveEntropy:
                 f"target={self.target} is not an acceptance rate; give one within (0, 1)"
             )
 
-    def begin(self) -> _Level:
-        return _Level(self.h, self.target)
+    def begin(self) -> _EntropyLevel:
+        return _EntropyLevel(self.h, self.target)
 
-    def budget(self, state: _Level, context: Context) -> int:
+    def budget(self, state: _EntropyLevel, context: Context) -> int:
         return min(self.most, useful(context))
 
-    def more(self, state: _Level, law: Categorical) -> Tensor:  # (B,) bool
+    def more(self, state: _EntropyLevel, law: Categorical) -> Tensor:  # (B,) bool
         return _sure(law, state.h, self.c)
 
-    def observe(self, state: _Level, kept: Round) -> _Level:
+    def observe(self, state: _EntropyLevel, kept: Round) -> _EntropyLevel:
         seen = tries(kept)
         if seen:
             now = sum(accepted for accepted, _ in seen) / sum(tried for _, tried in seen)
@@ -186,7 +168,7 @@ class AdaptiveEntropy:
             wanted = state.h + self.step if rate > self.target else state.h - self.step
         else:  # nothing was drafted: without this a strict level would never be tested again
             rate, wanted = state.rate, state.h + self.step
-        return _Level(min(max(0.9 * state.h + 0.1 * wanted, 0.0), 1.0), rate)
+        return _EntropyLevel(min(max(0.9 * state.h + 0.1 * wanted, 0.0), 1.0), rate)
 
 
 @dataclass(frozen=True)
@@ -210,14 +192,6 @@ class Confidence:
 
     def observe(self, state: None, kept: Round) -> None:
         return None
-
-
-_NAMED: dict[str, type[Heuristic | Entropy | AdaptiveEntropy | Confidence]] = {
-    "heuristic": Heuristic,
-    "entropy": Entropy,
-    "adaptive-entropy": AdaptiveEntropy,
-    "confidence": Confidence,
-}
 
 
 def check(most: int, least: int = 1) -> None:

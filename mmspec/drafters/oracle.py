@@ -102,7 +102,7 @@ class Hint:
         return (self.token + 1 + (self.gap + rank) % (self.size - 1)) % self.size
 
 
-class Random(Drafter):
+class RandomDrafter(Drafter):
     """Proposes tokens at random: what it drafts must not change what is decoded.
 
     `tree` is a shape or the length of a chain; `vocabulary` is that of the target unless given.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.goodput import parse
 from mmspec.drafters.growth import Chain, StaticTree
-from mmspec.drafters.length import parse
 from mmspec.trees import Tree
 
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.laws.noise import KeyedNoise
 from mmspec.models.mar_head import PREDICTIONS, DiffusionHead, SampledHead
-from mmspec.targets.patches import Plan, cell_keys, order
+from mmspec.targets.patches import PatchSettings, cell_keys, order
 from mmspec.targets.paths import PathLaw
 
 
@@ -159,7 +159,7 @@ class MarForImageGeneration(MarPreTrainedModel):
         scale = plan.scales(reach, self.config.cells)[:, None].expand_as(cells)
         return PathLaw(sampled, condition, scale, real)
 
-    def sampled(self, plan: Plan) -> SampledHead:
+    def sampled(self, plan: PatchSettings) -> SampledHead:
         """The head with the sampler of a plan."""
         return SampledHead(self.head, self.config.base_steps, plan, self.config.prediction)
 
@@ -167,7 +167,7 @@ class MarForImageGeneration(MarPreTrainedModel):
     def sample(
         self,
         classes: Tensor,
-        plan: Plan | None = None,
+        plan: PatchSettings | None = None,
         seed: int = 0,
         row_ids: Sequence[int] | None = None,
     ) -> Tensor:
@@ -175,7 +175,7 @@ class MarForImageGeneration(MarPreTrainedModel):
 
         Noise and order depend on (seed, row id, place) alone, see `mmspec.laws.noise`.
         """
-        plan = plan or Plan()
+        plan = plan or PatchSettings()
         batch, cells = len(classes), self.config.cells
         noise = KeyedNoise.seeded(seed, batch, self.device, row_ids)
         turns, sampled = order(noise, cells), self.sampled(plan)

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from mmspec.laws.kernels import GaussianKernel, at_step
 from mmspec.targets.denoising import Prediction
-from mmspec.targets.patches import Plan
+from mmspec.targets.patches import PatchSettings
 
 FREQUENCIES = 256
 PREDICTIONS = ("noise", "velocity")
@@ -97,7 +97,7 @@ def waves(time: Tensor) -> Tensor:  # (R,) -> (R, FREQUENCIES)
 
 
 @dataclass(frozen=True)
-class Grid:
+class HeadGrid:
     """The steps that sampling takes, noise first; tables (T,)."""
 
     kernel: GaussianKernel
@@ -106,7 +106,7 @@ class Grid:
     high: Tensor
 
     @classmethod
-    def cosine(cls, base: int, steps: int, last_noise: bool = False) -> Grid:
+    def cosine(cls, base: int, steps: int, last_noise: bool = False) -> HeadGrid:
         """`steps` of `base`, evenly spread (Nichol & Dhariwal 2021, section 4).
 
         The last step adds no noise, unless `last_noise`: then as much as the network predicts for
@@ -152,12 +152,12 @@ class SampledHead:
 
     network: Any  # `DiffusionHead`
     base: int
-    plan: Plan
+    plan: PatchSettings
     prediction: str = "noise"  # one of PREDICTIONS
 
     @cached_property
-    def grid(self) -> Grid:
-        return Grid.cosine(self.base, self.plan.head_steps, self.plan.last_noise)
+    def grid(self) -> HeadGrid:
+        return HeadGrid.cosine(self.base, self.plan.head_steps, self.plan.last_noise)
 
     @property
     def kernel(self) -> GaussianKernel:

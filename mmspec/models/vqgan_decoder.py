@@ -32,8 +32,8 @@ class VQGANDecoder(nn.Module):
         width = base_channels * multipliers[deepest]
         self.conv_in = nn.Conv2d(latent_channels, width, 3, padding=1)
         self.mid = nn.ModuleDict(
-            {"block_1": Residual(width, width), "attn_1": Attend(width)}
-            | {"block_2": Residual(width, width)}
+            {"block_1": ResidualBlock(width, width), "attn_1": Attend(width)}
+            | {"block_2": ResidualBlock(width, width)}
         )
         levels = []
         for level in range(deepest, -1, -1):
@@ -60,7 +60,9 @@ class Level(nn.Module):
 
     def __init__(self, width: int, out: int, blocks: int, attends: bool, upsamples: bool) -> None:
         super().__init__()
-        self.block = nn.ModuleList(Residual(width if at == 0 else out, out) for at in range(blocks))
+        self.block = nn.ModuleList(
+            ResidualBlock(width if at == 0 else out, out) for at in range(blocks)
+        )
         self.attn = nn.ModuleList(Attend(out) for _ in range(blocks if attends else 0))
         if upsamples:
             self.upsample = nn.ModuleDict({"conv": nn.Conv2d(out, out, 3, padding=1)})
@@ -77,7 +79,7 @@ class Level(nn.Module):
         return states
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """Two normalised convolutions beside a shortcut."""
 
     def __init__(self, width: int, out: int) -> None:

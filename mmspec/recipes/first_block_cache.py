@@ -6,8 +6,8 @@ speca: it checks before, with the first block, where SpeCa checks after, with th
 """
 
 from mmspec.drafters.forecast.first_block import first_block_cache
-from mmspec.drafters.forecast.gate import Stepwise
 from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.targets.forecast_schedule import Stepwise
 from mmspec.verifiers.first_block import FirstBlockGate
 
 

@@ -17,7 +17,7 @@ from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Deferred, Kit, Recipe
-from mmspec.verifiers.latent_neighbourhood import Additive, LatentNeighbourhood
+from mmspec.verifiers.latent_neighbourhood import AdditiveBound, LatentNeighbourhood
 from mmspec.verifiers.recursive import Recursive
 
 
@@ -25,7 +25,7 @@ def pooling(kit: Kit) -> Verifier:
     """The rule over the codebook of this model."""
     table = table_of(kit)
     k = min(kit.options["neighbours"], table.k)
-    return Recursive(LatentNeighbourhood(table, k, Additive(kit.options["delta"])))
+    return Recursive(LatentNeighbourhood(table, k, AdditiveBound(kit.options["delta"])))
 
 
 def table_of(kit: Kit) -> Neighbours:

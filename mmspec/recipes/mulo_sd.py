@@ -21,7 +21,7 @@ code; the resampler learns codes and laws, not pixels.
 
 from mmspec.draft import Verifier
 from mmspec.drafters.rows.upsampled import LOW_RESOLUTION, smaller_picture
-from mmspec.drafters.rows.wavefront import Rows
+from mmspec.drafters.rows.wavefront import RowShape
 from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.recipes.lantern import table_of
 from mmspec.verifiers.local_islands import LocalIslands
@@ -37,7 +37,7 @@ def local_islands(kit: Kit) -> Verifier:
 
 RECIPE = Recipe(
     architecture=smaller_picture,
-    execution=Rows("blocks of rows, from a smaller picture"),
+    execution=RowShape("blocks of rows, from a smaller picture"),
     verifier=Deferred(
         local_islands,
         "cell by cell, NeighbourhoodThreshold; islands redrawn",

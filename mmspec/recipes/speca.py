@@ -10,14 +10,14 @@ one instead), each picture is judged by itself (`per_sample=False`: the batch), 
 ||a - b|| / ||b|| as in the paper's text (`metric="relative-l1"`: as in the code). With `lite=True`
 the state before the last block is extrapolated, and that block's layers, instead of all layers:
 less memory and time per forecast, under the same check. The defaults are ours, near those for DiT;
-`mmspec.forecast.presets.SPECA` has the published ones, per model.
+`mmspec.drafters.forecast.presets.SPECA` has the published ones, per model.
 """
 
 from mmspec.drafters.forecast.forecast import chosen
-from mmspec.drafters.forecast.gate import DecayingThreshold, Stepwise
 from mmspec.drafters.forecast.hooks import forecast_features
-from mmspec.drafters.forecast.metric import METRICS
 from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.targets.forecast_error import METRICS
+from mmspec.targets.forecast_schedule import DecayingThreshold, Stepwise
 from mmspec.verifiers.forecast_gate import ForecastGate
 
 

@@ -6,12 +6,13 @@ given order (`basis="newton"`: divided differences, exact for polynomials). Loss
 of its own; `interval=1` changes nothing. With `lite=True` the output of the whole network is
 extrapolated instead: less memory, and networks that are no stack of transformer blocks.
 Differences of features begin with the last step of the warm-up, as in the published code. The
-defaults are careful ones of ours; `mmspec.forecast.presets.TAYLORSEER` has those of the authors.
+defaults are careful ones of ours; those of the authors are in
+`mmspec.drafters.forecast.presets.TAYLORSEER`.
 """
 
-from mmspec.drafters.forecast.gate import Stepwise
 from mmspec.drafters.forecast.hooks import forecast_features
 from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.targets.forecast_schedule import Stepwise
 from mmspec.verifiers.forecast_gate import ForecastGate, fixed_cadence
 
 

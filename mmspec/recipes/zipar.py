@@ -13,21 +13,21 @@ keeps what it read first; the adaptive window of later versions is not there.
 """
 
 from mmspec.draft import Drafter
-from mmspec.drafters.rows.wavefront import Rows, Wavefront
+from mmspec.drafters.rows.wavefront import RowShape, Wavefront
 from mmspec.recipe import Kit, Recipe
 from mmspec.verifiers.unchecked import Unchecked
 
 
 def wavefront(kit: Kit) -> Drafter:
     """Rows that begin behind each other."""
-    if not isinstance(kit.shape, Rows):
+    if not isinstance(kit.shape, RowShape):
         raise ValueError("a wavefront is as long as the grid makes it; drop length= and tree=")
     return Wavefront(kit.options["window"])
 
 
 RECIPE = Recipe(
     architecture=wavefront,
-    execution=Rows(),
+    execution=RowShape(),
     verifier=Unchecked(),
     sees="target-memory",
     options={"window": 8},

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mmspec import _hf
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
-from mmspec.targets.memory import Block, Memory, Rows
+from mmspec.targets.memory import Memory, RowMemories, TokenBlock
 from mmspec.targets.reader import Reader
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -73,7 +73,7 @@ class Backbone(Reader):
 
     def prefill(
         self, inputs: Mapping[str, Any], room: int
-    ) -> tuple[Memory | Rows, Tensor, Mapping[str, Any]]:
+    ) -> tuple[Memory | RowMemories, Tensor, Mapping[str, Any]]:
         """Read the prompt. Returns its memory, the next-token logits (B, V) and the model's output.
 
         `inputs` are the processor's tensors, left-padded; `room` is how many slots may be
@@ -108,10 +108,10 @@ class Backbone(Reader):
             rows[-1].offsets = None if offsets is None else offsets[:, one]
             rows[-1].last = last
             rows[-1].types = None if types is None else types[one]
-        return Rows(rows), out.logits[:, -1], out
+        return RowMemories(rows), out.logits[:, -1], out
 
     def read(
-        self, memory: Memory | Rows, block: Block, hidden: bool = False
+        self, memory: Memory | RowMemories, block: TokenBlock, hidden: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Read a block behind what `memory` keeps. One forward.
 
@@ -119,7 +119,7 @@ class Backbone(Reader):
         where nothing waits, and the last hidden states of the same places when asked for. Nothing
         is kept until `memory.commit`.
         """
-        if isinstance(memory, Rows):
+        if isinstance(memory, RowMemories):
             pieces = [self.read(row, block.row(i), hidden) for i, row in enumerate(memory.rows)]
             states = [state for _, state in pieces if state is not None]
             return torch.cat([logits for logits, _ in pieces]), torch.cat(

@@ -37,7 +37,7 @@ class SlotLayer(CacheLayerMixin):
     keys: Any
     values: Any
 
-    def __init__(self, plan: Plan, slides: bool = False) -> None:
+    def __init__(self, plan: SlotPlan, slides: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.plan = plan
         self.slides = slides  # reads the window only; it keeps everything, so it can roll back
@@ -91,7 +91,7 @@ class SlotLayer(CacheLayerMixin):
         return -1
 
 
-class Plan:
+class SlotPlan:
     """Where the next forward writes and how far it reads; one object shared by all layers."""
 
     def __init__(self, capacity: int) -> None:
@@ -112,7 +112,7 @@ class SlotCache(Cache):
     """
 
     def __init__(self, config: Any, capacity: int = 64) -> None:
-        self.plan = Plan(capacity)
+        self.plan = SlotPlan(capacity)
         self.layers: list[Any]
         super().__init__(layers=[self._layer(layer) for layer in template(config)])
         self.recurrent = [layer for layer in self.layers if isinstance(layer, LinearAttentionLayer)]

@@ -13,12 +13,11 @@ from torch import Tensor
 from mmspec import _hf
 from mmspec.draft import Draft, Round, Scores
 from mmspec.laws.sampling import Prefix
-from mmspec.targets.attention_hook import AttentionHook
 from mmspec.targets.backbone import Backbone, padding
 from mmspec.targets.check import check
 from mmspec.targets.context import Context, Request
 from mmspec.targets.encoder_decoder import EncoderDecoder
-from mmspec.targets.hidden_state_hook import HiddenStateHook
+from mmspec.targets.hooks import AttentionHook, HiddenStateHook
 from mmspec.targets.memory import block
 from mmspec.targets.reader import Reader
 
@@ -30,7 +29,7 @@ class CausalTarget:
     `wants` names features for the drafter: "hidden" (last hidden states, (B, N + 1, H), after the
     final norm); and, in `context.shared` after the prefill, "vision" (the picture encoders'
     outputs by modality), "attention" (of the last prompt token, (B, L), see
-    `mmspec.targets.attention_hook`), and, with "hidden", "embeds" and "hidden" of the whole
+    `mmspec.targets.hooks`), and, with "hidden", "embeds" and "hidden" of the whole
     prompt, (B, L, H) each. Under guidance hidden states are those of both branches, 2B rows.
     Recurrent models replay lazily: their state stays at the last point where everything was
     accepted, and the tokens kept since then stay pending and are read again with the next draft.

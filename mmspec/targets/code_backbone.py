@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mmspec.targets.backbone import FULL, ROOM, layer_kinds_of, padding, without_layers
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
-from mmspec.targets.memory import Block, Memory
+from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.reader import Reader
 
 FOREIGN = -1  # the id of a prompt token that is no code
@@ -99,7 +99,7 @@ class CodeBackbone(Reader):
         return memory, self.head(out.last_hidden_state[:, -1]), out
 
     def read(
-        self, memory: Memory, block: Block, hidden: bool = False
+        self, memory: Memory, block: TokenBlock, hidden: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Read a block of codes behind what `memory` keeps; as `Backbone.read`."""
         positions, mask, _ = memory.place(block)

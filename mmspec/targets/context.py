@@ -12,7 +12,7 @@ from torch import Tensor
 from mmspec.draft import Draft, Scores
 from mmspec.laws.noise import KeyedNoise
 from mmspec.laws.sampling import Sampling
-from mmspec.targets.memory import Memory, Rows
+from mmspec.targets.memory import Memory, RowMemories
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Context:
     prompt: tuple[int, ...]  # prompt tokens per row, padding excluded
     padding: tuple[int, ...]  # left padding of the prompt per row
     vocabulary: int  # the target's
-    memory: Memory | Rows  # the target's
+    memory: Memory | RowMemories  # the target's
     noise: KeyedNoise  # this round's
     scores: Scores | None = None  # the law after the prompt, until its token is chosen
     shared: Mapping[str, Any] = field(default_factory=dict)  # what target and call offer drafters

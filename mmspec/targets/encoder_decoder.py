@@ -18,7 +18,7 @@ from mmspec import _hf
 from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
-from mmspec.targets.memory import Block, Memory
+from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.reader import Reader
 
 
@@ -74,7 +74,7 @@ class EncoderDecoder(Reader):
         return memory, out.logits[:, -1], out
 
     def read(
-        self, memory: Memory, block: Block, hidden: bool = False
+        self, memory: Memory, block: TokenBlock, hidden: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Read a block behind what `memory` keeps; as `Backbone.read`."""
         positions, mask, _ = memory.place(block)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mmspec.laws.sampling import guide
-from mmspec.targets.memory import Block, Memory, Rows
+from mmspec.targets.memory import Memory, RowMemories, TokenBlock
 from mmspec.targets.reader import Reader
 
 SCALE, NEGATIVE = "guidance_scale", "negative"  # what a guided request has among its inputs
@@ -77,13 +77,13 @@ class Guided(Reader):
             )
         both, shift = joined(own, negative)
         memory, logits, out = self.reader.prefill(both, room)
-        return Pair(memory, shift, scale), guided(logits, scale), out
+        return GuidedMemory(memory, shift, scale), guided(logits, scale), out
 
     def read(
-        self, memory: Memory | Rows | Pair, block: Block, hidden: bool = False
+        self, memory: Memory | RowMemories | GuidedMemory, block: TokenBlock, hidden: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Read a block behind both prompts; as `Backbone.read`, hidden states (2B, ...) of both."""
-        if not isinstance(memory, Pair):
+        if not isinstance(memory, GuidedMemory):
             logits, states = self.reader.read(memory, block, hidden)
             return logits, states
         logits, states = self.reader.read(memory.both, block.tiled(2), hidden)
@@ -94,10 +94,10 @@ class Guided(Reader):
         return Guided(self.reader.thinned(skip, depth))
 
 
-class Pair:
+class GuidedMemory:
     """The memory of both branches, with the face of the first one's."""
 
-    def __init__(self, both: Memory | Rows, shift: int, scale: float) -> None:
+    def __init__(self, both: Memory | RowMemories, shift: int, scale: float) -> None:
         self.both, self.shift, self.scale = both, shift, scale
 
     @property

@@ -21,7 +21,7 @@ from mmspec.trees import Tree
 
 
 @dataclass(frozen=True)
-class Block:
+class TokenBlock:
     """Tokens of one forward: P waiting (pending) tokens per row, then N draft nodes; q = P + N.
 
     A drafter reads its tree level by level: `behind` tokens of earlier blocks, not kept yet, then
@@ -48,12 +48,12 @@ class Block:
         before = embed(self.tokens[:, : self.length - self.embeds.shape[1]])
         return torch.cat((before, self.embeds.to(before)), 1)
 
-    def row(self, index: int) -> Block:
+    def row(self, index: int) -> TokenBlock:
         """One row of a chain, without its padding."""
         pad = self.pads[index] if self.pads is not None else 0
         each = min(index, self.depths.shape[0] - 1)
         corner = self.corner[:1] if self.corner.shape[0] == 1 else self.corner[index : index + 1]
-        return Block(
+        return TokenBlock(
             self.tokens[index : index + 1, pad:],
             self.depths[each : each + 1, pad:],
             corner[:, pad:, pad:],
@@ -63,10 +63,10 @@ class Block:
             None if self.embeds is None else self.embeds[index : index + 1],
         )
 
-    def tiled(self, times: int) -> Block:
+    def tiled(self, times: int) -> TokenBlock:
         """The same block for `times` batches under each other."""
         depths, corner = self.depths, self.corner
-        return Block(
+        return TokenBlock(
             self.tokens.repeat(times, 1),
             depths if depths.shape[0] == 1 else depths.repeat(times, 1),
             corner if corner.shape[0] == 1 else corner.repeat(times, 1, 1),
@@ -77,7 +77,7 @@ class Block:
         )
 
 
-def block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -> Block:
+def block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -> TokenBlock:
     """Lay out waiting tokens and a draft below the last of them.
 
     `like` gives mask dtype and device.
@@ -101,10 +101,10 @@ def block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -
         depths = torch.cat((before, waiting + reading.ahead), 1)
     embeds = None if reading is None else reading.embeds
     if not short:
-        return Block(tokens, depths, corner, waiting, embeds=embeds)
+        return TokenBlock(tokens, depths, corner, waiting, embeds=embeds)
     pads = tuple(waiting - len(row) for row in pending)
     depths = depths - torch.tensor(pads, device=device)[:, None]
-    return Block(tokens, depths, corner, waiting, pads, embeds=embeds)
+    return TokenBlock(tokens, depths, corner, waiting, pads, embeds=embeds)
 
 
 class Memory:
@@ -146,7 +146,7 @@ class Memory:
     def batch(self) -> int:
         return len(self.kept)
 
-    def place(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor]:
+    def place(self, block: TokenBlock) -> tuple[Tensor, Tensor | None, Tensor]:
         """Plan where the block goes, behind what is kept.
 
         Returns position_ids (1 or B, q), the additive mask (1 or B, 1, q, view) or None where a
@@ -178,7 +178,7 @@ class Memory:
         spread = positions.expand(axes, self.batch, -1)
         return spread if self.offsets is None else spread + self.offsets
 
-    def _slots(self, block: Block) -> Tensor:  # (B, q)
+    def _slots(self, block: TokenBlock) -> Tensor:  # (B, q)
         columns = torch.arange(block.length, device=block.tokens.device)
         base = torch.tensor(self.kept, device=columns.device)[:, None] + block.behind
         if block.pads is None:
@@ -237,7 +237,7 @@ class Memory:
         return mask[..., low:].masked_fill(hidden, torch.finfo(mask.dtype).min)
 
 
-class Rows:
+class RowMemories:
     """One memory per row: recurrent states cannot advance by a different step per row."""
 
     def __init__(self, rows: Sequence[Memory]) -> None:
@@ -307,7 +307,7 @@ class Mask:
         self.dirty = [max(dirty, stop) for dirty in self.dirty]
         return self.buffer[:, :, :lines, :stop]
 
-    def ragged(self, at: Sequence[int], block: Block, view: int) -> Tensor:
+    def ragged(self, at: Sequence[int], block: TokenBlock, view: int) -> Tensor:
         """Row b puts the block's corner at slot `at[b]`; returns a view (B, 1, q, view)."""
         lines, span = block.length, block.corner.shape[2]
         start = [min(pair) for pair in zip(self.open, at, strict=True)]
@@ -325,7 +325,7 @@ class Mask:
         self.open, self.dirty = list(at), [slot + span for slot in at]
         return self.buffer[:, :, :lines, :view]
 
-    def _shifted(self, block: Block, offset: Tensor) -> Tensor:
+    def _shifted(self, block: TokenBlock, offset: Tensor) -> Tensor:
         """The block's corner in slot offsets; padding on the left of it has no slot there."""
         lines, span = block.length, block.corner.shape[2]
         if block.pads is not None:

@@ -28,7 +28,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class PatchSettings:
     """How a picture is sampled: the target whose law an exact recipe keeps."""
 
     steps: int = 64  # autoregressive ones
@@ -72,7 +72,7 @@ class Plan:
         return 1 + (self.guidance - 1) * reach.clamp_max(cells - 1).float() / cells
 
 
-class Reader(Protocol):
+class PatchReader(Protocol):
     """An image model with its conditions, as the loop sees it."""
 
     @property
@@ -94,13 +94,13 @@ class Reader(Protocol):
 class PatchRequest:
     """One call."""
 
-    plan: Plan
+    plan: PatchSettings
     batch: int
     noise: KeyedNoise
 
 
 @dataclass(frozen=True)
-class Block:
+class CellBlock:
     """The cells of some steps."""
 
     cells: Tensor  # (B, M, K)
@@ -155,7 +155,7 @@ class Patches:
     def at_round(self, index: int) -> Patches:
         return replace(self, noise=self.noise.at_round(index))
 
-    def block(self, count: int) -> Block:
+    def block(self, count: int) -> CellBlock:
         """The cells of the next `count` steps of every picture."""
         width, last = self.event[0], len(self.spans)
         table = torch.tensor([*self.spans, (self.order.shape[1],) * 2], device=self.device)
@@ -166,7 +166,7 @@ class Patches:
         real = place < end[..., None]
         rows = torch.arange(self.batch, device=self.device)[:, None, None]
         cells = self.order[rows, place.clamp_max(self.order.shape[1] - 1)]
-        return Block(cells, real, begin, end)
+        return CellBlock(cells, real, begin, end)
 
     def shown(self, begin: Tensor) -> Tensor:  # (B, M) -> (B, M, L) bool
         """Which cells are shown when so many are."""
@@ -180,7 +180,7 @@ class PatchTarget:
     A bidirectional model keeps no memory, so a draft of N steps is N + 1 pictures side by side.
     """
 
-    reader: Reader
+    reader: PatchReader
 
     def prefill(self, request: PatchRequest) -> Patches:
         """Nothing is read: a picture starts empty."""
@@ -212,7 +212,7 @@ class BlindTarget:
     steps. It has nothing to say about the step behind a draft.
     """
 
-    reader: Reader
+    reader: PatchReader
 
     def prefill(self, request: PatchRequest) -> Patches:
         return opened(self.reader, request)
@@ -238,7 +238,7 @@ class BlindTarget:
         return moved(context, kept)
 
 
-def opened(reader: Reader, request: PatchRequest) -> Patches:
+def opened(reader: PatchReader, request: PatchRequest) -> Patches:
     """The empty pictures of a request, with the order of their cells."""
     noise, batch, event = request.noise, request.batch, reader.head.event
     return Patches(
@@ -264,7 +264,7 @@ def cell_keys(noise: KeyedNoise, cells: Tensor) -> Keys:  # (B, ...) -> keys of 
     return Keys(noise.shared(cells.flatten(1) + 1).key.view_as(cells))
 
 
-def places(block: Block) -> Tensor:  # (B, M, K)
+def places(block: CellBlock) -> Tensor:  # (B, M, K)
     """The position that keys the noise of each cell."""
     return block.cells + 1
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 from mmspec.draft import Draft, Kind
 from mmspec.drafters.neural.feature_head import check_head
 from mmspec.models.heads.feature_head import FeatureHead
-from mmspec.targets.hidden_state_hook import HiddenStateHook
+from mmspec.targets.hooks import HiddenStateHook
 from mmspec.targets.memory import block
 from mmspec.targets.reader import Reader
 from mmspec.training.fitting import fit

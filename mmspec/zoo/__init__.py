@@ -7,10 +7,15 @@ downloaded to try, test or benchmark.
     processor = zoo.processor("llava")
 """
 
-from mmspec.modality import Entry
-from mmspec.zoo.catalogue import bundled_scene, info, is_present, modality, names, path
-from mmspec.zoo.loading import load, processor, vae
-from mmspec.zoo.training import train
+from typing import TYPE_CHECKING
+
+from mmspec._lazy import lazy
+
+if TYPE_CHECKING:
+    from mmspec.modality import Entry
+    from mmspec.zoo.catalogue import bundled_scene, info, is_present, modality, names, path
+    from mmspec.zoo.loading import load, processor, vae
+    from mmspec.zoo.training import train
 
 __all__ = [
     "Entry",
@@ -25,3 +30,14 @@ __all__ = [
     "train",
     "vae",
 ]
+
+_CATALOGUE = ("bundled_scene", "info", "is_present", "modality", "names", "path")
+_HOMES = {
+    "Entry": "mmspec.modality",
+    **dict.fromkeys(_CATALOGUE, "mmspec.zoo.catalogue"),
+    **dict.fromkeys(("load", "processor", "vae"), "mmspec.zoo.loading"),
+    "train": "mmspec.zoo.training",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmspec.modalities.diffusion.settings import DiffusionSettings
-from mmspec.modalities.files import PICTURES
-from mmspec.modality import Entry, Modality, Source
+from mmspec.modality import PICTURE_FILES, Entry, Modality, Source
 
 _TRAINER = "mmspec.modalities.diffusion.zoo.train"
 ZOO = (
@@ -41,10 +40,11 @@ MODALITY = Modality(
     recipe="asd",
     settings=DiffusionSettings,
     plug="mmspec.modalities.diffusion.plug",
+    asking="mmspec.modalities.diffusion.asking",
     measures="mmspec.modalities.diffusion.measures",
     owns=owns,
     zoo=ZOO,
-    files=PICTURES,
+    files=PICTURE_FILES,
     parts=("window", "tree", "max_rows"),
     plain=("paradigms", {"window": 1}),
 )

@@ -8,9 +8,16 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from mmspec import zoo
+from mmspec.drafters.denoising.small_denoiser import DRAFT_PIPELINE
 from mmspec.modalities import asking
+from mmspec.modalities.diffusion import examining
+from mmspec.modalities.diffusion.network import Network
+from mmspec.modalities.diffusion.plug import PipelineSession, session
 from mmspec.modalities.diffusion.settings import DiffusionSettings
 from mmspec.modalities.sheets import rows_and_columns, tiled
+from mmspec.modality import Finding
+from mmspec.recipe import Recipe
 
 AS_TYPED = {"use_resolution_binning": False, "clean_caption": False}  # where a pipeline has them
 
@@ -61,3 +68,24 @@ class DiffusionAsker:
         """A sheet of the pictures."""
         tiled(output.images, self.sheet[1]).save(path)
         return (path,)
+
+
+def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
+    """A draft pipeline for a pipeline; `options` are not needed: no code of its folder runs."""
+    name = str(source)
+    place = zoo.path(name.removeprefix("zoo:")) if name.startswith("zoo:") else name
+    return DRAFT_PIPELINE.load(place, Network(model))
+
+
+def asker(source: str, model: Any, settings: DiffusionSettings, **options: Any) -> DiffusionAsker:
+    """Asks a pipeline for what is typed."""
+    return DiffusionAsker(source, model, settings, **options)
+
+
+def examine(target: str, drafter: str | None) -> list[Finding]:
+    """What can be said of a pipeline, or of a pair, without reading weights."""
+    return examining.examine(target, drafter, _bind)
+
+
+def _bind(model: Any, recipe: Recipe, drafter: Any) -> PipelineSession:
+    return session(model, recipe, drafter, {})

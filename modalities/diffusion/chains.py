@@ -26,7 +26,7 @@ from mmspec.targets.denoising import ChainRequest, ChainTarget
 from mmspec.targets.stop import Stop
 
 
-class Chains:
+class ChainRunner:
     """A pipeline, and maybe a draft pipeline, whose latents a recipe decodes.
 
     Recipes are bound per call: the target holds the call's conditions and its grid.

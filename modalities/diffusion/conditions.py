@@ -26,7 +26,7 @@ PER_FRAME = frozenset(("encoder_hidden_states",))
 
 
 @dataclass(frozen=True)
-class Call:
+class NetworkCall:
     """A recorded call of a network; `told` are the values that change from step to step."""
 
     args: tuple[Any, ...]
@@ -83,7 +83,7 @@ class Recorder:
     """Follows one call of the network through the steps of a pipeline's loop."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.first = Call(args, kwargs, _find_states(args, kwargs))
+        self.first = NetworkCall(args, kwargs, _find_states(args, kwargs))
         self.told: dict[Path, list[Tensor]] = {}
         self.shown = self.first.shown  # the states of the latest step
         self.steps = 1
@@ -104,10 +104,10 @@ class Recorder:
         self.shown = _at((args, kwargs), self.first.states)
         self.steps += 1
 
-    def call(self) -> Call:
+    def call(self) -> NetworkCall:
         """The call, with its tables over the steps."""
         told = {path: torch.stack(values) for path, values in self.told.items()}
-        return Call(self.first.args, self.first.kwargs, self.first.states, told)
+        return NetworkCall(self.first.args, self.first.kwargs, self.first.states, told)
 
 
 def _find_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Path:

@@ -13,7 +13,7 @@ from mmspec.recipe import Kit, Recipe, resolve
 from mmspec.stats import forecast_stats
 
 
-class Forecasts:
+class ForecastRunner:
     """A recipe that forecasts within the network; there are no rounds, only steps.
 
     Statistics count a step computed in full as a target call, a kept forecast as an accepted draft

@@ -37,7 +37,7 @@ class Join(Protocol):
 
 
 @dataclass(frozen=True)
-class Weighted:
+class WeightedJoin:
     """A weighted sum of the branches: classifier-free guidance (Ho & Salimans 2022), or one branch.
 
     raw = sum_j w_j branch_j, cut to the first `size` channels.
@@ -125,7 +125,7 @@ class Fitter:
         if self.rules:
             return self.rules[0]
         fits = [_stack(self.weights[step]).mean(0) for step in sorted(self.weights)]
-        return Weighted(torch.stack(fits), self.axis, self.size)
+        return WeightedJoin(torch.stack(fits), self.axis, self.size)
 
     def _known(self, branches: int) -> list[Rescaled]:
         """The rules that the pipeline's arguments name."""
@@ -141,7 +141,7 @@ class Fitter:
         wanted = raw.flatten()[:_FITTED].double().cpu()
         weights: Tensor = torch.linalg.lstsq(torch.stack(columns, 1), wanted[:, None]).solution
         weights = weights[:, 0].mul(1e6).round().div(1e6)  # off by the rounding of the pipeline
-        made = Weighted(weights[None], self.axis, self.size)
+        made = WeightedJoin(weights[None], self.axis, self.size)
         return weights if self._agrees(made, branches, raw) else None
 
     def _agrees(self, join: Join, branches: Sequence[Tensor], raw: Tensor) -> bool:

@@ -19,7 +19,7 @@ from mmspec.bench.workload import repeated
 from mmspec.modalities import scenes
 from mmspec.modalities.diffusion import row_costs
 from mmspec.modalities.diffusion.certificates import certify
-from mmspec.modalities.diffusion.forecasts import Forecasts
+from mmspec.modalities.diffusion.forecasts import ForecastRunner
 from mmspec.modalities.diffusion.network import Network
 from mmspec.modalities.diffusion.picture_distance import apart, own_pictures, pictures
 from mmspec.modality import Answer, Answers, Contestant, Quality, Workload
@@ -101,7 +101,7 @@ class SpeculativePipeline:
             made = pictures(self.fast(**request, seed=seed, output_type="np"))
         stats = self.fast.last_stats
         assert stats is not None
-        forecasts = isinstance(self.fast.session.runner, Forecasts)
+        forecasts = isinstance(self.fast.session.runner, ForecastRunner)
         full = stats.target_calls / max(stats.num_new_tokens, 1)
         rows = float(sum(seen) * full if forecasts else stats.network_rows)
         shown = SeededPictures(made, OWN if forecasts else PLAIN)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmspec.laws.kernels import GaussianKernel
-from mmspec.modalities.diffusion.conditions import Call
+from mmspec.modalities.diffusion.conditions import NetworkCall
 from mmspec.modalities.diffusion.guidance_fit import Join
 from mmspec.modalities.diffusion.schedulers import Sampler, sampler
 from mmspec.targets.denoising import Prediction
@@ -29,7 +29,7 @@ class PipelineDenoiser:
     """A pipeline's network with its conditions, its guidance and its scheduler's grid."""
 
     network: Network
-    calls: tuple[Call, ...]
+    calls: tuple[NetworkCall, ...]
     images: int  # B
     join: Join
     sampler: Sampler
@@ -72,7 +72,7 @@ class Network:
         output: Tensor = _content(self.module(*args, **kwargs))
         return output
 
-    def learn(self, call: Call) -> Outline:
+    def learn(self, call: NetworkCall) -> Outline:
         """The form of the network's output, from one row of a call, twice where it has no other.
 
         Raises ValueError where the network cannot be shown another number of rows than the
@@ -112,7 +112,7 @@ class Outline:
     ratios: tuple[tuple[int, int], ...]  # output to input size per axis of E
     example: Any
 
-    def random(self, call: Call, seed: int) -> Tensor:  # (rows, *E'), float32
+    def random(self, call: NetworkCall, seed: int) -> Tensor:  # (rows, *E'), float32
         """Numbers in the shape of the output of `call`.
 
         Rows have a part in common, and every place along every axis a scale of its own: so a norm,

@@ -67,7 +67,7 @@ class PredictedStd:
 
 
 @dataclass(frozen=True)
-class Reading:
+class PredictionReading:
     """Turns network outputs into predictions: clean = from_state x + from_output output.
 
     `rest` (N,) is for samplers that limit the clean sample but go on with the unlimited noise
@@ -82,7 +82,7 @@ class Reading:
     ignores_variance: bool = False  # whether the output has a second half of no use
 
     @classmethod
-    def of(cls, kind: str, alpha: Tensor, sigma: Tensor) -> Reading:  # (N,) each
+    def of(cls, kind: str, alpha: Tensor, sigma: Tensor) -> PredictionReading:  # (N,) each
         """Outputs of a `kind` of KINDS, for states alpha x0 + sigma eps.
 
         States need not have variance 1: a network that predicts noise or velocity is shown, and

@@ -8,18 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from mmspec import zoo
-from mmspec.draft_models import DraftModel, draft_model
-from mmspec.drafters.denoising.small_denoiser import DRAFT_PIPELINE
+from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.denoising.window import Window
-from mmspec.modalities.diffusion import examining
-from mmspec.modalities.diffusion.asking import DiffusionAsker
-from mmspec.modalities.diffusion.chains import Chains
-from mmspec.modalities.diffusion.forecasts import Forecasts
+from mmspec.modalities.diffusion.chains import ChainRunner
+from mmspec.modalities.diffusion.forecasts import ForecastRunner
 from mmspec.modalities.diffusion.loading import load_pipeline
 from mmspec.modalities.diffusion.network import Network
-from mmspec.modalities.diffusion.settings import DiffusionSettings
-from mmspec.modality import Finding, Loop
+from mmspec.modality import Loop
 from mmspec.naming import unknown_message
 from mmspec.recipe import Recipe
 
@@ -34,7 +29,7 @@ class PipelineRunner(Protocol):
     def run(self, given: Mapping[str, Any], own: Mapping[str, Any], loop: Loop) -> Any: ...
 
 
-class Session:
+class PipelineSession:
     """A pipeline bound to a recipe that decodes latents.
 
     Beside the pipeline's own arguments a call takes `seed`. Recipes that sample chains also take
@@ -48,14 +43,14 @@ class Session:
     signature = None
 
     def __init__(
-        self, pipe: Any, recipe: Recipe, small: DraftModel | None, max_rows: int | None
+        self, pipe: Any, recipe: Recipe, small: BoundDraftModel | None, max_rows: int | None
     ) -> None:
         self.model, self.recipe, self.draft_model = pipe, recipe, small
         self.parameters = inspect.signature(pipe.__call__).parameters
         self.runner: PipelineRunner = (
-            Chains(pipe, recipe, None if small is None else small.model, max_rows)
+            ChainRunner(pipe, recipe, None if small is None else small.model, max_rows)
             if isinstance(recipe.execution, Window)
-            else Forecasts(pipe, recipe)
+            else ForecastRunner(pipe, recipe)
         )
 
     @property
@@ -106,7 +101,7 @@ class Session:
         return {**defaults, **placed, **theirs}, own
 
 
-def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:
+def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> PipelineSession:
     """A pipeline bound to a recipe.
 
     `window` is how many states a round moves a picture at most, or a `Window`; `tree` gives widths
@@ -116,7 +111,7 @@ def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -
     """
     execution = _execution(recipe, parts.get("window"), parts.get("tree"))
     small = draft_model(recipe, drafter, Network(pipe))
-    return Session(pipe, replace(recipe, execution=execution), small, parts.get("max_rows"))
+    return PipelineSession(pipe, replace(recipe, execution=execution), small, parts.get("max_rows"))
 
 
 def _execution(recipe: Recipe, window: Any, tree: Any) -> Any:
@@ -142,24 +137,3 @@ def _execution(recipe: Recipe, window: Any, tree: Any) -> Any:
 def load(source: str | Path, **options: Any) -> Any:
     """A pipeline from a folder, a hub name, or "zoo:NAME"."""
     return load_pipeline(source, **options)
-
-
-def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
-    """A draft pipeline for a pipeline; `options` are not needed: no code of its folder runs."""
-    name = str(source)
-    place = zoo.path(name.removeprefix("zoo:")) if name.startswith("zoo:") else name
-    return DRAFT_PIPELINE.load(place, Network(model))
-
-
-def asker(source: str, model: Any, settings: DiffusionSettings, **options: Any) -> DiffusionAsker:
-    """Asks a pipeline for what is typed."""
-    return DiffusionAsker(source, model, settings, **options)
-
-
-def examine(target: str, drafter: str | None) -> list[Finding]:
-    """What can be said of a pipeline, or of a pair, without reading weights."""
-    return examining.examine(target, drafter, _bind)
-
-
-def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
-    return session(model, recipe, drafter, {})

@@ -27,7 +27,7 @@ from mmspec.modalities.diffusion.parameterisation import (
     DynamicThreshold,
     Limit,
     PredictedStd,
-    Reading,
+    PredictionReading,
 )
 from mmspec.targets.denoising import Prediction
 
@@ -38,7 +38,7 @@ class Sampler:
 
     kernel: GaussianKernel
     timesteps: Tensor  # (N,), what the network is told
-    reading: Reading
+    reading: PredictionReading
     scale: Tensor | None = None  # (N,), of the states shown to the network; None = as they are
     draws: bool = True  # whether it is one that draws noise, if only in longer chains
 
@@ -91,7 +91,7 @@ def _ddpm(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
     std = PredictedStd() if kind == "learned" else None
     if kind == "learned_range":
         std = PredictedStd((small.std**2).clamp_min(1e-20), large.std**2)
-    reading = Reading.of(config.prediction_type, levels[0][:-1], levels[1][:-1])
+    reading = PredictionReading.of(config.prediction_type, levels[0][:-1], levels[1][:-1])
     reading = replace(reading, limit=_limit(config), std=std)
     kernel = replace(kernel, is_predicted=std is not None)
     return Sampler(kernel, scheduler.timesteps, reading)
@@ -121,7 +121,7 @@ def _ddim(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
                 "set set_alpha_to_one=True or clip_sample=False"
             )
         rest = landing[0] / kernel.clean
-    reading = Reading.of(config.prediction_type, levels[0][:-1], levels[1][:-1])
+    reading = PredictionReading.of(config.prediction_type, levels[0][:-1], levels[1][:-1])
     reading = replace(reading, limit=limit, rest=rest)
     return Sampler(kernel, scheduler.timesteps, reading, draws=bool(eta))
 
@@ -141,7 +141,7 @@ def _euler(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
 def _in_sigma(scheduler: Any, eta: float, *kinds: str) -> Sampler:
     sigma = _sigmas(scheduler)
     alpha = torch.ones_like(sigma)
-    reading = Reading.of(_kind(scheduler, *kinds), alpha[:-1], sigma[:-1])
+    reading = PredictionReading.of(_kind(scheduler, *kinds), alpha[:-1], sigma[:-1])
     scale = (sigma[:-1] ** 2 + 1).rsqrt()
     kernel = GaussianKernel.ddim(alpha, sigma, eta)
     return Sampler(kernel, scheduler.timesteps, reading, scale, draws=bool(eta))
@@ -170,9 +170,9 @@ def _dpm(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
     level = sigma if config.use_flow_sigmas else sigma * alpha
     kind = config.prediction_type
     told = sigma if kind == "flow_prediction" else level  # x0 = x - sigma u always
-    reading = Reading.of(kind, alpha[:-1], told[:-1])
+    reading = PredictionReading.of(kind, alpha[:-1], told[:-1])
     if kind == "v_prediction":  # x0 = alpha x - sigma v always
-        reading = Reading(alpha[:-1], -level[:-1])
+        reading = PredictionReading(alpha[:-1], -level[:-1])
     limit = _threshold(config) if config.thresholding else None
     ignores = kind == "epsilon" and config.variance_type in ("learned", "learned_range")
     reading = replace(reading, limit=limit, ignores_variance=ignores)
@@ -199,7 +199,7 @@ def _flow(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
         raise ValueError(f"churn={churn} is negative; it scales the noise, use churn > 0")
     else:
         kernel = GaussianKernel.flow_churn(t, churn or 0.0)
-    reading = Reading.of("flow_prediction", 1 - t[:-1], t[:-1])
+    reading = PredictionReading.of("flow_prediction", 1 - t[:-1], t[:-1])
     return Sampler(kernel, scheduler.timesteps, reading, draws=bool(wanted))
 
 

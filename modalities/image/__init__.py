@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mmspec.modalities.files import PICTURES
 from mmspec.modalities.image.settings import ImageSettings
-from mmspec.modality import Entry, Modality, Source
+from mmspec.modality import PICTURE_FILES, Entry, Modality, Source
 
 _KINDS = ("emu3", "janus", "llamagen")
 _DRAWS = "ChameleonForImageGeneration"  # transformers' own Chameleon only writes
@@ -52,9 +51,10 @@ MODALITY = Modality(
     recipe="mc-sjd-gumbel",
     settings=ImageSettings,
     plug="mmspec.modalities.image.plug",
+    asking="mmspec.modalities.image.asking",
     measures="mmspec.modalities.image.measures",
     owns=owns,
     zoo=ZOO,
-    files=PICTURES,
+    files=PICTURE_FILES,
     parts=("compressor", "tree", "length", "sees", "processor"),
 )

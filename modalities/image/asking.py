@@ -7,12 +7,16 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from mmspec.modalities import asking
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.modalities import asking, examining, examining_tokens
 from mmspec.modalities.image import drawing
-from mmspec.modalities.image.families import image_family
+from mmspec.modalities.image.families import CLASSES, image_family, reader
+from mmspec.modalities.image.plug import DrawingSession, load, model_type, session
 from mmspec.modalities.image.settings import ImageSettings
 from mmspec.modalities.image.steps_map import steps_map
 from mmspec.modalities.sheets import rows_and_columns, sides, tiled
+from mmspec.modality import Finding
+from mmspec.recipe import Recipe
 
 
 class ImageAsker:
@@ -71,3 +75,32 @@ class ImageAsker:
         drawn, place = output.rounds.tolist(), Path(self.settings.steps_map)
         tiled([steps_map(rounds) for rounds in drawn], columns).save(place)
         return (path, place)
+
+
+def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
+    """A draft model, a head or a model of smaller pictures, for a model."""
+    if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
+        return FEATURE_HEAD.load(source, model)
+    return load(source, **options)
+
+
+def asker(source: str, model: Any, settings: ImageSettings, **options: Any) -> ImageAsker:
+    """Asks a model for what is typed."""
+    return ImageAsker(source, model, settings, **options)
+
+
+def examine(target: str, drafter: str | None) -> list[Finding]:
+    """What can be said of a model, or of a pair, without reading weights."""
+    return examining_tokens.examine(target, drafter, _bind, reader, _skeleton)
+
+
+def _bind(model: Any, recipe: Recipe, drafter: Any) -> DrawingSession:
+    return session(model, recipe, drafter, {})
+
+
+def _skeleton(name: str) -> Any:
+    own = CLASSES.get(model_type(name))
+    if own is None:
+        return examining_tokens.skeleton(name)
+    config = own.config_class.from_pretrained(name)
+    return examining.skeleton(lambda: own(config))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mmspec.codes.image_family import ImageFamily
+from mmspec.modalities import readers
 from mmspec.modalities.image import chameleon, emu3, janus, llamagen
 from mmspec.models.chameleon import ChameleonForImageGeneration
 from mmspec.models.llamagen import LlamaGenForImageGeneration
@@ -13,6 +14,7 @@ from mmspec.targets.backbone import Backbone
 from mmspec.targets.code_backbone import CodeBackbone
 from mmspec.targets.family import Family
 from mmspec.targets.guidance import Guided
+from mmspec.targets.reader import Reader
 
 FAMILIES: Mapping[str, Family] = {
     "emu3": emu3.FAMILY,
@@ -36,12 +38,14 @@ def draws(model: Any) -> bool:
     return kind in FAMILIES and (kind != "chameleon" or chameleon.draws(model))
 
 
-def backbone(model: Any) -> Guided:
-    """The backbone of a model that draws."""
+def reader(model: Any) -> Reader:
+    """What reads a model that draws, guidance included; of one that does not, its usual reader."""
     kind = model.config.model_type
-    reader = _READERS.get(kind)
-    guided = Guided(Backbone(model, FAMILIES[kind]) if reader is None else reader(model))
-    guided.reader_maker = backbone
+    if not draws(model):
+        return readers.reader(model, {})
+    made = _READERS.get(kind)
+    guided = Guided(Backbone(model, FAMILIES[kind]) if made is None else made(model))
+    guided.reader_maker = reader
     return guided
 
 

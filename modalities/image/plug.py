@@ -9,23 +9,19 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from mmspec import zoo
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.modalities import examining, examining_tokens, tokens
+from mmspec.modalities import tokens
 from mmspec.modalities.image import drawing
-from mmspec.modalities.image.asking import ImageAsker
-from mmspec.modalities.image.families import CLASSES
-from mmspec.modalities.image.families import backbone as reader
-from mmspec.modalities.image.settings import ImageSettings
-from mmspec.modality import Finding, Loop
+from mmspec.modalities.image.families import CLASSES, reader
+from mmspec.modality import Loop
 from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe
 from mmspec.registry import ZOO
 
 
-class Session:
+class DrawingSession:
     """A model of picture tokens bound to a recipe; `processor` reads its prompts in words."""
 
-    def __init__(self, bound: tokens.Bound, processor: Any = None) -> None:
+    def __init__(self, bound: tokens.BoundTokens, processor: Any = None) -> None:
         self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
         self.processor = processor
         self.image_family = bound.backbone.image_family
@@ -81,10 +77,10 @@ class Session:
         tokens.save_drafter(self.bound, folder)
 
 
-def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:
+def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> DrawingSession:
     """A model bound to a recipe. Raises ValueError for parts that do not fit."""
     own = {name: value for name, value in parts.items() if name != "processor"}
-    return Session(tokens.bind(reader(model), recipe, drafter, own), parts.get("processor"))
+    return DrawingSession(tokens.bind(reader(model), recipe, drafter, own), parts.get("processor"))
 
 
 def load(source: str | Path, **options: Any) -> Any:
@@ -95,38 +91,10 @@ def load(source: str | Path, **options: Any) -> Any:
     name = str(source)
     if name.startswith(ZOO):
         return zoo.load(name.removeprefix(ZOO))
-    return load_causal(name, maker=CLASSES.get(_model_type(source)), **options)
+    return load_causal(name, maker=CLASSES.get(model_type(source)), **options)
 
 
-def _model_type(source: str | Path) -> str:
+def model_type(source: str | Path) -> str:
+    """Of a folder's or a hub name's configuration."""
     read: Any = PreTrainedConfig.get_config_dict
     return str(read(source)[0].get("model_type"))
-
-
-def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
-    """A draft model, a head or a model of smaller pictures, for a model."""
-    if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
-        return FEATURE_HEAD.load(source, model)
-    return load(source, **options)
-
-
-def asker(source: str, model: Any, settings: ImageSettings, **options: Any) -> ImageAsker:
-    """Asks a model for what is typed."""
-    return ImageAsker(source, model, settings, **options)
-
-
-def examine(target: str, drafter: str | None) -> list[Finding]:
-    """What can be said of a model, or of a pair, without reading weights."""
-    return examining_tokens.examine(target, drafter, _bind, _skeleton)
-
-
-def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
-    return session(model, recipe, drafter, {})
-
-
-def _skeleton(name: str) -> Any:
-    own = CLASSES.get(_model_type(name))
-    if own is None:
-        return examining_tokens.skeleton(name)
-    config = own.config_class.from_pretrained(name)
-    return examining.skeleton(lambda: own(config))

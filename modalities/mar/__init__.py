@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mmspec.modalities.files import PICTURES
 from mmspec.modalities.mar.settings import MarSettings
-from mmspec.modality import Entry, Modality, Source
+from mmspec.modality import PICTURE_FILES, Entry, Modality, Source
 
 _TRAINER = "mmspec.modalities.mar.zoo.train"
 ZOO = (
@@ -37,9 +36,10 @@ MODALITY = Modality(
     recipe="cspd-coupled",
     settings=MarSettings,
     plug="mmspec.modalities.mar.plug",
+    asking="mmspec.modalities.mar.asking",
     measures="mmspec.modalities.mar.measures",
     owns=owns,
     zoo=ZOO,
-    files=PICTURES,
+    files=PICTURE_FILES,
     parts=("length",),
 )

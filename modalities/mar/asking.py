@@ -11,9 +11,13 @@ from typing import Any
 import diffusers
 
 from mmspec.modalities import asking
+from mmspec.modalities.mar import examining, reader
+from mmspec.modalities.mar.plug import PatchSession, session
 from mmspec.modalities.mar.reader import numbers
 from mmspec.modalities.mar.settings import MarSettings
 from mmspec.modalities.sheets import rows_and_columns, tiled
+from mmspec.modality import Finding
+from mmspec.recipe import Recipe
 
 _SHOWN = ("grid", "pictures")  # settings that are not the sampler's
 
@@ -58,3 +62,22 @@ def autoencoder(folder: Path) -> Any:
     except Exception as error:  # damaged files raise whatever their reader raises
         raise ValueError(f"{folder} holds no autoencoder that can be loaded: {error}") from error
     return found.float().eval()
+
+
+def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
+    """A smaller model for a model."""
+    return reader.load(source)
+
+
+def asker(source: str, model: Any, settings: MarSettings, **options: Any) -> MarAsker:
+    """Asks a model for classes."""
+    return MarAsker(source, model, settings, **options)
+
+
+def examine(target: str, drafter: str | None) -> list[Finding]:
+    """What can be said of a model, or of a pair, without reading weights."""
+    return examining.examine(target, drafter, _bind)
+
+
+def _bind(model: Any, recipe: Recipe, drafter: Any) -> PatchSession:
+    return session(model, recipe, drafter, {})

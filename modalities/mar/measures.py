@@ -26,7 +26,7 @@ from mmspec.modalities.mar.reader import labels
 from mmspec.modalities.mar.zoo import evaluate
 from mmspec.modality import Answer, Contestant, Quality, Workload
 from mmspec.recipe import Recipe
-from mmspec.targets.patches import Plan
+from mmspec.targets.patches import PatchSettings
 
 JUDGED_TOGETHER = 32  # pictures per call of those that are only looked at
 COUNTED = 3  # requests that tell how many calls a recipe makes
@@ -194,5 +194,5 @@ def _added(
     return torch.cat(found), rounds
 
 
-def _plan(request: Request) -> Plan:
-    return Plan(**settings_of(request))
+def _plan(request: Request) -> PatchSettings:
+    return PatchSettings(**settings_of(request))

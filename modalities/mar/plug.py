@@ -13,23 +13,21 @@ from torch import Tensor
 from mmspec.codes.image_family import pictures
 from mmspec.decode import Parts
 from mmspec.draft import Drafter, Gate, Target, Verifier
-from mmspec.draft_models import DraftModel, draft_model
+from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.shapes import shape_of
 from mmspec.laws.noise import KeyedNoise, fresh_seed
-from mmspec.modalities.mar import examining, reader
-from mmspec.modalities.mar.asking import MarAsker
+from mmspec.modalities.mar import reader
 from mmspec.modalities.mar.reader import MarReader, labels, numbers
-from mmspec.modalities.mar.settings import MarSettings
-from mmspec.modality import Call, Finding, Loop
+from mmspec.modality import Call, Loop
 from mmspec.naming import unknown_message
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import Stats
 from mmspec.targets.patches import (
     BlindTarget,
+    PatchReader,
     PatchRequest,
+    PatchSettings,
     PatchTarget,
-    Plan,
-    Reader,
     order,
     place,
 )
@@ -40,7 +38,7 @@ OWN = ("class_labels", "prompt", "seed", "row_ids", "vae")
 _RENAMED = {"guidance_schedule": "schedule"}
 SETTINGS = tuple(
     next((name for name, own in _RENAMED.items() if own == one.name), one.name)
-    for one in fields(Plan)
+    for one in fields(PatchSettings)
 )
 
 
@@ -53,7 +51,7 @@ class LatentImages:
     stats: Stats
 
 
-class Session:
+class PatchSession:
     """A model of continuous tokens bound to a recipe.
 
     Recipes are bound per call, which fixes classes and sampler; once here, to refuse early.
@@ -62,9 +60,9 @@ class Session:
     calls = ("generate_images",)
     signature = None
 
-    def __init__(self, model: Any, recipe: Recipe, small: DraftModel | None = None) -> None:
+    def __init__(self, model: Any, recipe: Recipe, small: BoundDraftModel | None = None) -> None:
         self.model, self.recipe, self.draft_model = model, recipe, small
-        self.drafter = self._bound(Plan(), labels(model, None)).drafter
+        self.drafter = self._bound(PatchSettings(), labels(model, None)).drafter
 
     @property
     def sees(self) -> str:
@@ -91,7 +89,7 @@ class Session:
         if args:
             raise ValueError("generate_images() takes its arguments by name; give class_labels=")
         settings, own = _split(arguments)
-        plan, classes = Plan(**settings), self._classes(own["class_labels"], own["prompt"])
+        plan, classes = PatchSettings(**settings), self._classes(own["class_labels"], own["prompt"])
         plan.spans(self.model.config.cells)
         bound = self._bound(plan, classes)
         if bound.verifier.random:
@@ -112,7 +110,7 @@ class Session:
             raise ValueError("class_labels= and prompt= both say what to draw; give one of them")
         return labels(self.model, given if prompt is None else numbers(self.model, prompt))
 
-    def _bound(self, plan: Plan, classes: Tensor) -> Bound:
+    def _bound(self, plan: PatchSettings, classes: Tensor) -> BoundPatches:
         """The recipe for the classes and the sampler of a call."""
         small = None
         if self.draft_model is not None:
@@ -134,7 +132,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundPatches:
     """A recipe with its parts made for one call."""
 
     target: Target
@@ -147,12 +145,12 @@ class Bound:
         """One request in terms of the loop."""
         return Call(self.parts(request.plan), request, self.recipe)
 
-    def parts(self, plan: Plan) -> Parts:
+    def parts(self, plan: PatchSettings) -> Parts:
         """What the loop runs."""
         return Parts(self.target, self.drafter, self.verifier, Stop(plan.steps), self.gate)
 
 
-def bind(recipe: Recipe, reader: Reader, small: Reader | None) -> Bound:
+def bind(recipe: Recipe, reader: PatchReader, small: PatchReader | None) -> BoundPatches:
     """A recipe bound to readers. Raises ValueError for settings out of range."""
     target = PatchTarget(reader)
     drafts = None if small is None else PatchTarget(small)
@@ -161,15 +159,17 @@ def bind(recipe: Recipe, reader: Reader, small: Reader | None) -> Bound:
     gate = None if recipe.gate is None else resolve(recipe.gate, kit)
     drafter = pair(recipe.architecture(kit), verifier, target)
     scorer = BlindTarget(reader) if verifier.blind else target
-    return Bound(scorer, replace(recipe, verifier=verifier, gate=gate), drafter, verifier, gate)
+    return BoundPatches(
+        scorer, replace(recipe, verifier=verifier, gate=gate), drafter, verifier, gate
+    )
 
 
-def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:
+def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> PatchSession:
     """A model bound to a recipe. Raises ValueError for parts that do not fit."""
-    target = MarReader.of(model, labels(model, None), Plan())
+    target = MarReader.of(model, labels(model, None), PatchSettings())
     small = draft_model(recipe, drafter, target)
     shape = shape_of(recipe.execution, None, parts.get("length"))
-    return Session(model, replace(recipe, execution=shape), small)
+    return PatchSession(model, replace(recipe, execution=shape), small)
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -181,7 +181,7 @@ def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def settings_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a `Plan` is made of, among the arguments of a call."""
+    """What a `PatchSettings` is made of, among the arguments of a call."""
     given = {name: arguments[name] for name in SETTINGS if arguments.get(name) is not None}
     return {_RENAMED.get(name, name): value for name, value in given.items()}
 
@@ -197,22 +197,3 @@ def decoded(vae: Any, latents: Tensor, scale: float) -> list[Image.Image] | None
 def load(source: str | Path, **options: Any) -> Any:
     """A model from a folder or "zoo:NAME"; no code of a folder is ever run."""
     return reader.load(source)
-
-
-def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
-    """A smaller model for a model."""
-    return reader.load(source)
-
-
-def asker(source: str, model: Any, settings: MarSettings, **options: Any) -> MarAsker:
-    """Asks a model for classes."""
-    return MarAsker(source, model, settings, **options)
-
-
-def examine(target: str, drafter: str | None) -> list[Finding]:
-    """What can be said of a model, or of a pair, without reading weights."""
-    return examining.examine(target, drafter, _bind)
-
-
-def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
-    return session(model, recipe, drafter, {})

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec import zoo
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.models.mar_head import SampledHead
 from mmspec.models.reading import read
-from mmspec.targets.patches import Plan
+from mmspec.targets.patches import PatchSettings
 from mmspec.targets.paths import PathLaw
 
 
@@ -26,7 +27,7 @@ class MarReader:
     head: SampledHead
 
     @classmethod
-    def of(cls, model: Any, classes: Tensor, plan: Plan) -> MarReader:
+    def of(cls, model: Any, classes: Tensor, plan: PatchSettings) -> MarReader:
         return cls(model, classes.to(model.device), model.sampled(plan))
 
     @property
@@ -91,8 +92,6 @@ def numbers(model: MarForImageGeneration, prompt: str | Sequence[str]) -> list[i
 def load(source: str | Path) -> MarForImageGeneration:
     """A model from a folder or "zoo:NAME". Raises ValueError where there is none."""
     if str(source).startswith("zoo:"):
-        from mmspec import zoo
-
         found: MarForImageGeneration = zoo.load(str(source).removeprefix("zoo:"))
         return found
     if not (Path(source) / "config.json").exists():

@@ -20,13 +20,13 @@ from mmspec.drafters.plain import Silent
 from mmspec.laws.kernels import GaussianKernel
 from mmspec.laws.noise import KeyedNoise
 from mmspec.targets.denoising import Prediction
-from mmspec.targets.patches import PatchRequest, PatchTarget, Plan, order, place
+from mmspec.targets.patches import PatchRequest, PatchSettings, PatchTarget, order, place
 from mmspec.targets.paths import PathLaw
 from mmspec.targets.stop import Stop
 from mmspec.verifiers.path_ratio import PathRatio
 
 CPU = torch.device("cpu")
-PLAN = Plan(steps=3)  # 4 cells: one, one, two
+PLAN = PatchSettings(steps=3)  # 4 cells: one, one, two
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,11 @@ class SampledPictures:
 
 
 def draw(
-    target: LinearReader, parts: Parts, rows: Sequence[int], seed: int = 0, plan: Plan = PLAN
+    target: LinearReader,
+    parts: Parts,
+    rows: Sequence[int],
+    seed: int = 0,
+    plan: PatchSettings = PLAN,
 ) -> SampledPictures:
     """Pictures of the rows with these ids, through the whole loop."""
     batch = len(rows)
@@ -122,7 +126,7 @@ def draw(
 
 
 def innovations(
-    target: LinearReader, drawn: SampledPictures, plan: Plan = PLAN
+    target: LinearReader, drawn: SampledPictures, plan: PatchSettings = PLAN
 ) -> Tensor:  # (B, L), in the order of the turns
     """What each cell adds to what was known, in standard deviations: iid N(0, 1) if exact."""
     latents, turns = drawn.latents, drawn.turns

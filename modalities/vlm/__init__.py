@@ -68,6 +68,7 @@ MODALITY = Modality(
     drafted="coupled",
     settings=LanguageSettings,
     plug="mmspec.modalities.vlm.plug",
+    asking="mmspec.modalities.vlm.asking",
     measures="mmspec.modalities.vlm.measures",
     owns=owns,
     zoo=ZOO,

@@ -9,9 +9,15 @@ from typing import Any
 
 from PIL import Image
 
-from mmspec.modalities import asking
-from mmspec.modalities.families import family
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.drafters.neural.small_model import VOCABULARY_PADDING
+from mmspec.modalities import asking, examining_tokens
+from mmspec.modalities.examining import refuse_other_words
+from mmspec.modalities.vlm.families import family, reader
+from mmspec.modalities.vlm.plug import LanguageSession, load, session
 from mmspec.modalities.vlm.settings import LanguageSettings
+from mmspec.modality import Finding
+from mmspec.recipe import Recipe
 
 SCENE = "zoo:scene"
 BUNDLED = Path(str(files("mmspec"))) / "zoo" / "scene.png"
@@ -94,7 +100,7 @@ def chat(processor: Any, prompt: str, has_image: bool) -> str:
         turn = {"role": "user", "content": prompt if is_tokenizer else content}
         made = processor.apply_chat_template([turn], add_generation_prompt=True, tokenize=False)
         return str(made)
-    mark = "<image>" if is_tokenizer else getattr(processor, "image_token", "<image>")
+    mark = "<image>" if is_tokenizer else vars(processor).get("image_token", "<image>")
     return f"{mark}\n{prompt}" if has_image else prompt
 
 
@@ -107,3 +113,37 @@ def open_picture(source: str) -> Image.Image:
         return Image.open(path).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"{source} is not a picture that can be read ({error})") from error
+
+
+def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
+    """A draft model or head for a model. Raises ValueError for one of another tokenizer."""
+    if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
+        return FEATURE_HEAD.load(source, model)
+    small = load(source, **options)
+    check_words(model, small)
+    return small
+
+
+def asker(source: str, model: Any, settings: LanguageSettings, **options: Any) -> LanguageAsker:
+    """Asks a model what is typed."""
+    return LanguageAsker(source, model, settings, **options)
+
+
+def examine(target: str, drafter: str | None) -> list[Finding]:
+    """What can be said of a model, or of a pair, without reading weights."""
+    return examining_tokens.examine(target, drafter, _bind, reader)
+
+
+def _bind(model: Any, recipe: Recipe, drafter: Any) -> LanguageSession:
+    return session(model, recipe, drafter, {})
+
+
+def check_words(model: Any, small: Any) -> None:
+    """Refuse a draft model to which ids mean other words. Raises ValueError.
+
+    Vocabularies that differ by more than padding are refused when the two are bound.
+    """
+    ours, theirs = (one.config.get_text_config() for one in (model, small))
+    folders = [str(one.config._name_or_path) for one in (model, small)]
+    if all(folders) and abs(ours.vocab_size - theirs.vocab_size) <= VOCABULARY_PADDING:
+        refuse_other_words(*folders)

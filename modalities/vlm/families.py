@@ -1,4 +1,4 @@
-"""Vision-language models: the differences between families, and the checks on their requests."""
+"""Vision-language models and recognisers: the differences between their families."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.modalities import readers
 from mmspec.targets.family import Family, TowerFeatures
-from mmspec.targets.visual import placeholder_ids
+from mmspec.targets.reader import Reader
 
 _PIXELS = ("pixel_values", "pixel_values_videos")
 _IMAGE = ("image_token_id",)
@@ -61,54 +62,15 @@ FAMILIES: Mapping[str, Family] = {
     "paligemma": _plain("PaliGemma", square=True, tower=_PALIGEMMA_TOWER),
     "mistral3": _plain("Mistral3 / Pixtral"),
     "lfm2_vl": _plain("LFM2-VL"),
+    "whisper": Family("Whisper", media=("input_features",)),
 }
 
 
-def check(model: Any, family: Family, inputs: Mapping[str, Any]) -> None:
-    """Refuse a request whose pictures and prompt do not fit, before any forward.
-
-    Raises ValueError: picture for a text model, picture without placeholder, placeholder without
-    picture, an empty prompt. How many pictures a row has is its own affair: the model counts them.
-    """
-    if not family.writes:
-        raise ValueError(
-            f"{type(model).__name__} draws pictures here and writes no text; call generate_images()"
-        )
-    ids: Tensor | None = inputs.get("input_ids")
-    embeds = inputs.get("inputs_embeds")
-    if ids is None and embeds is None:
-        raise ValueError(
-            "the request has no input_ids; pass the processor's output: generate(**inputs)"
-        )
-    length = ids.shape[-1] if ids is not None else embeds.shape[1]  # type: ignore[union-attr]
-    if length == 0:
-        raise ValueError("the prompt is empty (input_ids has no tokens); give at least one token")
-    pictures = [name for name in _PIXELS if inputs.get(name) is not None]
-    if not family.media:
-        if pictures:
-            raise ValueError(
-                f"{', '.join(pictures)} was given, but {type(model).__name__} is a text model; "
-                "drop it or load a vision-language model"
-            )
-        return
-    if ids is None or not family.placeholders:
-        return
-    marks = _marks(model, family, ids)
-    pictures += [name for name in ("mm_encoder_outputs",) if inputs.get(name)]
-    if pictures and not bool(marks.any()):
-        raise ValueError(
-            "a picture was given, but the prompt has no image token; build the prompt with the "
-            "processor's chat template or put its image token into the text"
-        )
-    if not pictures and embeds is None and bool(marks.any()):
-        raise ValueError(
-            "the prompt has image tokens, but no picture was given; pass images= to the processor, "
-            "or remove the image token from the text"
-        )
+def reader(model: Any) -> Reader:
+    """What reads a model: `Backbone`, or `EncoderDecoder` for recognisers of speech."""
+    return readers.reader(model, FAMILIES)
 
 
-def _marks(model: Any, family: Family, ids: Tensor) -> Tensor:  # (B, L) bool
-    marks = ids < 0
-    for identity in placeholder_ids(model, family):
-        marks = marks | (ids == identity)
-    return marks
+def family(model: Any) -> Family:
+    """The family of a model; plain text for language models that are not listed."""
+    return readers.family(model, FAMILIES)

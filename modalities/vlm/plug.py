@@ -7,24 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import zoo
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.modalities import examining_tokens, tokens
-from mmspec.modalities.families import backbone as reader
-from mmspec.modalities.vlm.asking import LanguageAsker
-from mmspec.modalities.vlm.settings import LanguageSettings
-from mmspec.modality import Finding, Loop
+from mmspec.modalities import tokens
+from mmspec.modalities.vlm.families import reader
+from mmspec.modality import Loop
 from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe
 from mmspec.targets.encoder_decoder import EncoderDecoder, source_inputs
 
 
-class Session:
+class LanguageSession:
     """A causal or encoder-decoder model bound to a recipe."""
 
     calls = ("generate", "__call__")
     signature = tokens.HOOK
 
-    def __init__(self, bound: tokens.Bound) -> None:
+    def __init__(self, bound: tokens.BoundTokens) -> None:
         self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
         self.text = tokens.Text(bound, self._prepared)
 
@@ -50,9 +47,9 @@ class Session:
         return dict(inputs)
 
 
-def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> Session:
+def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> LanguageSession:
     """A model bound to a recipe. Raises ValueError for parts that do not fit."""
-    return Session(tokens.bind(reader(model), recipe, drafter, parts))
+    return LanguageSession(tokens.bind(reader(model), recipe, drafter, parts))
 
 
 def load(source: str | Path, **options: Any) -> Any:
@@ -61,26 +58,3 @@ def load(source: str | Path, **options: Any) -> Any:
     if name.startswith("zoo:"):
         return zoo.load(name.removeprefix("zoo:"))
     return load_causal(name, **options)
-
-
-def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
-    """A draft model or head for a model. Raises ValueError for one of another tokenizer."""
-    if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
-        return FEATURE_HEAD.load(source, model)
-    small = load(source, **options)
-    tokens.check_words(model, small)
-    return small
-
-
-def asker(source: str, model: Any, settings: LanguageSettings, **options: Any) -> LanguageAsker:
-    """Asks a model what is typed."""
-    return LanguageAsker(source, model, settings, **options)
-
-
-def examine(target: str, drafter: str | None) -> list[Finding]:
-    """What can be said of a model, or of a pair, without reading weights."""
-    return examining_tokens.examine(target, drafter, _bind)
-
-
-def _bind(model: Any, recipe: Recipe, drafter: Any) -> Session:
-    return session(model, recipe, drafter, {})

@@ -50,7 +50,7 @@ def test_every_recipe_is_what_it_claims(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Drifting:
+class Drifting(Verifier):
     """Claims to be lossless, and makes every state of its own a little wider."""
 
     lossless: ClassVar[bool] = True

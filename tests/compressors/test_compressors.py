@@ -18,8 +18,7 @@ from mmspec.compressors import (
     Identity,
     named,
 )
-from mmspec.compressors.contract import Compressed, Compressor, Features
-from mmspec.compressors.naming import COMPRESSORS
+from mmspec.compressors.contract import COMPRESSORS, Compressed, Compressor, Features
 
 torch.set_num_threads(1)
 

@@ -13,12 +13,12 @@ from mmspec.decode import Parts, decode
 from mmspec.draft import Drafter, Round
 from mmspec.laws.noise import KeyedNoise
 from mmspec.laws.sampling import Sampling
-from mmspec.modalities import families
 from mmspec.targets.backbone import Backbone
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request
 from mmspec.targets.stop import Stop
 from mmspec.verifiers.coupled import Coupled
+from tests.toys import readers as families
 
 VOCABULARY = 48
 CPU = torch.device("cpu")

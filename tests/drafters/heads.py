@@ -14,12 +14,12 @@ from mmspec.drafters.growth import DraftModel, News, Nodes, Shape
 from mmspec.drafters.neural.feature_head import FeatureDraft
 from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.laws.categorical import Categorical
-from mmspec.modalities.families import backbone
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.targets.context import Context
 from mmspec.targets.guidance import guided
 from mmspec.targets.reader import Reader
 from mmspec.training.heads import Lesson, Pairs, learn_head, read
+from tests.toys.readers import backbone
 
 
 def untrained(model: Any, seed: int = 0, gain: float = 1.2) -> FeatureHead:

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import mmspec
 from mmspec.drafters.neural.ensemble import mixture
-from mmspec.drafters.neural.weighting import Agreement, Evidence, Fixed, simplex
+from mmspec.drafters.neural.weighting import Agreement, Evidence, FixedWeights, simplex
 from tests import toys
 
 torch.set_num_threads(1)
@@ -170,8 +170,8 @@ def test_unknown_views_are_refused(parts: dict[str, Any], message: str) -> None:
 
 def test_bad_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="no weights"):
-        Fixed((0.0, 0.0))
+        FixedWeights((0.0, 0.0))
     with pytest.raises(ValueError, match="2 weights were given for 3 members"):
-        Fixed((1.0, 2.0)).begin(1, 3, torch.device("cpu"))
+        FixedWeights((1.0, 2.0)).begin(1, 3, torch.device("cpu"))
     with pytest.raises(ValueError, match="at least 1 step"):
         Agreement(steps=0)

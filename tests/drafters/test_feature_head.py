@@ -21,7 +21,6 @@ from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.growth import Chain, Layout, Shape, StaticTree
 from mmspec.drafters.length import Fixed
 from mmspec.drafters.neural.feature_head import borrowed
-from mmspec.modalities.families import backbone
 from mmspec.modalities.image import families as image
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig, load_head
 from mmspec.training.heads import Lesson, learn_head
@@ -40,6 +39,7 @@ from tests.drafters.heads import (
     untrained,
 )
 from tests.toys import painters
+from tests.toys.readers import backbone
 
 torch.set_num_threads(1)
 

@@ -19,7 +19,7 @@ from mmspec.drafters.jacobi.initial import (
     Left,
     LeftArgmax,
     Map,
-    Random,
+    RandomInitial,
     Structural,
 )
 from mmspec.laws.categorical import Categorical
@@ -105,12 +105,12 @@ def test_above_is_random_in_the_first_row() -> None:
 
 def test_forced_tokens_are_drafted_as_such() -> None:
     whole = frame([[]], [[0] * 16], [0])
-    (row,) = filled(Structural(Random()), whole)
+    (row,) = filled(Structural(RandomInitial()), whole)
     assert [row[offset] for offset in (0, 4, 8, 12, 13)] == [2, 1, 1, 1, 3]
     codes = [token for offset, token in enumerate(row) if GRID.cell(offset)]
     assert set(codes) <= set(range(4, 9))
     assert len(set(codes)) > 1
-    (text,) = filled(Structural(Random()), frame([[]], [[0] * 200], [0], grid=None))
+    (text,) = filled(Structural(RandomInitial()), frame([[]], [[0] * 200], [0], grid=None))
     assert set(text) == set(range(SIZE))  # the whole vocabulary
 
 
@@ -122,7 +122,7 @@ def test_forced_tokens_are_never_rejected() -> None:
         assert all(row[offset] == grid.forced(offset) for offset in (0, 2, 4, 6, 8, 9))
     assert rejected_at(rounds)
     assert rejected_at(rounds) <= {1, 3, 5, 7}  # the codes
-    _, blind = sample(target, Jacobi(4, initial=Random()), Recursive(), 200)
+    _, blind = sample(target, Jacobi(4, initial=RandomInitial()), Recursive(), 200)
     assert rejected_at(blind) & {2, 4, 6, 8, 9}
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmspec.draft import Round, Verdict
-from mmspec.drafters.goodput import Auto, Goodput
+from mmspec.drafters.goodput import Auto, Goodput, parse
 from mmspec.drafters.length import (
     AdaptiveEntropy,
     Confidence,
@@ -19,7 +19,6 @@ from mmspec.drafters.length import (
     Fixed,
     Heuristic,
     Length,
-    parse,
     useful,
 )
 from mmspec.laws.categorical import Categorical

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mmspec.drafters.oracle import Oracle, Random
+from mmspec.drafters.oracle import Oracle, RandomDrafter
 from mmspec.trees import Tree
 from tests.drafters.driving import accepted, context, drive, greedy, inputs, tiny
 
@@ -80,22 +80,22 @@ def test_siblings_differ_and_the_right_one_is_there_once() -> None:
 @pytest.mark.parametrize("sampled", [False, True])
 def test_random_drafts_change_nothing(tree: Tree, sampled: bool) -> None:
     model, prompt = tiny(), inputs((0, 3, 5))
-    plain, _ = drive(model, Random(tree=0), prompt, ROOM, do_sample=sampled)
-    text, rounds = drive(model, Random(tree=tree), prompt, ROOM, do_sample=sampled)
+    plain, _ = drive(model, RandomDrafter(tree=0), prompt, ROOM, do_sample=sampled)
+    text, rounds = drive(model, RandomDrafter(tree=tree), prompt, ROOM, do_sample=sampled)
     assert text == plain
     assert len({turn.depth for turn in rounds}) > 1
 
 
 def test_random_drafts_differ_between_rounds_and_seeds_only() -> None:
     now = context([1], [2])
-    drafter = Random(vocabulary=40, tree=8)
+    drafter = RandomDrafter(vocabulary=40, tree=8)
     state = drafter.begin(now)
     tokens = drafter.propose(now, state).tokens
     assert tokens.min() >= 0
     assert tokens.max() < 40
     assert drafter.propose(now, state).tokens.equal(tokens)
     assert not drafter.propose(now.at_round(1), state).tokens.equal(tokens)
-    other = Random(vocabulary=40, tree=8, seed=1)
+    other = RandomDrafter(vocabulary=40, tree=8, seed=1)
     assert not other.propose(now, other.begin(now)).tokens.equal(tokens)
 
 

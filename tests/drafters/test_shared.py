@@ -10,9 +10,9 @@ import torch
 import mmspec
 from mmspec.drafters import SharedBackbone
 from mmspec.drafters.neural.shared import spread
-from mmspec.modalities import families
 from mmspec.targets.backbone import Backbone
 from tests import toys
+from tests.toys import readers as families
 
 torch.set_num_threads(1)
 

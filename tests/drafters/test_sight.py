@@ -17,12 +17,12 @@ from mmspec.compressors.contract import Compressed, Compressor, Features, keep_a
 from mmspec.drafters.neural.embed_prompt import weave
 from mmspec.laws.noise import KeyedNoise
 from mmspec.laws.sampling import Sampling
-from mmspec.modalities import families
 from mmspec.recipe import Kit
 from mmspec.targets.backbone import Backbone
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request
 from tests import toys
+from tests.toys import readers as families
 
 torch.set_num_threads(1)
 

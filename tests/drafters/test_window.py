@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from mmspec.drafters.denoising.frozen import Frozen
-from mmspec.drafters.denoising.window import Additive, Constant, Mismatch, News, Window, growth
+from mmspec.drafters.denoising.window import (
+    AdditivePace,
+    Constant,
+    Mismatch,
+    Window,
+    WindowNews,
+    growth,
+)
 from mmspec.laws.gaussian import Gaussian
 from mmspec.laws.kernels import GaussianKernel
 from mmspec.recipe import Recipe
@@ -36,8 +43,8 @@ def test_a_window_is_never_exceeded_and_never_reaches_the_last_state() -> None:
         (lambda: Window(-3), "a window of -3 states moves nothing"),
         (lambda: Window.tree((2, 0)), "has a level without a child"),
         (lambda: Window.fixed(21).check(20), "of 21 states is longer than the chain, which has 20"),
-        (lambda: Additive(start=1), "start=1"),
-        (lambda: Additive(start=4, least=5), "least=5"),
+        (lambda: AdditivePace(start=1), "start=1"),
+        (lambda: AdditivePace(start=4, least=5), "least=5"),
         (lambda: Mismatch(most=0.0), r"most=0\.0 must be positive"),
         (lambda: Mismatch(least=2), "least=2 and start=8 3 or more"),  # would learn nothing
         (lambda: Constant(0), "a pace of 0 states"),
@@ -89,7 +96,7 @@ def windows(done: Run, row: int = 0) -> list[int]:
 
 
 def test_the_additive_pace_follows_what_was_committed() -> None:
-    done = run(Frozen(Window(pace=Additive(start=6))), denoiser(100, d=16), shape=(16,))
+    done = run(Frozen(Window(pace=AdditivePace(start=6))), denoiser(100, d=16), shape=(16,))
     seen = windows(done)
     assert seen[0] == 6
     for kept, now, then in zip(done.rounds, seen, seen[1:], strict=False):
@@ -144,12 +151,12 @@ def test_a_pace_does_not_see_what_lies_behind_a_rejection() -> None:
     law = Gaussian(states, torch.ones(1, draft.nodes + 1, 1), 1)
     scores = type("Said", (), {"law": law, "features": {"clean": clean}})()
     levels = [draft.nodes]
-    seen = pace.observe([None], News(context, draft, scores, kept, levels))
+    seen = pace.observe([None], WindowNews(context, draft, scores, kept, levels))
     assert isinstance(draft.law, Gaussian)
     mean = draft.law.mean.clone()
     mean[:, kept.accepted[0] + 1 :] += 100.0
     behind = replace(draft, law=replace(draft.law, mean=mean))
-    assert pace.observe([None], News(context, behind, scores, kept, levels)) == seen
+    assert pace.observe([None], WindowNews(context, behind, scores, kept, levels)) == seen
     mean[:, kept.accepted[0]] += 100.0
     before = replace(draft, law=replace(draft.law, mean=mean))
-    assert pace.observe([None], News(context, before, scores, kept, levels)) != seen
+    assert pace.observe([None], WindowNews(context, before, scores, kept, levels)) != seen

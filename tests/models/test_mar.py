@@ -15,9 +15,9 @@ from torch.testing import assert_close
 
 from mmspec.laws.noise import KeyedNoise
 from mmspec.models.mar import MarConfig, MarForImageGeneration
-from mmspec.models.mar_head import Grid
+from mmspec.models.mar_head import HeadGrid
 from mmspec.models.mar_weights import from_public, load_public, to_public
-from mmspec.targets.patches import Plan, cell_keys, order
+from mmspec.targets.patches import PatchSettings, cell_keys, order
 from tests.toys.mar import CLASSES, PLAN, SIZES, mar
 
 
@@ -104,7 +104,9 @@ def schedule(base: int, steps: int) -> tuple[list[int], list[float]]:
     return taken, [shares[i] for i in taken]
 
 
-def slow_sample(model: MarForImageGeneration, labels: list[int], plan: Plan, seed: int) -> Tensor:
+def slow_sample(
+    model: MarForImageGeneration, labels: list[int], plan: PatchSettings, seed: int
+) -> Tensor:
     """The published sampler, cell by cell; (B, L, C)."""
     weights, config = to_public(model), model.config
     noise = KeyedNoise.seeded(seed, len(labels), torch.device("cpu"))
@@ -171,7 +173,9 @@ def test_the_transformer_is_the_published_one() -> None:
     "more", [{}, {"last_noise": False}, {"temperature": 0.7, "schedule": "linear"}], ids=str
 )
 def test_sampling_is_the_published_one(more: dict[str, Any]) -> None:
-    plan = Plan(**{"steps": 3, "guidance": 2.0, "head_steps": 3, "last_noise": True, **more})
+    plan = PatchSettings(
+        **{"steps": 3, "guidance": 2.0, "head_steps": 3, "last_noise": True, **more}
+    )
     model = mar()
     found = model.sample(torch.tensor([1, 3]), plan, seed=4)
     expected = model.picture(slow_sample(model, [1, 3], plan, seed=4))
@@ -191,10 +195,10 @@ def test_a_picture_depends_on_its_own_seed_alone() -> None:
 def test_the_grid_of_the_head() -> None:
     """Means of `GaussianKernel.ancestral` and the bounds of the variance, step by step."""
     times, shares = schedule(50, 7)
-    grid = Grid.cosine(50, 7)
+    grid = HeadGrid.cosine(50, 7)
     assert grid.times.tolist() == times[::-1]
     assert grid.kernel.is_random == (True,) * 6 + (False,)
-    assert all(Grid.cosine(50, 7, last_noise=True).kernel.is_random)
+    assert all(HeadGrid.cosine(50, 7, last_noise=True).kernel.is_random)
     for index, now in enumerate(reversed(range(7))):
         before = shares[now - 1] if now else 1.0
         beta = 1 - shares[now] / before
@@ -267,6 +271,6 @@ def test_a_folder_and_back(tmp_path: Path) -> None:
 
 def test_sizes_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="head_steps=9 do not fit the 8 steps"):
-        mar().sampled(Plan(steps=2, head_steps=9)).kernel  # noqa: B018
+        mar().sampled(PatchSettings(steps=2, head_steps=9)).kernel  # noqa: B018
     with pytest.raises(ValueError, match="a width of 16 does not divide into 3 heads"):
         mar(num_attention_heads=3)

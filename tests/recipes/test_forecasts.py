@@ -11,9 +11,9 @@ from torch import Tensor
 
 import mmspec
 from mmspec import recipes
-from mmspec.drafters.forecast.gate import Cadence, DecayingThreshold
-from mmspec.drafters.forecast.metric import L1
-from mmspec.forecast.presets import SPECA, TAYLORSEER
+from mmspec.drafters.forecast.presets import SPECA, TAYLORSEER
+from mmspec.targets.forecast_error import L1
+from mmspec.targets.forecast_schedule import Cadence, DecayingThreshold
 from mmspec.verifiers.forecast_gate import ForecastGate
 from tests.toys.pipelines import asked, pipeline
 

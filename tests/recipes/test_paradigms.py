@@ -46,7 +46,8 @@ def published(
 
 
 def ours(recipe: Recipe, network: Denoiser, seed: int) -> tuple[Tensor, int]:
-    done = run(bound(recipe, network), network, recipe.verifier, shape=(D,), seed=seed)
+    drafter, verifier = bound(recipe, network)
+    done = run(drafter, network, verifier, shape=(D,), seed=seed)
     return done.states[0], done.calls
 
 

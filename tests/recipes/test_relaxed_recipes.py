@@ -18,7 +18,7 @@ from mmspec.modalities.image import families as image
 from mmspec.recipe import Deferred
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.grouped import Grouped
-from mmspec.verifiers.latent_neighbourhood import Additive, LatentNeighbourhood, Multiplicative
+from mmspec.verifiers.latent_neighbourhood import AdditiveBound, LatentNeighbourhood, Multiplicative
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
 from tests.conftest import noisy
@@ -78,7 +78,7 @@ def test_options_become_a_rule() -> None:
         assert isinstance(recipes.get(name).verifier, Deferred)
         assert not recipes.get(name).exact
     added = rule_of(bound("lantern", codebook=book(), neighbours=7, delta=0.3))
-    assert (added.k, added.bound) == (7, Additive(0.3))
+    assert (added.k, added.bound) == (7, AdditiveBound(0.3))
     assert rule_of(bound("lantern", codebook=book())).k == 29  # all others, where 1000 are too many
     factor = rule_of(bound("lantern-pp", codebook=book(), neighbours=7, factor=2.0))
     assert factor.bound == Multiplicative(2.0)

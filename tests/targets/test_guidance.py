@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from mmspec.draft import Draft, Kind
 from mmspec.targets.backbone import Backbone
 from mmspec.targets.family import Family
-from mmspec.targets.guidance import Guided, Pair, joined
+from mmspec.targets.guidance import Guided, GuidedMemory, joined
 from mmspec.targets.memory import block
 from mmspec.trees import Tree
 from tests import toys
@@ -43,7 +43,7 @@ def test_a_tree_is_guided_like_its_paths_from_scratch(family: str) -> None:
     texts, others = [[5, 6, 7, 8], [9, 10]], [[11], [12, 13, 14, 15, 16, 17]]
     inputs = {**padded(texts), "guidance_scale": 2.5, "negative": padded(others)}
     memory, first, _ = guided.prefill(inputs, room=16)
-    assert isinstance(memory, Pair)
+    assert isinstance(memory, GuidedMemory)
     assert memory.kept == [4, 4]
     tree = Tree((-1, 0, 0)) if guided.can_branch else Tree.chain(2)
     paths = [[], [0], [0, 1], [0, 2]] if guided.can_branch else [[], [0], [0, 1]]

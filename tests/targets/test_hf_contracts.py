@@ -9,9 +9,9 @@ from torch import Tensor
 
 import mmspec
 from mmspec import _hf
-from mmspec.modalities import families
 from mmspec.targets.stop import Stop
 from tests import toys
+from tests.toys import readers as families
 
 CPU = torch.device("cpu")
 PROMPT = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 5]])

@@ -14,11 +14,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import mmspec
-from mmspec.draft import Draft, Kind
 from mmspec.draft import Draft, Kind, Reading
-from mmspec.targets.backbone import Backbone
 from mmspec.targets.cache import SlotLayer
-from mmspec.targets.memory import Memory, Rows, block
+from mmspec.targets.memory import Memory, RowMemories, block
 from mmspec.targets.reader import Reader
 from mmspec.trees import Tree
 from tests import toys
@@ -39,14 +37,17 @@ def backbone(family: str) -> Reader:
 
 
 @torch.no_grad()
-def prefilled(body: Reader, request: Request, room: int = 64) -> Memory | Rows:
-    memory: Memory | Rows = body.prefill(request, room)[0]
+def prefilled(body: Reader, request: Request, room: int = 64) -> Memory | RowMemories:
+    memory: Memory | RowMemories = body.prefill(request, room)[0]
     return memory
 
 
 @torch.no_grad()
 def read(
-    body: Reader, memory: Memory | Rows, waiting: Sequence[Sequence[int]], draft: Draft | None
+    body: Reader,
+    memory: Memory | RowMemories,
+    waiting: Sequence[Sequence[int]],
+    draft: Draft | None,
 ) -> Tensor:  # (B, 1 + N, V)
     return body.read(memory, block(waiting, draft, memory.like))[0]
 

@@ -14,8 +14,8 @@ from mmspec.targets.patches import (
     BlindTarget,
     Patches,
     PatchRequest,
+    PatchSettings,
     PatchTarget,
-    Plan,
     cell_keys,
     order,
 )
@@ -26,12 +26,12 @@ READER = LinearReader(LinearHead.of((0.5, 0.4)), bias=0.2, cells=6)
 
 def opened(target: PatchTarget | BlindTarget, steps: int = 4, batch: int = 2) -> Patches:
     noise = KeyedNoise.seeded(1, batch, torch.device("cpu"))
-    return target.prefill(PatchRequest(Plan(steps=steps), batch, noise))
+    return target.prefill(PatchRequest(PatchSettings(steps=steps), batch, noise))
 
 
 @pytest.mark.parametrize(("cells", "steps"), [(256, 64), (256, 256), (16, 5), (9, 1), (7, 7)])
 def test_spans_follow_the_published_schedule(cells: int, steps: int) -> None:
-    spans, hidden = Plan(steps=steps).spans(cells), cells
+    spans, hidden = PatchSettings(steps=steps).spans(cells), cells
     assert [begin for begin, _ in spans] == [0, *(end for _, end in spans[:-1])]
     for step, (begin, end) in enumerate(spans):
         assert begin == cells - hidden
@@ -43,9 +43,9 @@ def test_spans_follow_the_published_schedule(cells: int, steps: int) -> None:
 
 def test_guidance_grows_with_what_is_shown() -> None:
     reach = torch.tensor([1, 128, 255, 256])
-    found = Plan(guidance=5.0).scales(reach, 256)
+    found = PatchSettings(guidance=5.0).scales(reach, 256)
     assert found.tolist() == [1 + 4 / 256, 3.0, 1 + 4 * 255 / 256, 1 + 4 * 255 / 256]
-    assert Plan(guidance=5.0, schedule="constant").scales(reach, 256).tolist() == [5.0] * 4
+    assert PatchSettings(guidance=5.0, schedule="constant").scales(reach, 256).tolist() == [5.0] * 4
 
 
 def test_orders_and_noise_belong_to_row_and_cell() -> None:
@@ -123,12 +123,12 @@ def test_paces() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Plan(steps=0), "steps=0 is too few"),
-        (lambda: Plan(head_steps=1), "head_steps=1 is too few"),
-        (lambda: Plan(schedule="cosine"), "guidance_schedule='cosine' is not known"),
-        (lambda: Plan(guidance=-1.0), "guidance=-1.0 is no scale"),
-        (lambda: Plan(temperature=0.0), "temperature=0.0 must be positive"),
-        (lambda: Plan(steps=5).spans(4), "steps=5 show less than one of 4 cells"),
+        (lambda: PatchSettings(steps=0), "steps=0 is too few"),
+        (lambda: PatchSettings(head_steps=1), "head_steps=1 is too few"),
+        (lambda: PatchSettings(schedule="cosine"), "guidance_schedule='cosine' is not known"),
+        (lambda: PatchSettings(guidance=-1.0), "guidance=-1.0 is no scale"),
+        (lambda: PatchSettings(temperature=0.0), "temperature=0.0 must be positive"),
+        (lambda: PatchSettings(steps=5).spans(4), "steps=5 show less than one of 4 cells"),
         (lambda: Ahead(0), "length=0 drafts nothing"),
         (lambda: Milestones(3, 1.5), "prefill=1.5 is no share"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mmspec.models.mar import MarConfig, MarForImageGeneration
-from mmspec.targets.patches import Plan
+from mmspec.targets.patches import PatchSettings
 
 CLASSES = 5
 SIZES: dict[str, Any] = {
@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
     "head_depth": 2,
     "base_steps": 8,
 }
-PLAN = Plan(steps=4, guidance=2.0, head_steps=4, last_noise=True)
+PLAN = PatchSettings(steps=4, guidance=2.0, head_steps=4, last_noise=True)
 
 
 def mar(seed: int = 0, **sizes: Any) -> MarForImageGeneration:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verifier
-from mmspec.laws.gaussian import Driving
-from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.gaussian import Driving, Gaussian
 from mmspec.laws.noise import KeyedNoise, Lane
 from mmspec.trees import Tree
 

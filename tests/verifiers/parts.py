@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmspec.draft import Rule, Verifier
+from mmspec.draft import Rule, RuleSchedule, Verifier
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.block import Block
 from mmspec.verifiers.coupled import Coupled
@@ -18,19 +18,22 @@ from mmspec.verifiers.spechub import SpecHub
 from mmspec.verifiers.traversal import Traversal
 from mmspec.verifiers.typical import Typical
 
-RULES: tuple[Rule, ...] = (Exact(), Lenience(ell=0.8), Typical(epsilon=0.09, delta=0.3))
+RULES: tuple[Rule | RuleSchedule, ...] = (
+    Exact(),
+    Lenience(ell=0.8),
+    Typical(epsilon=0.09, delta=0.3),
+    Annealed(delta=1.5),
+    Grouped(RankWindow(size=4)),
+)
 
 ALL: tuple[Verifier, ...] = (
     Coupled(),
-    Recursive(),
     SampleAndMatch(),
     Block(),
     Traversal(),
     GreedyMultiDraft(),
     SpecHub(),
     KSeq(),
-    Recursive(Lenience(ell=0.8)),
-    Recursive(Annealed(delta=1.5)),
-    Recursive(Grouped(RankWindow(size=4))),
     Longest(Typical(epsilon=0.09, delta=0.3)),
+    *(Recursive(rule) for rule in RULES),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mmspec.decode import Parts
 from mmspec.draft import Drafter, Verifier
 from mmspec.modalities.mar.toys import PLAN, LinearReader, SampledPictures, draw
-from mmspec.targets.patches import BlindTarget, PatchTarget, Plan
+from mmspec.targets.patches import BlindTarget, PatchSettings, PatchTarget
 from mmspec.targets.stop import Stop
 
 ROWS = 2000
@@ -14,7 +14,11 @@ ALARM = 1e-4 / 16
 
 
 def drawn(
-    target: LinearReader, drafter: Drafter, verifier: Verifier, seed: int = 0, plan: Plan = PLAN
+    target: LinearReader,
+    drafter: Drafter,
+    verifier: Verifier,
+    seed: int = 0,
+    plan: PatchSettings = PLAN,
 ) -> SampledPictures:
     """ROWS pictures."""
     scorer = BlindTarget(target) if verifier.blind else PatchTarget(target)

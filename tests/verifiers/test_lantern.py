@@ -12,11 +12,11 @@ from torch.testing import assert_close
 from mmspec.codes.codebook import Codebook, Neighbours
 from mmspec.draft import Kind
 from mmspec.laws.categorical import Categorical
-from mmspec.laws.distances import measure, total_variation
+from mmspec.verifiers.distances import measure, total_variation
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.lantern_residuals import ClearedTarget, Optimal
-from mmspec.verifiers.latent_neighbourhood import Additive, LatentNeighbourhood, Multiplicative
+from mmspec.verifiers.latent_neighbourhood import AdditiveBound, LatentNeighbourhood, Multiplicative
 from mmspec.verifiers.law import law
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
 
@@ -27,7 +27,7 @@ RELEASED = [
         bound,
         ClearedTarget(),
     )
-    for bound in (Additive(0.3), Multiplicative(3))
+    for bound in (AdditiveBound(0.3), Multiplicative(3))
 ]
 
 
@@ -49,16 +49,16 @@ def laws(count: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return p, q
 
 
-@pytest.mark.parametrize("bound", [Additive(0.25), Multiplicative(2.5)], ids=repr)
+@pytest.mark.parametrize("bound", [AdditiveBound(0.25), Multiplicative(2.5)], ids=repr)
 def test_pooling_takes_the_longest_run_of_nearest_codes_within_the_bound(
-    bound: Additive | Multiplicative,
+    bound: AdditiveBound | Multiplicative,
 ) -> None:
     table = near(12, 11)
     rule = LatentNeighbourhood(table, 6, bound)
     lengths = set()
     for p in laws(8, 12)[0]:
         for x in range(12):
-            most = bound.delta if isinstance(bound, Additive) else 1.5 * float(p[x])
+            most = bound.delta if isinstance(bound, AdditiveBound) else 1.5 * float(p[x])
             mass, run = 0.0, 0
             for y in table.near[x, :6].tolist():
                 if mass + float(p[y]) > most:
@@ -79,12 +79,12 @@ def test_the_distance_has_the_closed_form_and_exceeds_delta() -> None:
     p, q = laws(60, 12, seed=1)
     x = torch.arange(12).expand(60, -1)
     beyond = 0
-    for bound in (Additive(0.1), Multiplicative(3)):
+    for bound in (AdditiveBound(0.1), Multiplicative(3)):
         rule = LatentNeighbourhood(near(12, 11), 8, bound)
         mass = rule.pool(p[:, None].expand(-1, 12, -1), x).mass
         wanted = torch.minimum((q - p).clamp_min(0), mass).sum(-1)
         assert_close(measure(rule, p, q).distance, wanted, atol=1e-14, rtol=0)
-        beyond += int((wanted > 0.1).sum()) if isinstance(bound, Additive) else 0
+        beyond += int((wanted > 0.1).sum()) if isinstance(bound, AdditiveBound) else 0
     assert beyond > 10  # delta bounds the move of p for one token, not the output
 
 
@@ -93,7 +93,7 @@ def test_the_multiplicative_bound_is_the_safer_one() -> None:
     p, q = laws(100, 64)
     off = [
         float(measure(LatentNeighbourhood(near(64, 10), 10, bound), p, q).distance.mean())
-        for bound in (Additive(0.1), Multiplicative(3))
+        for bound in (AdditiveBound(0.1), Multiplicative(3))
     ]
     everything = float(total_variation(p, q).mean())
     assert off[0] > 0.6 * everything
@@ -106,7 +106,7 @@ def test_mass_grows_with_delta_and_with_k() -> None:
     every = p[:, None].expand(-1, 12, -1)
 
     def mass(k: int, delta: float) -> Tensor:
-        return LatentNeighbourhood(near(12, 11), k, Additive(delta)).pool(every, x).mass
+        return LatentNeighbourhood(near(12, 11), k, AdditiveBound(delta)).pool(every, x).mass
 
     for low, high in ((0.05, 0.1), (0.1, 0.5), (0.5, 1.0)):
         assert (mass(6, low) <= mass(6, high)).all()
@@ -125,13 +125,13 @@ def test_a_factor_bounds_the_acceptance_and_keeps_the_support() -> None:
     assert (factor.accept <= (3 * vanilla).clamp_max(1) + 1e-15).all()
     assert (factor.accept > vanilla + 1e-3).any()
     assert not factor.output[p == 0].any()
-    added = measure(LatentNeighbourhood(near(12, 11), 11, Additive(0.2)), p, q)
+    added = measure(LatentNeighbourhood(near(12, 11), 11, AdditiveBound(0.2)), p, q)
     assert added.output[p == 0].max() > 0.01  # LANTERN emits what the target rules out
 
 
 def test_duplicate_codes_count_as_one() -> None:
     rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).repeat_interleave(2, 0)
-    rule = LatentNeighbourhood(Codebook.at(rows).neighbours(1), 1, Additive(1))
+    rule = LatentNeighbourhood(Codebook.at(rows).neighbours(1), 1, AdditiveBound(1))
     p, q = laws(5, 4)
     parts = torch.rand(5, 8, generator=torch.Generator().manual_seed(1)).double()
     parts = parts / parts.reshape(5, 4, 2).sum(-1).repeat_interleave(2, 1)
@@ -145,7 +145,7 @@ def test_duplicate_codes_count_as_one() -> None:
 def test_a_permuted_codebook_permutes_the_output() -> None:
     order = torch.randperm(9, generator=torch.Generator().manual_seed(3))
     rows, (p, q) = book(9).vectors, laws(4, 9)
-    plain = LatentNeighbourhood(Codebook.at(rows).neighbours(5), 4, Additive(0.2))
+    plain = LatentNeighbourhood(Codebook.at(rows).neighbours(5), 4, AdditiveBound(0.2))
     moved = replace(plain, table=Codebook.at(rows[order]).neighbours(5))
     ids = Codebook(rows, order.argsort(), 9)  # the same move, told by token ids
     for rule in (moved, replace(plain, table=ids.neighbours(5))):
@@ -158,7 +158,7 @@ def test_tokens_that_are_no_codes_are_verified_exactly() -> None:
     p, q = laws(6, 9)
     text = torch.tensor([0, 1, 7, 8])
     exact = measure(Exact(), p, q).accept
-    for bound in (Additive(0.5), Multiplicative(4)):
+    for bound in (AdditiveBound(0.5), Multiplicative(4)):
         found = measure(LatentNeighbourhood(table, 3, bound), p, q).accept
         assert torch.equal(found[:, text], exact[:, text])
         assert (found > exact).any()
@@ -176,7 +176,7 @@ P, Q = vector(0.10, 0.10, 0.55, 0.25), vector(0.05, 0.70, 0.10, 0.15)
 
 def test_the_released_residual_is_not_the_best() -> None:
     """Token 1 is accepted with 0.2 / 0.7 (it pools token 0), so E = 0.1 and half is corrected."""
-    best = LatentNeighbourhood(LINE, 1, Additive(0.1))
+    best = LatentNeighbourhood(LINE, 1, AdditiveBound(0.1))
     step = measure(best, P, Q)
     assert_close(step.over_accepted, vector(0.1)[0])
     assert_close(step.distance, vector(0.1)[0])
@@ -186,7 +186,7 @@ def test_the_released_residual_is_not_the_best() -> None:
 
 
 def test_the_dynamic_tree_s_residual_clears_the_neighbours_of_a_chosen_token() -> None:
-    rule = LatentNeighbourhood(LINE, 1, Additive(0.1), ClearedTarget())
+    rule = LatentNeighbourhood(LINE, 1, AdditiveBound(0.1), ClearedTarget())
     found = law(P, Categorical(Q.log(), hard=True), rule, kind=Kind.DET)
     assert_close(found, vector(0, 0.2, 0, 0.8), atol=1e-12, rtol=0)
     best = law(P, Categorical(Q.log(), hard=True), replace(rule, correction=Optimal()))
@@ -196,7 +196,7 @@ def test_the_dynamic_tree_s_residual_clears_the_neighbours_of_a_chosen_token() -
 def test_the_released_residual_is_biased_even_where_nothing_is_pooled() -> None:
     """A neighbour of no mass fits every bound, and then its whole neighbourhood is cleared."""
     p, q = vector(0, 0.4, 0.4, 0.2), vector(0.1, 0.6, 0.2, 0.1)
-    exact = LatentNeighbourhood(LINE, 1, Additive(0))
+    exact = LatentNeighbourhood(LINE, 1, AdditiveBound(0))
     assert_close(law(p, q, exact, kind=Kind.IID), p, atol=1e-12, rtol=0)
     biased = law(p, q, replace(exact, correction=ClearedTarget()), kind=Kind.IID)
     assert float(total_variation(biased, p)) > 0.01
@@ -217,6 +217,6 @@ def test_the_released_residuals_are_further_off_than_the_optimum(
 
 
 def test_a_residual_of_nothing_falls_back_to_the_target() -> None:
-    rule = LatentNeighbourhood(LINE, 3, Additive(1), ClearedTarget())
+    rule = LatentNeighbourhood(LINE, 3, AdditiveBound(1), ClearedTarget())
     p = Categorical.having(vector(0.1, 0.2, 0.3, 0.4))
     assert_close(rule.residual(p, p, torch.tensor(1)).probs, p.probs)

@@ -15,9 +15,9 @@ from mmspec.codes.codebook import Codebook
 from mmspec.codes.connected_cells import Cells
 from mmspec.draft import Draft, Kind, Rule, Scores
 from mmspec.laws.categorical import Categorical
-from mmspec.laws.distances import total_variation
 from mmspec.laws.noise import KeyedNoise
 from mmspec.verifiers.coupled import target_tokens
+from mmspec.verifiers.distances import total_variation
 from mmspec.verifiers.local_islands import LocalIslands
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
 from mmspec.verifiers.walk import one_hot

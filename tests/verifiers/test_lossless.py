@@ -16,11 +16,30 @@ from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Noise
 from mmspec.trees import Tree
-from mmspec.verifiers import Block, Coupled, KSeq, Recursive, SpecHub, Traversal
+from mmspec.verifiers import (
+    Annealed,
+    Block,
+    Coupled,
+    Grouped,
+    KSeq,
+    Lenience,
+    Longest,
+    RankWindow,
+    Recursive,
+    SpecHub,
+    Traversal,
+    Typical,
+)
 from mmspec.verifiers.law import acceptance, ancestral, enumerate_rounds, joint, law
 from tests.verifiers.parts import ALL
 
 LOSSLESS = [v for v in ALL if v.lossless and not isinstance(v, Coupled)]
+GREEDY = [  # relaxed rules that leave greedy decoding alone, which not all do
+    Recursive(Lenience(ell=0.8)),
+    Recursive(Annealed(delta=1.5)),
+    Recursive(Grouped(RankWindow(size=4))),
+    Longest(Typical(epsilon=0.09, delta=0.3)),
+]
 PAIRS = [(v, kind) for v in LOSSLESS for kind in v.kinds if kind is not Kind.RACE]
 UNEVEN = Tree((-1, -1, 0, 1, 1, 2))  # two children, of which the second has two
 TREES = [Tree.chain(3), Tree.branching([2]), Tree.branching([3]), Tree.branching([2, 1]), UNEVEN]
@@ -29,7 +48,7 @@ TREES = [Tree.chain(3), Tree.branching([2]), Tree.branching([3]), Tree.branching
 def accepts(verifier: Verifier, tree: Tree) -> bool:
     if isinstance(verifier, SpecHub):
         return tree.width <= 2
-    return tree.is_chain or not isinstance(verifier, Block)
+    return tree.is_chain or verifier.trees
 
 
 CASES = [(v, kind, tree) for v, kind in PAIRS for tree in TREES if accepts(v, tree)]
@@ -57,7 +76,7 @@ def test_the_joint_law_is_the_target_s(verifier: Verifier, kind: Kind, tree: Tre
 
 @pytest.mark.parametrize(("verifier", "kind"), PAIRS, ids=str)
 def test_padding_and_separate_topologies_change_no_law(verifier: Verifier, kind: Kind) -> None:
-    tree = Tree.chain(3) if isinstance(verifier, Block) else UNEVEN
+    tree = UNEVEN if verifier.trees else Tree.chain(3)
     padded = (2,) if tree.is_chain else (4, 5)  # the second child of a node, and a leaf
     p, q = table(1), table(2)
     expected = ancestral(p, tree.depth + 1)
@@ -73,7 +92,12 @@ def test_padding_and_separate_topologies_change_no_law(verifier: Verifier, kind:
 @pytest.mark.parametrize("hard_draft", [False, True])
 @pytest.mark.parametrize(
     ("verifier", "tree"),
-    [(v, tree) for v in ALL for tree in (Tree.chain(2), UNEVEN) if accepts(v, tree)],
+    [
+        (v, tree)
+        for v in (*(one for one in ALL if one.lossless), *GREEDY)
+        for tree in (Tree.chain(2), UNEVEN)
+        if accepts(v, tree)
+    ],
     ids=str,
 )
 def test_greedy_decoding_comes_out_whatever_was_drafted(
@@ -89,7 +113,7 @@ def test_greedy_decoding_comes_out_whatever_was_drafted(
 
 @pytest.mark.parametrize(("verifier", "kind"), PAIRS, ids=str)
 def test_a_greedy_drafter_stays_lossless_under_every_kind(verifier: Verifier, kind: Kind) -> None:
-    tree = Tree.chain(2) if isinstance(verifier, Block) else UNEVEN
+    tree = UNEVEN if verifier.trees else Tree.chain(2)
     for seed in range(5):
         p, q = table(seed), hard(table(seed + 1000))
         found = joint(p, q, verifier, tree, kind)

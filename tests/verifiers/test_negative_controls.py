@@ -23,7 +23,7 @@ from mmspec.verifiers.block import Block, path_ratio, scaled_residual, stopping
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.law import ancestral, joint, law
 from mmspec.verifiers.recursive import Recursive
-from mmspec.verifiers.walk import Family, at_token, descend
+from mmspec.verifiers.walk import Siblings, at_token, descend
 
 
 def vector(*parts: str) -> Tensor:
@@ -74,7 +74,7 @@ class SkipDuplicates(Verifier):
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID,)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        def step(family: Family, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
+        def step(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
             p, q, slot = family.p, family.q, torch.full_like(family.last, -1)
             for j, x in enumerate(family.tokens.unbind(1)):
                 known = (family.tokens[:, :j] == x[:, None]).any(-1)

@@ -13,16 +13,18 @@ from mmspec.drafters.draws import draw
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
-from mmspec.verifiers import Block, Coupled, SpecHub, Traversal
+from mmspec.verifiers import Block, Coupled, Recursive, SpecHub, Traversal
 from tests.verifiers.parts import ALL
+from tests.verifiers.tolerance import Tolerance
 
 CPU = torch.device("cpu")
-PAIRS = [(v, kind) for v in ALL for kind in v.kinds]
+LISTED = (*ALL, Recursive(Tolerance(bins=1)))  # as if that rule had been added to RULES
+PAIRS = [(v, kind) for v in LISTED for kind in v.kinds]
 UNEVEN = Tree((-1, -1, 0, 1, 1, 2))
 
 
 def shapes(verifier: Verifier) -> list[Tree]:
-    if isinstance(verifier, Block):
+    if not verifier.trees:
         return [Tree.chain(3)]
     if isinstance(verifier, SpecHub):
         return [Tree.chain(2), Tree.branching([2, 2]), UNEVEN]
@@ -59,7 +61,7 @@ def test_a_row_does_not_notice_its_batch(verifier: Verifier, kind: Kind) -> None
         mask = (mask[:, None] | ~draft.ancestors()).all(-1)  # nothing hangs from padding
         draft = replace(draft, mask=mask, padded=True)
         together = verifier.verify(draft, scores, noise)
-        assert (together.length > 0).any()
+        assert (together.length > 0).any() or not verifier.lossless
         for row in range(16):
             own = slice(row, row + 1)
             assert isinstance(scores.law, Categorical)
@@ -123,7 +125,7 @@ def first_two(draft: Draft, verdict: Verdict, p: Tensor) -> Tensor:  # (B, 2)
     return emitted[:, :2]
 
 
-@pytest.mark.parametrize("verifier", ALL, ids=str)
+@pytest.mark.parametrize("verifier", LISTED, ids=str)
 def test_nothing_proposed_yields_one_token(verifier: Verifier) -> None:
     p = Categorical(torch.randn(2, 1, 5, generator=torch.Generator().manual_seed(0)))
     scores = Scores(p, torch.zeros(2, 1, dtype=torch.int64))

@@ -14,9 +14,9 @@ from torch.testing import assert_close
 import mmspec
 from mmspec.draft import Draft, Kind, Scores
 from mmspec.laws.categorical import Categorical
-from mmspec.laws.distances import measure, total_variation
 from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
+from mmspec.verifiers.distances import measure, total_variation
 from mmspec.verifiers.law import ancestral, joint, law
 from mmspec.verifiers.longest import Longest
 from mmspec.verifiers.recursive import Recursive

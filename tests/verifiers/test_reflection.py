@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.gaussian import Driving
-from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.gaussian import Driving, Gaussian
 from mmspec.laws.noise import KeyedNoise, Lane, Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.gaussian_steps import Steps, chain, dot, fit, own, steps
@@ -256,11 +255,11 @@ def test_both_kinds_of_steps_in_one_chain_are_exact_jointly() -> None:
     noise = KeyedNoise(torch.randint(-(2**62), 2**62, (n,), generator=generator))
     draft, scores = drafted(BENT, noise, n)
     assert isinstance(draft.law, Gaussian)
-    assert draft.driving is not None
+    assert isinstance(draft.extras, Driving)
     std = torch.full_like(draft.law.mean, BENT.std)
     std[1::2, 1] = 1.1
     first = draft.tokens[:, 0]
-    second = draft.law.mean[:, 1] + std[:, 1] * draft.driving[:, 1]
+    second = draft.law.mean[:, 1] + std[:, 1] * draft.extras.noise[:, 1]
     tokens = torch.stack([first, second], 1)
     draft = replace(draft, tokens=tokens, law=Gaussian(draft.law.mean, std, 1))
     scores = replace(

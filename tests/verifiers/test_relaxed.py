@@ -13,16 +13,16 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.codes.codebook import Codebook, Neighbours
-from mmspec.draft import Draft, Kind, Rule, Schedule, Scores, Verdict, Verifier
+from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical
-from mmspec.laws.distances import measure, over_accepted, total_variation
 from mmspec.laws.noise import Noise
 from mmspec.trees import Tree
-from mmspec.verifiers.annealed import Annealed, Weighted
+from mmspec.verifiers.annealed import Annealed, WeightedRule
+from mmspec.verifiers.distances import measure, over_accepted, total_variation
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.lantern_residuals import ClearedTarget
-from mmspec.verifiers.latent_neighbourhood import Additive, LatentNeighbourhood, Multiplicative
+from mmspec.verifiers.latent_neighbourhood import AdditiveBound, LatentNeighbourhood, Multiplicative
 from mmspec.verifiers.law import ancestral, enumerate_rounds, joint, law
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
 from mmspec.verifiers.recursive import Recursive
@@ -72,8 +72,8 @@ class Partition:
         return (p * same).sum(-1), (q * same).sum(-1)
 
 
-NEUTRAL: list[Rule | Schedule] = [
-    LatentNeighbourhood(near(3, 2), 2, Additive(0)),
+NEUTRAL: list[Rule | RuleSchedule] = [
+    LatentNeighbourhood(near(3, 2), 2, AdditiveBound(0)),
     LatentNeighbourhood(near(3, 2), 2, Multiplicative(1)),
     Annealed(1, nu=0),
     Annealed(1, nu=0, inner=Grouped(RankWindow(1))),
@@ -88,7 +88,7 @@ NEUTRAL: list[Rule | Schedule] = [
 @pytest.mark.parametrize("tree", [Tree.chain(3), Tree.branching([2, 1])], ids=str)
 @pytest.mark.parametrize("rule", NEUTRAL, ids=repr)
 def test_where_nothing_is_allowed_the_target_s_law_comes_out(
-    rule: Rule | Schedule, tree: Tree
+    rule: Rule | RuleSchedule, tree: Tree
 ) -> None:
     for kind in KINDS:
         for seed in range(4):
@@ -98,7 +98,7 @@ def test_where_nothing_is_allowed_the_target_s_law_comes_out(
 
 
 @pytest.mark.parametrize("rule", NEUTRAL[:3] + NEUTRAL[4:8], ids=repr)
-def test_where_nothing_is_allowed_the_same_tokens_are_accepted(rule: Rule | Schedule) -> None:
+def test_where_nothing_is_allowed_the_same_tokens_are_accepted(rule: Rule | RuleSchedule) -> None:
     for seed in range(4):
         p, q = by_prefix(seed), by_prefix(seed + 1000)
         for kind in KINDS:
@@ -110,7 +110,7 @@ def test_where_nothing_is_allowed_the_same_tokens_are_accepted(rule: Rule | Sche
 
 
 RELAXED: list[Rule] = [
-    LatentNeighbourhood(near(7, 4), 3, Additive(0.3)),
+    LatentNeighbourhood(near(7, 4), 3, AdditiveBound(0.3)),
     LatentNeighbourhood(near(7, 4), 3, Multiplicative(3)),
     Annealed(1.6).at(0, 4),
     Grouped(RankWindow(4, gap=0.3)),
@@ -118,7 +118,7 @@ RELAXED: list[Rule] = [
 ]
 RELEASED: list[Rule] = [
     LatentNeighbourhood(near(7, 4), 3, bound, ClearedTarget())
-    for bound in (Additive(0.3), Multiplicative(3))
+    for bound in (AdditiveBound(0.3), Multiplicative(3))
 ]
 THRESHOLD = NeighbourhoodThreshold(near(7, 4), 3, tau=0.4)
 
@@ -189,7 +189,7 @@ def test_a_step_over_accepts_as_its_formula_says() -> None:
     for depth, weight in enumerate(Annealed(1.7).weights(5)):
         wanted = (torch.minimum(q, weight * p) - p).clamp_min(0).sum(-1)
         assert_close(measure(Annealed(1.7).at(depth, 5), p, q).over_accepted, wanted)
-    everything = measure(Weighted(Exact(), torch.tensor(1e12)), p, q)
+    everything = measure(WeightedRule(Exact(), torch.tensor(1e12)), p, q)
     assert_close(everything.output, q)
 
 
@@ -233,7 +233,7 @@ class Steps:
     lossless: ClassVar[bool] = False
 
     def at(self, depth: Tensor | int, longest: int) -> Rule:
-        return Weighted(Exact(), self.weights[depth])
+        return WeightedRule(Exact(), self.weights[depth])
 
 
 @dataclass(frozen=True)
@@ -331,11 +331,11 @@ def test_a_threshold_of_nothing_emits_the_draft() -> None:
 def test_bad_settings_are_refused() -> None:
     table = near(7, 3)
     for make, says in (
-        (lambda: Additive(1.5), "delta is 1.5"),
-        (lambda: Additive(-0.1), "delta is -0.1"),
+        (lambda: AdditiveBound(1.5), "delta is 1.5"),
+        (lambda: AdditiveBound(-0.1), "delta is -0.1"),
         (lambda: Multiplicative(0.5), "factor is 0.5"),
-        (lambda: LatentNeighbourhood(table, 4, Additive(0.1)), "k=4, but the table holds 3"),
-        (lambda: LatentNeighbourhood(table, 0, Additive(0.1)), "k=0"),
+        (lambda: LatentNeighbourhood(table, 4, AdditiveBound(0.1)), "k=4, but the table holds 3"),
+        (lambda: LatentNeighbourhood(table, 0, AdditiveBound(0.1)), "k=0"),
         (lambda: NeighbourhoodThreshold(table, 4, 0.1), "k=4, but the table holds 3"),
         (lambda: NeighbourhoodThreshold(table, 3, -0.1), "tau is -0.1"),
         (lambda: Annealed(0.9), "delta=0.9"),
@@ -347,7 +347,7 @@ def test_bad_settings_are_refused() -> None:
             make()
     p, q = laws(1, 9)
     for rule in (
-        LatentNeighbourhood(table, 3, Additive(0.1)),
+        LatentNeighbourhood(table, 3, AdditiveBound(0.1)),
         NeighbourhoodThreshold(table, 3, 0.1),
     ):
         with pytest.raises(ValueError, match=r"counts 7 token ids, but .* has 9"):

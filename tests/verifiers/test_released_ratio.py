@@ -14,14 +14,14 @@ from mmspec.bench.gaussian_tests import standard_normal_p_values
 from mmspec.drafters.denoising.patches import Ahead, Aligned, Milestones
 from mmspec.laws.noise import Coins, KeyedNoise, Keys
 from mmspec.modalities.mar.toys import LinearHead, LinearReader, innovations
-from mmspec.targets.patches import BlindTarget, PatchRequest, Plan
+from mmspec.targets.patches import BlindTarget, PatchRequest, PatchSettings
 from mmspec.verifiers.path_ratio import path_law
 from mmspec.verifiers.released_ratio import ReleasedRatio
 from tests.verifiers.pictures import ALARM, drawn
 
 TARGET = LinearReader(LinearHead.of((0.5, 0.4, 0.3), slope=0.3, spread=(0.9, 1.2, 1.1)))
 DRAFT = LinearReader(LinearHead.of((0.5, 0.4, 0.3), spread=(1.1, 1.0, 0.8)), bias=0.4)
-SINGLE = Plan(steps=4)
+SINGLE = PatchSettings(steps=4)
 
 
 @dataclass
@@ -52,7 +52,7 @@ def judged(rule: ReleasedRatio, target: Any, small: Any, depth: int = 2) -> tupl
     """Draft, scores, verdict and odds of one round of 3 pictures."""
     noise = KeyedNoise.seeded(3, 3, torch.device("cpu"))
     scorer = BlindTarget(target)
-    context = scorer.prefill(PatchRequest(Plan(steps=3), 3, noise))
+    context = scorer.prefill(PatchRequest(PatchSettings(steps=3), 3, noise))
     draft = Aligned(small, Ahead(depth)).propose(context, None)
     heard, scores = Heard(noise), scorer.score(context, draft)
     verdict = rule.verify(draft, scores, heard)

@@ -16,7 +16,7 @@ from mmspec.trees import Tree
 from mmspec.verifiers import gaussian_line, sequence
 from mmspec.verifiers.gaussian_steps import Steps, residual
 from mmspec.verifiers.reflection import Reflection
-from mmspec.verifiers.sequence import Family, Sequence, odds
+from mmspec.verifiers.sequence import Sequence, StateSiblings, odds
 from tests.verifiers.gaussian_rounds import (
     BENT,
     apart,
@@ -42,7 +42,7 @@ def accepted(r: float, siblings: int) -> float:
     real = torch.ones(1, 1, siblings, dtype=torch.bool)
     place = torch.zeros(1, 1, siblings, dtype=torch.float64)
     far = torch.full((1, 1), r, dtype=torch.float64)
-    _, taken = odds(Family(place.long(), real, place, far))
+    _, taken = odds(StateSiblings(place.long(), real, place, far))
     return 1 - float(gaussian_line.excess(far, 1 / taken) * taken)
 
 

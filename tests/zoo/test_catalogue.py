@@ -108,7 +108,15 @@ def test_checkpoints_of_other_packages_lie_beside_their_trainer(
     entry = zoo.Entry("walk", "A random walk.", "stranger")
     kept = MODALITIES[0]
     other = Modality(
-        "odd", "tokens", "plain", kept.settings, "stranger", "stranger", lambda _: False, (entry,)
+        "odd",
+        "tokens",
+        "plain",
+        kept.settings,
+        "stranger",
+        "stranger",
+        "stranger",
+        lambda _: False,
+        (entry,),
     )
     monkeypatch.setattr(registry, "modalities", lambda: {"odd": other})
     assert zoo.path("walk") == tmp_path / "checkpoints" / "walk"

@@ -30,7 +30,7 @@ from mmspec.recipe import Kit
 from mmspec.targets.denoising import Trajectory
 
 
-class Forecast(Protocol):
+class Extrapolator(Protocol):
     """A linear rule from what was seen to what comes: one weight per place seen."""
 
     @property
@@ -39,7 +39,7 @@ class Forecast(Protocol):
 
 
 @dataclass(frozen=True)
-class Newton:
+class NewtonExtrapolator:
     """The polynomial through the last order + 1 places, exact for polynomials of that degree."""
 
     order: int = 1
@@ -55,11 +55,11 @@ class Newton:
 
 
 @dataclass(frozen=True)
-class Taylor:
+class TaylorExtrapolator:
     """Taylor's series with backward differences for derivatives (TaylorSeer, Liu et al. 2025).
 
     The differences are divided by the newest spacing alone, so beyond order 1 it is not exact even
-    for a parabola; it reacts less to noise than `Newton`.
+    for a parabola; it reacts less to noise than `NewtonExtrapolator`.
     """
 
     order: int = 1
@@ -128,7 +128,7 @@ class Extrapolated(Drafter):
 
     window: Window = field(default_factory=Window)
     freeze: Freeze = field(default_factory=Clean)
-    forecast: Forecast = field(default_factory=Newton)
+    forecast: Extrapolator = field(default_factory=NewtonExtrapolator)
     axis: Axis = field(default_factory=Index)
     root: Root = field(default_factory=Refresh)
     kind: Kind = Kind.RACE
@@ -215,13 +215,13 @@ class Extrapolated(Drafter):
         return torch.tensor(table, dtype=torch.float64)
 
 
-def forecast_named(choice: Any, order: int) -> Forecast:
-    """A `Forecast` by name, or the object itself. Raises ValueError listing the names."""
+def forecast_named(choice: Any, order: int) -> Extrapolator:
+    """A `Extrapolator` by name, or the object itself. Raises ValueError listing the names."""
     if choice == "newton":
-        return Newton(order)
+        return NewtonExtrapolator(order)
     if choice == "taylor":
-        return Taylor(order)
-    if isinstance(choice, Newton | Taylor):
+        return TaylorExtrapolator(order)
+    if isinstance(choice, NewtonExtrapolator | TaylorExtrapolator):
         return choice
     raise ValueError(f"forecast={choice!r} is not known; choose one of newton, taylor")
 

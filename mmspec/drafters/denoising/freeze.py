@@ -52,7 +52,7 @@ class Velocity:
 
 
 @dataclass(frozen=True)
-class Noise:
+class FrozenNoise:
     """eps, the output of an eps-model, and with it the score up to a factor.
 
     The worst of all in many dimensions: an old eps is a poor guess of a new state's. Where a chain
@@ -81,7 +81,7 @@ class Increment:
 FREEZES: dict[str, Freeze] = {
     "clean": Clean(),
     "velocity": Velocity(),
-    "noise": Noise(),
+    "noise": FrozenNoise(),
     "increment": Increment(),
 }
 
@@ -90,6 +90,6 @@ def freeze_named(choice: Any) -> Freeze:
     """A `Freeze` by its name, or the object itself. Raises ValueError listing the names."""
     if isinstance(choice, str) and choice in FREEZES:
         return FREEZES[choice]
-    if isinstance(choice, Clean | Velocity | Noise | Increment):
+    if isinstance(choice, Clean | Velocity | FrozenNoise | Increment):
         return choice
     raise ValueError(f"freeze={choice!r} is not known; choose one of {', '.join(FREEZES)}")

@@ -13,18 +13,18 @@ from torch import Tensor
 from mmspec.draft import Draft, Drafter, Kind
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
+from mmspec.laws.gaussian import Driving
 from mmspec.models.loading import model_type
 from mmspec.models.mar import MarConfig, MarForImageGeneration
 from mmspec.models.random_weights import random_model
 from mmspec.models.reading import read
 from mmspec.recipe import DraftModelKind, Kit
-from mmspec.laws.gaussian import Driving
-from mmspec.targets.patches import Patches, Reader, cell_keys
+from mmspec.targets.patches import Patches, PatchReader, cell_keys
 from mmspec.targets.paths import PathLaw
 from mmspec.trees import Tree
 
 
-class Pace(Protocol):
+class PatchPace(Protocol):
     """How many steps to draft from where a picture stands."""
 
     def levels(self, step: int, steps: int) -> int: ...
@@ -72,8 +72,8 @@ class Aligned(Drafter):
     diffusion head belong to the cell, so a draft that equals the target makes its very picture.
     """
 
-    reader: Reader
-    pace: Pace = field(default_factory=lambda: Ahead(4))
+    reader: PatchReader
+    pace: PatchPace = field(default_factory=lambda: Ahead(4))
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE,)
 
     def begin(self, context: Patches) -> None:

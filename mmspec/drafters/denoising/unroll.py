@@ -10,14 +10,13 @@ from torch import Tensor
 
 from mmspec.draft import Draft, Kind
 from mmspec.drafters.denoising.window import Window
-from mmspec.laws.gaussian import Driving
-from mmspec.laws.gaussian import Gaussian
+from mmspec.laws.gaussian import Driving, Gaussian
 from mmspec.laws.noise import Lane
 from mmspec.targets.denoising import Trajectory
 from mmspec.trees import Tree
 
 
-class Step(Protocol):
+class UnrolledStep(Protocol):
     """A draft's law of the state after each of W states, all at the same depth.
 
     It must not depend on the noise of that state or of later ones: no look at states that were
@@ -60,7 +59,7 @@ def unroll(
     context: Trajectory,
     tree: Tree,
     levels: Sequence[int],
-    law: Step,
+    law: UnrolledStep,
     kind: Kind,
 ) -> Draft:
     """Draft `levels[b]` states deep in row b, along `tree`, whose depth is the largest of them.

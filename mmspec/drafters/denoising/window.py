@@ -26,11 +26,11 @@ class Pace(Protocol):
 
     def begin(self, context: Trajectory) -> Any: ...
     def wanted(self, state: Any, context: Trajectory) -> list[int]: ...  # per row
-    def observe(self, state: Any, news: News) -> Any: ...
+    def observe(self, state: Any, news: WindowNews) -> Any: ...
 
 
 @dataclass(frozen=True)
-class News:
+class WindowNews:
     """What became of a round, for a `Pace`."""
 
     context: Trajectory  # after the round
@@ -68,7 +68,7 @@ class Window:
     """
 
     most: int | None = None
-    pace: Pace = field(default_factory=lambda: Additive())
+    pace: Pace = field(default_factory=lambda: AdditivePace())
     branching: tuple[int, ...] = ()
     quiet: bool = False
 
@@ -118,7 +118,7 @@ class Window:
     def observe(
         self, state: Progress, context: Trajectory, draft: Draft, scores: Scores, kept: Round
     ) -> Progress:
-        news = News(context, draft, scores, kept, state.levels)
+        news = WindowNews(context, draft, scores, kept, state.levels)
         whole = [news.whole(row) for row in range(draft.batch)]
         return Progress(self.pace.observe(state.pace, news), state.levels, whole)
 
@@ -152,12 +152,12 @@ class Constant:
     def wanted(self, state: None, context: Trajectory) -> list[int]:
         return [self.states or context.kernel.steps] * context.batch
 
-    def observe(self, state: None, news: News) -> None:
+    def observe(self, state: None, news: WindowNews) -> None:
         return None
 
 
 @dataclass(frozen=True)
-class Additive:
+class AdditivePace:
     """One more after a draft accepted whole, else half as much again as what was committed.
 
     Each image has its own; starts at `start`.
@@ -179,10 +179,10 @@ class Additive:
     def wanted(self, state: list[int], context: Trajectory) -> list[int]:
         return state
 
-    def observe(self, state: list[int], news: News) -> list[int]:
+    def observe(self, state: list[int], news: WindowNews) -> list[int]:
         return [self._next(most, row, news) for row, most in enumerate(state)]
 
-    def _next(self, most: int, row: int, news: News) -> int:
+    def _next(self, most: int, row: int, news: WindowNews) -> int:
         levels, committed = news.levels[row], news.kept.accepted[row] + 1
         if not levels:
             return most
@@ -231,7 +231,7 @@ class Mismatch:
         over = (i for i in ahead if scale * growth(grid, step, i) > self.most**2)
         return max(next(over, len(grid)) - step + 1, self.least)
 
-    def observe(self, state: list[float | None], news: News) -> list[float | None]:
+    def observe(self, state: list[float | None], news: WindowNews) -> list[float | None]:
         drafted, law, draft = news.draft.law, news.scores.law, news.draft
         if not draft.nodes:
             return state
@@ -245,7 +245,7 @@ class Mismatch:
         return [self._fitted(old, row, news, squared[row], grid) for row, old in enumerate(state)]
 
     def _fitted(
-        self, old: float | None, row: int, news: News, squared: list[float], grid: list[float]
+        self, old: float | None, row: int, news: WindowNews, squared: list[float], grid: list[float]
     ) -> float | None:
         """c from the nodes below committed states: what lies behind a rejection stays unseen."""
         tree, step = news.draft.tree, news.begun(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,14 +13,15 @@ from diffusers.hooks.hooks import CacheContext, _set_cache_context
 from torch import nn
 
 from mmspec.drafters.forecast.features import TakenOver, stacked
-from mmspec.drafters.forecast.hooks import Clock, Statistics, check_finite, time_of
+from mmspec.drafters.forecast.hooks import Statistics
+from mmspec.drafters.forecast.steps import StepClock, check_finite, time_of
 
 
 class CachedNetwork:
     """Attached when made, given back when called; each call in a step has a state of its own."""
 
     def __init__(
-        self, network: nn.Module, threshold: float, clock: Clock, statistics: Statistics
+        self, network: nn.Module, threshold: float, clock: StepClock, statistics: Statistics
     ) -> None:
         blocks = stacked(network)
         _check(network, blocks)
@@ -44,7 +46,8 @@ class CachedNetwork:
                 delattr(module, name)
 
     def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        step = self._clock.see(time_of(original, args, kwargs))
+        arguments = inspect.signature(original).bind(*args, **kwargs).arguments
+        step = self._clock.see(time_of(arguments))
         self._ordinal = self._ordinal + 1 if step == self._step else 0
         self._step = step
         _set_cache_context(self._network, CacheContext(str(self._ordinal)))

@@ -8,19 +8,18 @@ the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from mmspec.drafters.forecast.hooks import Attached, Clock, Statistics, networks_of
+from mmspec.drafters.forecast.cached_network import CachedNetwork
+from mmspec.drafters.forecast.hooks import Attached, Statistics
+from mmspec.drafters.forecast.steps import StepClock, networks_of
 from mmspec.recipe import Kit
-
-if TYPE_CHECKING:
-    from mmspec.drafters.forecast.cached_network import CachedNetwork
 
 
 @runtime_checkable
-class Residual(Protocol):
+class BlockResidual(Protocol):
     """The verifier: how much the first block's residual may change (`verifiers.first_block`)."""
 
     @property
@@ -35,7 +34,7 @@ class FirstBlockCache:
 
     def under(self, gate: object) -> FirstBlockCache:
         """Raises ValueError for a verifier that judges something else."""
-        if not isinstance(gate, Residual):
+        if not isinstance(gate, BlockResidual):
             raise ValueError(
                 f"{type(gate).__name__} does not judge the first block; give verifier= a "
                 "FirstBlockGate"
@@ -47,11 +46,7 @@ class FirstBlockCache:
 
         Raises ValueError for networks that the cache of diffusers does not serve.
         """
-        from mmspec.drafters.forecast.cached_network import (
-            CachedNetwork,  # listing recipes stays quick
-        )
-
-        statistics, clock = Statistics(), Clock()
+        statistics, clock = Statistics(), StepClock()
 
         def one(network: nn.Module) -> CachedNetwork:
             return CachedNetwork(network, self.threshold, clock, statistics)

@@ -33,20 +33,18 @@ from mmspec.drafters.forecast.features import (
     tensors,
 )
 from mmspec.drafters.forecast.forecast import Basis, Newton, Taylor, Timeline, chosen
-from mmspec.drafters.forecast.gate import Past, Schedule
-from mmspec.drafters.forecast.metric import Metric
+from mmspec.drafters.forecast.steps import StepClock, check_finite, networks_of, time_of
 from mmspec.recipe import Kit
-
-_NETWORKS = ("transformer", "transformer_2", "unet")
-_TIMES = ("timestep", "timesteps", "t")  # what networks call it
+from mmspec.targets.forecast_error import Metric
+from mmspec.targets.forecast_schedule import ForecastSchedule, Past
 
 
 @runtime_checkable
-class Gate(Protocol):
+class ForecastJudge(Protocol):
     """What is done about the errors of forecasts (`mmspec.verifiers.forecast_gate`)."""
 
     @property
-    def schedule(self) -> Schedule: ...
+    def schedule(self) -> ForecastSchedule: ...
     @property
     def metric(self) -> Metric: ...
     @property
@@ -73,7 +71,7 @@ class Extrapolation:
 
     def under(self, gate: object) -> Forecasting:
         """Bind to a recipe's verifier. Raises ValueError for one that judges something else."""
-        if not isinstance(gate, Gate):
+        if not isinstance(gate, ForecastJudge):
             raise ValueError(
                 f"{type(gate).__name__} does not judge forecasts of features; give verifier= a "
                 "ForecastGate"
@@ -85,7 +83,7 @@ class Extrapolation:
 class Forecasting:
     """Forecasts under a gate, ready to be put onto a network."""
 
-    gate: Gate
+    gate: ForecastJudge
     how: Extrapolation = field(default_factory=Extrapolation)
 
     def attach(self, pipe: Any, samples: int | None = None) -> Attached:
@@ -94,7 +92,7 @@ class Forecasting:
         One attachment serves one call of the pipeline. `samples` is how many images that makes: it
         tells the halves of guidance apart from other images (None: every row is an image).
         """
-        statistics, clock = Statistics(), Clock()
+        statistics, clock = Statistics(), StepClock()
 
         def one(network: nn.Module) -> Attachment:
             steps = lambda: len(pipe.scheduler.timesteps)  # noqa: E731, set by the call to come
@@ -107,7 +105,7 @@ class Forecasting:
         network: nn.Module,
         steps: Callable[[], int],
         samples: int | None = None,
-        clock: Clock | None = None,
+        clock: StepClock | None = None,
         statistics: Statistics | None = None,
     ) -> Attachment:
         """Take over a network that is to be called for `steps()` steps.
@@ -119,7 +117,7 @@ class Forecasting:
         if getattr(network, "is_cache_enabled", False):
             raise ValueError("the network has a cache of diffusers on; call disable_cache() first")
         return Attachment(
-            self, network, steps, samples, clock or Clock(), statistics or Statistics()
+            self, network, steps, samples, clock or StepClock(), statistics or Statistics()
         )
 
 
@@ -131,20 +129,6 @@ class Statistics:
     forecast: int = 0  # kept as forecast
     rejected: int = 0
     errors: list[tuple[int, float]] = field(default_factory=list)  # (step, error) of all checks
-
-
-@dataclass
-class Clock:
-    """Counts the steps of a sampling call: a new one begins where the time changes."""
-
-    step: int = -1
-    time: list[float] | None = None
-
-    def see(self, time: list[float]) -> int:
-        """The step that a call at `time` belongs to."""
-        if time != self.time:
-            self.time, self.step = time, self.step + 1
-        return self.step
 
 
 @dataclass
@@ -203,7 +187,7 @@ class Attachment:
         network: nn.Module,
         steps: Callable[[], int],
         samples: int | None,
-        clock: Clock,
+        clock: StepClock,
         statistics: Statistics,
     ) -> None:
         self.statistics, self._clock = statistics, clock
@@ -261,7 +245,7 @@ class Attachment:
 
     def _find(self, arguments: dict[str, Any]) -> Course:
         """The course a call belongs to: the k-th call at one time is a step of course k."""
-        step = self._clock.see(_time(arguments))
+        step = self._clock.see(time_of(arguments))
         self._ordinal = self._ordinal + 1 if step == self._step else 0
         self._step = step
         states = next(iter(arguments.values()))
@@ -355,47 +339,6 @@ class Attachment:
             groups = len(self._course.pasts)
             self._errors = self._gate.metric(flattened(output, groups), flattened(exact, groups))
         return output
-
-
-def networks_of(pipe: Any) -> list[nn.Module]:
-    """The denoising networks of a pipeline, the one within a wrapper of `torch.compile`.
-
-    Two experts that take turns over the steps (Wan 2.2) are both found.
-    """
-    found = [part for name, part in pipe.components.items() if name in _NETWORKS]
-    networks = [part for part in found if isinstance(part, nn.Module)]
-    if not networks:
-        raise ValueError(
-            f"{type(pipe).__name__} has no transformer or unet to forecast; its components are "
-            f"{', '.join(pipe.components)}"
-        )
-    return [dict(network.named_children()).get("_orig_mod", network) for network in networks]
-
-
-def time_of(forward: Callable[..., Any], args: Any, kwargs: Any) -> list[float]:
-    """The timesteps a network is called with."""
-    return _time(inspect.signature(forward).bind(*args, **kwargs).arguments)
-
-
-def check_finite(output: Any, step: int) -> None:
-    """Raises ValueError for NaN or infinite numbers in the output of a network."""
-    if not all(bool(part.isfinite().all()) for part in tensors(output)):
-        raise ValueError(
-            f"the network's output is NaN or infinite in step {step}; run the model in a wider "
-            "dtype or check its inputs"
-        )
-
-
-def _time(arguments: dict[str, Any]) -> list[float]:
-    for name in _TIMES:
-        if name in arguments:
-            found: list[float] = torch.as_tensor(arguments[name]).flatten().tolist()
-            return found
-    raise ValueError(
-        f"the network is called without a timestep (none of {', '.join(_TIMES)} among "
-        f"{', '.join(arguments)}), so its steps cannot be told apart; this pipeline is not "
-        "supported"
-    )
 
 
 BASES: dict[str, Basis] = {"taylor": Taylor(), "newton": Newton()}

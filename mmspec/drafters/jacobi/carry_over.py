@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mmspec.codes.grid import Grid
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
+from mmspec.drafters.goodput import parse
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.jacobi.initial import Frame, Initialiser, Map, Structural, initialiser
 from mmspec.drafters.jacobi.suffix import (
@@ -32,7 +33,7 @@ from mmspec.drafters.jacobi.suffix import (
     one_hot,
 )
 from mmspec.drafters.jacobi.tree import Proactive
-from mmspec.drafters.length import Length, parse
+from mmspec.drafters.length import Length
 from mmspec.laws.categorical import Categorical
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context
@@ -82,11 +83,11 @@ class Jacobi(Drafter):
     def carries(self) -> bool:
         return self.suffix.carries
 
-    def begin(self, context: Context) -> Window:
+    def begin(self, context: Context) -> JacobiWindow:
         assert context.scores is not None, "a request begins with the law of its first token"
         grid = context.shared.get("grid") if self.grid is None else self.grid
         first = torch.zeros(context.batch, dtype=torch.int64, device=context.device)
-        return Window(
+        return JacobiWindow(
             tokens=first[:, None][:, :0],
             law=categorical(context.scores.law),
             known=first,
@@ -94,7 +95,7 @@ class Jacobi(Drafter):
             map=None if grid is None else Map.of(grid, context.device),
         )
 
-    def propose(self, context: Context, state: Window) -> Draft:
+    def propose(self, context: Context, state: JacobiWindow) -> Draft:
         width = self.policy.budget(state.length, context)
         tokens, law = state.tokens[:, :width], state.law[:, 1 : 1 + width]
         if width:
@@ -108,8 +109,8 @@ class Jacobi(Drafter):
         return self.proactive.spread(tokens, law, context.noise)
 
     def observe(
-        self, context: Context, state: Window, draft: Draft, scores: Scores, kept: Round
-    ) -> Window:
+        self, context: Context, state: JacobiWindow, draft: Draft, scores: Scores, kept: Round
+    ) -> JacobiWindow:
         """Move the window behind what was committed and redraw what is left of it."""
         assert state.proposed is not None, "a draft is proposed before it is scored"
         width, law = state.proposed.shape[1], categorical(scores.law)
@@ -138,10 +139,10 @@ class Jacobi(Drafter):
             tokens, redrawn = self.suffix.redraw(was, context.noise)
         length = self.policy.observe(state.length, kept)
         known = (width - done[:, 0]).clamp_max(left)
-        return Window(tokens, Categorical.cat([p[:, :1], redrawn]), known, length, state.map)
+        return JacobiWindow(tokens, Categorical.cat([p[:, :1], redrawn]), known, length, state.map)
 
     def _filled(
-        self, context: Context, state: Window, width: int
+        self, context: Context, state: JacobiWindow, width: int
     ) -> tuple[Tensor, Categorical]:  # (B, width) x2
         """The carried slots, and guesses behind them."""
         tokens, law = state.tokens[:, :width], state.law[:, : 1 + width]
@@ -157,7 +158,7 @@ class Jacobi(Drafter):
 
 
 @dataclass
-class Window:
+class JacobiWindow:
     """What is carried from round to round."""
 
     tokens: Tensor  # (B, M) int64 redrawn slots, the next position first

@@ -22,11 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.jacobi.carry_over import Jacobi, Window, window_length
-from mmspec.drafters.jacobi.initial import initialiser
 from mmspec.draft import Draft, Drafter, Kind, Reading, Round, Scores
-from mmspec.drafters.jacobi.carry_over import Jacobi, Window
+from mmspec.drafters.jacobi.carry_over import Jacobi, JacobiWindow, window_length
+from mmspec.drafters.jacobi.initial import initialiser
 from mmspec.laws.noise import Lane, Noise
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context
@@ -213,7 +211,7 @@ class Denoised(Drafter):
 class Noisy:
     """What is carried from round to round."""
 
-    window: Window
+    window: JacobiWindow
     slots: Tensor  # (B, M, D) float32 in `Space`
     level: Tensor  # (B, M) int64
 

@@ -72,7 +72,7 @@ class Initialiser(Protocol):
 
 
 @dataclass(frozen=True)
-class Random:
+class RandomInitial:
     """A code drawn uniformly; a token of the whole vocabulary where there is no grid."""
 
     def fill(self, frame: Frame) -> Tensor:  # (B, N)
@@ -136,7 +136,7 @@ class Structural:
     costs nothing. Without a grid this is `inner`.
     """
 
-    inner: Initialiser = field(default_factory=Random)
+    inner: Initialiser = field(default_factory=RandomInitial)
 
     def fill(self, frame: Frame) -> Tensor:  # (B, N)
         tokens = self.inner.fill(frame)
@@ -169,7 +169,7 @@ def _copied(frame: Frame, before: Tensor, distance: int, allowed: Tensor) -> Ten
                                       slot        0  1  2  3      in turn  0 1 1 1 1  (all copy b)
     """
     copies = frame.new & allowed
-    filled = torch.where(frame.new & ~allowed, Random().fill(frame), before[:, distance:])
+    filled = torch.where(frame.new & ~allowed, RandomInitial().fill(frame), before[:, distance:])
     before = torch.cat((before[:, :distance], filled), 1)
     place = torch.arange(before.shape[1], device=before.device).expand_as(before)
     jump = torch.cat((torch.zeros_like(copies[:, :1]).expand(-1, distance), copies), 1)
@@ -180,7 +180,7 @@ def _copied(frame: Frame, before: Tensor, distance: int, allowed: Tensor) -> Ten
 
 
 INITIAL: Mapping[str, Initialiser] = {
-    "random": Random(),
+    "random": RandomInitial(),
     "left": Left(),
     "left-argmax": LeftArgmax(),
     "above": Above(),

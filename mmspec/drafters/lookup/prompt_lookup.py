@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
+from mmspec.drafters.goodput import parse
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Length, parse
+from mmspec.drafters.length import Length
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 

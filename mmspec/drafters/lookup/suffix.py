@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.length import Length, parse
+from mmspec.drafters.goodput import parse
+from mmspec.drafters.length import Length
 from mmspec.drafters.lookup.prompt_lookup import copy, length_of, ragged
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context

@@ -20,13 +20,13 @@ from mmspec.drafters.neural.sight import (
     compressed_pixels,
 )
 from mmspec.drafters.neural.small_model import committed, draft_law, grown, waiting_block
-from mmspec.drafters.neural.weighting import Agreement, Evidence, Fixed, Weighting
+from mmspec.drafters.neural.weighting import Agreement, Evidence, FixedWeights, Weighting
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.sampling import Prefix
 from mmspec.recipe import Kit
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.context import Context
-from mmspec.targets.memory import Memory, Rows
+from mmspec.targets.memory import Memory, RowMemories
 from mmspec.targets.reader import Reader
 
 
@@ -42,7 +42,7 @@ class Ensemble(DraftModel):
 
     backbone: Reader
     sights: tuple[Sight, ...]
-    weighting: Weighting = field(default_factory=Fixed)
+    weighting: Weighting = field(default_factory=FixedWeights)
 
     def __post_init__(self) -> None:
         if not self.sights:
@@ -107,18 +107,18 @@ class Ensemble(DraftModel):
 class _Choir:
     """The memory of all views, and the laws they gave in this round."""
 
-    memory: Memory | Rows  # M x B rows, view by view
+    memory: Memory | RowMemories  # M x B rows, view by view
     read: list[int]  # committed tokens of each of B rows that are in it
     weighting: Any
     weights: Tensor  # (B, M) of this round
     said: list[Tensor] = field(default_factory=list)  # (B, n, M, V) log-probabilities each
 
 
-def stacked(backbone: Reader, memories: Sequence[Memory | Rows]) -> Memory | Rows:
+def stacked(backbone: Reader, memories: Sequence[Memory | RowMemories]) -> Memory | RowMemories:
     """Memories of one model as one batch, shorter prompts padded on the left."""
     rows = [row for memory in memories for row in _rows(memory)]
-    if isinstance(memories[0], Rows) or rows[0].saved is not None:
-        return Rows(rows)
+    if isinstance(memories[0], RowMemories) or rows[0].saved is not None:
+        return RowMemories(rows)
     lengths = [memory.kept[0] for memory in rows]
     pads = [
         pad + max(lengths) - length
@@ -148,8 +148,8 @@ def _offsets(memories: Sequence[Memory], axes: int) -> Tensor | None:  # (axes, 
     )
 
 
-def _rows(memory: Memory | Rows) -> list[Memory]:
-    return memory.rows if isinstance(memory, Rows) else [memory]
+def _rows(memory: Memory | RowMemories) -> list[Memory]:
+    return memory.rows if isinstance(memory, RowMemories) else [memory]
 
 
 def mixture(log_probs: Tensor, weights: Tensor, hard: bool) -> Categorical:
@@ -180,7 +180,7 @@ def evidence(said: Sequence[Tensor], news: News) -> list[Evidence]:
 def uniform_ensemble(kit: Kit) -> Drafter:
     """Views of one draft model, mixed with fixed weights (IbED)."""
     weights = kit.options["weights"]
-    return _ensemble(kit, Fixed(None if weights is None else tuple(weights)))
+    return _ensemble(kit, FixedWeights(None if weights is None else tuple(weights)))
 
 
 def tested_ensemble(kit: Kit) -> Drafter:

@@ -22,8 +22,8 @@ from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.context import Context
 from mmspec.targets.guidance import guided, scale_of
-from mmspec.targets.hidden_state_hook import HiddenStateHook
-from mmspec.targets.memory import Block, Memory
+from mmspec.targets.hooks import HiddenStateHook
+from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.reader import Reader
 
 SEES = "target-states"
@@ -130,7 +130,7 @@ class FeatureDraft(DraftModel):
     def width(self) -> int:
         return self.head.config.hidden_size
 
-    def _read(self, state: _Thread, layout: Block, states: Tensor) -> Tensor:  # (R, q, D)
+    def _read(self, state: _Thread, layout: TokenBlock, states: Tensor) -> Tensor:  # (R, q, D)
         positions, mask, _ = state.memory.place(layout)
         embeds = self.backbone.embed(layout.tokens)
         cache = state.memory.cache

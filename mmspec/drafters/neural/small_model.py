@@ -23,7 +23,7 @@ from mmspec.models.random_weights import random_model
 from mmspec.recipe import DraftModelKind, Kit
 from mmspec.targets.backbone import FULL
 from mmspec.targets.context import Context
-from mmspec.targets.memory import Block, Memory, Rows, block
+from mmspec.targets.memory import Memory, RowMemories, TokenBlock, block
 from mmspec.targets.reader import Reader
 
 
@@ -127,11 +127,13 @@ class SmallModel(DraftModel):
 class _Reading:
     """A draft model's memory and how many committed tokens of each row are in it."""
 
-    memory: Memory | Rows
+    memory: Memory | RowMemories
     read: list[int]
 
 
-def waiting_block(context: Context, read: Sequence[int], like: Tensor) -> tuple[Block, list[int]]:
+def waiting_block(
+    context: Context, read: Sequence[int], like: Tensor
+) -> tuple[TokenBlock, list[int]]:
     """The committed tokens behind the first `read[b]` of each row, and how many they are.
 
     A finished row repeats its last token.

@@ -31,7 +31,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedWeights:
     """The same weights all the time; uniform ones where none are given (IbED)."""
 
     values: tuple[float, ...] | None = None

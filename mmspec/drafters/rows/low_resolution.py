@@ -20,7 +20,7 @@ from mmspec.laws.sampling import Sampling
 from mmspec.models.code_resampler import FOLDER, CodeResampler, load_resampler
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context
-from mmspec.targets.memory import Block, Memory, block
+from mmspec.targets.memory import Memory, TokenBlock, block
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ def _drawn(law: Categorical, context: Context, step: int) -> Tensor:  # (B, 1)
     return law.sample(context.noise.fresh(Lane.DRAFT, index))
 
 
-def _link(token: Tensor, behind: int, like: Tensor) -> Block:
+def _link(token: Tensor, behind: int, like: Tensor) -> TokenBlock:
     """One token behind `behind` others that are read but not kept."""
     depths = torch.full((1, 1), behind, device=token.device)
-    return Block(token, depths, like.new_zeros(1, 1, behind + 1), 0, None, behind)
+    return TokenBlock(token, depths, like.new_zeros(1, 1, behind + 1), 0, None, behind)
 
 
 UPSAMPLERS = ("auto", "pixels", "latent")

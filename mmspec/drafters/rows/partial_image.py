@@ -60,7 +60,7 @@ class Page:
             return False
         return offset not in self.held or not self.held[offset].settled
 
-    def judge(self, grid: Grid, line: Line, failed: Sequence[bool]) -> None:
+    def judge(self, grid: Grid, line: RowChain, failed: Sequence[bool]) -> None:
         """Settle the judged codes, or drop them and find their islands."""
         dropped = []
         for node, (place, _) in enumerate(line.nodes[: line.sure]):
@@ -83,7 +83,7 @@ class Page:
 
 
 @dataclass(frozen=True)
-class Line:
+class RowChain:
     """The chain of one batch row."""
 
     start: int  # new tokens before it
@@ -92,7 +92,7 @@ class Line:
     fronts: tuple[tuple[int, int], ...]  # rows of the law to draw from, and the offsets to fill
 
 
-def lay(grid: Grid, page: Page, rows: int, start: int) -> Line:
+def lay(grid: Grid, page: Page, rows: int, start: int) -> RowChain:
     """What is read behind `start` new tokens of a picture, `rows` of whose rows were begun."""
     nodes, fronts = list[tuple[int, int]](), list[tuple[int, int]]()
     offset = start
@@ -109,7 +109,7 @@ def lay(grid: Grid, page: Page, rows: int, start: int) -> Line:
         elif behind in firsts and said(grid, page, behind - 1) is not None:
             fronts.append((len(nodes), behind))
             last = len(nodes)
-    return Line(start, tuple(nodes[:last]), sure, tuple(fronts))
+    return RowChain(start, tuple(nodes[:last]), sure, tuple(fronts))
 
 
 def said(grid: Grid, page: Page, offset: int) -> int | None:

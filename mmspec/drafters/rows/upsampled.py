@@ -18,15 +18,20 @@ from torch import Tensor
 from mmspec.codes.connected_cells import Cells
 from mmspec.codes.grid import Grid
 from mmspec.codes.resampling import Lawful, Resampler, Trained
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
+from mmspec.draft import Draft, Drafter, Kind, Reading, Round, Scores, categorical
 from mmspec.drafters.neural.small_model import SmallModelKind
 from mmspec.drafters.plain import Silent
 from mmspec.drafters.rows.low_resolution import Sketch, Sketcher, ratio_of, sampler_of
-from mmspec.codes.resampling import Lawful, Resampler
-from mmspec.draft import Draft, Drafter, Kind, Reading, Round, Scores, categorical
-from mmspec.drafters.rows.low_resolution import Sketch, Sketcher
-from mmspec.drafters.rows.partial_image import DraftedCode, Line, Page, filled, judged, lay, spelt
-from mmspec.drafters.rows.wavefront import Rows
+from mmspec.drafters.rows.partial_image import (
+    DraftedCode,
+    Page,
+    RowChain,
+    filled,
+    judged,
+    lay,
+    spelt,
+)
+from mmspec.drafters.rows.wavefront import RowShape
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane
 from mmspec.models.code_resampler import FOLDER
@@ -158,7 +163,7 @@ class Sheet:
     start: Tensor  # (B, 1) absolute position of the first tokens
     sketch: Sketch
     pages: list[Page]
-    lines: list[Line] = field(default_factory=list)  # of this round
+    lines: list[RowChain] = field(default_factory=list)  # of this round
 
 
 def sketched(state: Sheet, row: int) -> list[list[int]]:
@@ -289,7 +294,7 @@ def _redraw(context: Context, state: Sheet, scores: Scores, kept: Round) -> None
 
 def smaller_picture(kit: Kit) -> Drafter:
     """A model that draws a smaller grid; plain decoding for a target that draws nothing."""
-    if not isinstance(kit.shape, Rows):
+    if not isinstance(kit.shape, RowShape):
         raise ValueError("a block is as long as the grid makes it; drop length= and tree=")
     if not kit.target.family.draws:
         return Silent()

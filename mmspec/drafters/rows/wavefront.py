@@ -27,7 +27,7 @@ from mmspec.targets.context import Context
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowShape:
     """How rows of a grid are drafted; the grid says how long that is."""
 
     words: str = "rows of the grid side by side"
@@ -119,7 +119,7 @@ class Wavefront(Drafter):
         keys = context.noise.shared(position) if race else context.noise.fresh(FRONT, position)
         for row, drawn in enumerate(law.sample(keys).tolist()):
             for step, (_, offset) in enumerate(fronts[row]):
-                held[row][offset] = DraftedCode(drawn[step], law.scores[row, step])
+                held[row][offset] = WavefrontCode(drawn[step], law.scores[row, step])
         return replace(state, held=held, fronts=[])
 
 
@@ -127,7 +127,7 @@ FRONT = Lane.DRAFT  # the lane of the draws made here
 
 
 @dataclass(frozen=True)
-class DraftedCode:
+class WavefrontCode:
     """A code that waits for the gap before it to close, and the law it was drawn from."""
 
     token: int
@@ -140,12 +140,12 @@ class Front:
 
     grid: Grid | None
     like: Categorical  # (B, 0) over the target's vocabulary, greedy or not
-    held: list[dict[int, DraftedCode]]  # per batch row, by offset
+    held: list[dict[int, WavefrontCode]]  # per batch row, by offset
     fronts: list[tuple[tuple[int, int], ...]] = field(default_factory=list)  # of this round
 
 
 @dataclass(frozen=True)
-class Line:
+class WavefrontRow:
     """The chain of one batch row."""
 
     nodes: tuple[tuple[int, int], ...]  # places behind the context, tokens
@@ -153,7 +153,9 @@ class Line:
     fronts: tuple[tuple[int, int], ...]  # rows of the law, and the offsets they speak of
 
 
-def lay(grid: Grid, window: int, start: int, held: Mapping[int, DraftedCode], last: int) -> Line:
+def lay(
+    grid: Grid, window: int, start: int, held: Mapping[int, WavefrontCode], last: int
+) -> WavefrontRow:
     """What is read behind `start` new tokens, `last` being the last one."""
     nodes, fronts = list[tuple[int, int]](), list[tuple[int, int]]()
     offset = start
@@ -162,7 +164,7 @@ def lay(grid: Grid, window: int, start: int, held: Mapping[int, DraftedCode], la
         offset += 1
     sure, cell = len(nodes), grid.cell(offset)
     if cell is None:  # the picture is complete
-        return Line(tuple(nodes), sure, ())
+        return WavefrontRow(tuple(nodes), sure, ())
     fronts.append((sure, offset))
     row, count = cell
     newest = nodes[-1][1] if nodes else last
@@ -182,15 +184,15 @@ def lay(grid: Grid, window: int, start: int, held: Mapping[int, DraftedCode], la
         if not count:
             break
         newest = nodes[-1][1]
-    return Line(tuple(nodes), sure, tuple(fronts))
+    return WavefrontRow(tuple(nodes), sure, tuple(fronts))
 
 
-def _said(grid: Grid, held: Mapping[int, DraftedCode], offset: int) -> int | None:
+def _said(grid: Grid, held: Mapping[int, WavefrontCode], offset: int) -> int | None:
     """The token there, if it is known."""
     return held[offset].token if offset in held else grid.forced(offset)
 
 
-def _laws(context: Context, state: Front, lines: Sequence[Line], width: int) -> Categorical:
+def _laws(context: Context, state: Front, lines: Sequence[WavefrontRow], width: int) -> Categorical:
     """What proposals were drawn from (B, N); a forced token is a point mass, gaps say nothing."""
     scores = state.like.scores.new_zeros(len(lines), width, state.like.size)
     for row, line in enumerate(lines):

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from mmspec.api import accelerate
-from mmspec.modalities.image.families import backbone
+from mmspec.modalities.image.families import reader as reader_of
 from mmspec.modalities.image.zoo import models
 from mmspec.modalities.image.zoo.coding import learn_codes, learn_pictures
 from mmspec.modalities.image.zoo.distil import begin_like, drawn_by, follow, head_lessons, watched
@@ -111,7 +111,7 @@ def train(
         elif plan.shape is None:
             taught = head_lessons(target, processor, *seen, HEAD_BATCH, seed)
             drawing = cut(plan.drawing, steps)
-            learn_head(backbone(target), model, taught, drawing, plan.rate, progress, weight=0.5)
+            learn_head(reader_of(target), model, taught, drawing, plan.rate, progress, weight=0.5)
         else:
             begin_like(model, target)
             laws, reader = watched(target, processor, *seen), PromptEncoder(processor.tokenizer)

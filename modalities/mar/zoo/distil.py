@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmspec.modalities.mar.zoo.training import DRAWS, MaskedLesson, hidden, layers
 from mmspec.models.mar import MarForImageGeneration
-from mmspec.targets.patches import Plan
+from mmspec.targets.patches import PatchSettings
 from mmspec.targets.paths import PathLaw
 from mmspec.training.fitting import divided, fit
 from mmspec.training.reporting import Report, silent
@@ -19,7 +19,7 @@ def follow(
     model: MarForImageGeneration,
     target: MarForImageGeneration,
     taught: Iterator[MaskedLesson],
-    plan: Plan,
+    plan: PatchSettings,
     steps: int,
     rate: float,
     progress: Report = silent,
@@ -35,7 +35,9 @@ def follow(
     fit(others, taught, loss_of, steps, rate, "follow", progress, matrices)
 
 
-def law(model: MarForImageGeneration, lesson: MaskedLesson, plan: Plan) -> PathLaw:  # batch (B M,)
+def law(
+    model: MarForImageGeneration, lesson: MaskedLesson, plan: PatchSettings
+) -> PathLaw:  # batch (B M,)
     """The paths of all hidden tokens, each as if it came next."""
     reach = lesson.shown.sum(-1) + 1
     real = torch.ones_like(lesson.places, dtype=torch.bool)

@@ -11,11 +11,11 @@ from PIL import Image
 from mmspec.codes.image_family import pictures
 from mmspec.modalities.mar.zoo.models import GUIDANCE, HEAD_STEPS, LABELS, STEPS, label
 from mmspec.models.mar import MarForImageGeneration
-from mmspec.targets.patches import Plan
+from mmspec.targets.patches import PatchSettings
 from mmspec.training.fitting import chunks
 from mmspec.zoo.reading import read_all
 
-PLAN = Plan(STEPS, GUIDANCE, head_steps=HEAD_STEPS, last_noise=True)
+PLAN = PatchSettings(STEPS, GUIDANCE, head_steps=HEAD_STEPS, last_noise=True)
 
 
 def classes(count: int, seed: int = 0) -> list[int]:

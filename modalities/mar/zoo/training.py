@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from mmspec.modalities.mar.zoo.models import LABELS, PATCH
 from mmspec.models.mar import MarForImageGeneration
-from mmspec.models.mar_head import DiffusionHead, Grid
+from mmspec.models.mar_head import DiffusionHead, HeadGrid
 from mmspec.training.fitting import chunks, divided, fit
 from mmspec.training.reporting import Report, silent
 from mmspec.zoo.boards import pictures
@@ -146,7 +146,7 @@ class HeadSchedule:
 
     @classmethod
     def of(cls, steps: int) -> HeadSchedule:
-        grid = Grid.cosine(steps, steps)
+        grid = HeadGrid.cosine(steps, steps)
         alpha, sigma = (table.flip(0)[1:] for table in (grid.kernel.alpha, grid.kernel.sigma))
         small, large = grid.low.flip(0), grid.high.flip(0)
         before = torch.cat((torch.ones(1), alpha[:-1]))

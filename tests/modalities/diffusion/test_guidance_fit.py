@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmspec.modalities.diffusion.guidance_fit import Fitter, Rescaled, Weighted
+from mmspec.modalities.diffusion.guidance_fit import Fitter, Rescaled, WeightedJoin
 
 
 def test_weights_of_guidance_are_read_off_every_step() -> None:
@@ -17,7 +17,7 @@ def test_weights_of_guidance_are_read_off_every_step() -> None:
             fitter.add(step, [negative, positive], guided[:, :3])
         assert fitter.is_sure is (run == 1)
     join = fitter.join()
-    assert isinstance(join, Weighted)
+    assert isinstance(join, WeightedJoin)
     assert join.size == 3
     assert join.weights[:, 1].tolist() == [1.0, 3.25, 7.5]
     negative, positive = torch.randn(2, 3, 6, 4, 4)

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import mmspec
 from mmspec.api import Accelerated
-from mmspec.targets.patches import Plan
+from mmspec.targets.patches import PatchSettings
 from mmspec.verifiers.path_ratio import PathRatio
 from tests.toys.mar import PLAN, mar
 
@@ -27,7 +27,7 @@ def accelerate(model: Any, recipe: str | None = None, **parts: Any) -> Any:
     return mmspec.accelerate(model, recipe, **parts)
 
 
-def settings(plan: Plan) -> dict[str, Any]:
+def settings(plan: PatchSettings) -> dict[str, Any]:
     found = asdict(plan)
     return {
         **{k: v for k, v in found.items() if k != "schedule"},
@@ -54,7 +54,7 @@ def test_a_copy_is_kept_whole_and_draws_the_plain_picture(length: int, calls: in
 @pytest.mark.parametrize("last_noise", [False, True])
 def test_a_copy_of_one_step_is_released_as_the_target_draws_it(last_noise: bool) -> None:
     """Groups of one step: the target's law is the draft's, A = 1. Wider groups are another law."""
-    model, plan = mar(), Plan(**{**asdict(PLAN), "last_noise": last_noise})
+    model, plan = mar(), PatchSettings(**{**asdict(PLAN), "last_noise": last_noise})
     plain = model.sample(NONE, plan, seed=2)
     fast = accelerate(model, "cspd", drafter=copy.deepcopy(model), length=1, prefill=0)
     out = fast.generate_images(**CALL, **settings(plan))

@@ -20,8 +20,8 @@ from mmspec.modalities.mar.zoo import training as mar_training
 from mmspec.modalities.mar.zoo.evaluate import PLAN, classes, facts_of
 from mmspec.modalities.mar.zoo.loading import load
 from mmspec.modalities.mar.zoo.train import acceptance
-from mmspec.models.mar_head import Grid
-from mmspec.targets.patches import Plan
+from mmspec.models.mar_head import HeadGrid
+from mmspec.targets.patches import PatchSettings
 from mmspec.zoo import train
 from mmspec.zoo.loading import load_vae
 from mmspec.zoo.reading import read
@@ -79,7 +79,7 @@ def test_lessons_hide_what_they_ask_for() -> None:
 
 
 def test_the_tables_of_training_are_those_of_sampling() -> None:
-    kernel, found = Grid.cosine(100, 100).kernel, mar_training.HeadSchedule.of(100)
+    kernel, found = HeadGrid.cosine(100, 100).kernel, mar_training.HeadSchedule.of(100)
     assert_close(found.alpha.flip(0), kernel.alpha[:-1].float())
     assert_close(found.sigma.flip(0), kernel.sigma[:-1].float())
     assert_close(found.to_clean.flip(0), kernel.clean.float(), atol=1e-6, rtol=1e-5)
@@ -188,7 +188,7 @@ def test_the_drafter_follows_and_an_untrained_one_does_not(target: Any, drafter:
 
 def test_a_copy_draws_the_plain_picture_by_name_and_by_number(target: Any, vae: Any) -> None:
     asked = {"steps": 12, "head_steps": 8, "guidance": 1.5, "last_noise": True}
-    plan = Plan(**asked)  # type: ignore[arg-type]
+    plan = PatchSettings(**asked)  # type: ignore[arg-type]
     plain = target.sample(torch.tensor([0, 19]), plan, seed=4)
     fast: Any = mmspec.accelerate(target, "cspd-coupled", drafter=copy.deepcopy(target), length=3)
     out = fast.generate_images(prompt=["a red circle", "Yellow triangle"], **asked, seed=4, vae=vae)

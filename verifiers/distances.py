@@ -22,7 +22,7 @@ from mmspec.laws.categorical import Categorical
 
 
 @dataclass(frozen=True)
-class Step:
+class MeasuredStep:
     """One step of a rule."""
 
     accept: Tensor  # (..., V) acceptance of every token
@@ -32,7 +32,9 @@ class Step:
     distance: Tensor  # (...) total variation between output and p
 
 
-def measure(rule: Rule, p: Tensor | Categorical, q: Tensor | Categorical, chunk: int = 256) -> Step:
+def measure(
+    rule: Rule, p: Tensor | Categorical, q: Tensor | Categorical, chunk: int = 256
+) -> MeasuredStep:
     """Play every token through `rule`, `chunk` of them at a time.
 
     Laws are probabilities (..., V), or `Categorical`, where a hard one is greedy decoding.
@@ -48,7 +50,7 @@ def measure(rule: Rule, p: Tensor | Categorical, q: Tensor | Categorical, chunk:
         missed = q[..., x] * (1 - accept[..., x])
         output += (missed[..., None] * rule.residual(wanted, proposed, tested).probs).sum(-2)
     output += q * accept
-    return Step(
+    return MeasuredStep(
         accept,
         output,
         rejected=1 - (q * accept).sum(-1),

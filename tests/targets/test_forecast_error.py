@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmspec.drafters.forecast.metric import METRICS
+from mmspec.targets.forecast_error import METRICS
 
 FORECAST = torch.tensor([[3.0, 0.0], [2.0, 2.0]])
 COMPUTED = torch.tensor([[0.0, 4.0], [2.0, 2.0]])

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mmspec.modalities import families
-from mmspec.targets.attention_hook import AttentionHook, second_full
 from mmspec.targets.backbone import Backbone
+from mmspec.targets.hooks import AttentionHook, second_full
 from tests import toys
+from tests.toys import readers as families
 
 torch.set_num_threads(1)
 

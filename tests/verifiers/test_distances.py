@@ -16,10 +16,10 @@ from mmspec import recipes
 from mmspec.decode import settle
 from mmspec.draft import Draft, Kind, Round, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical, residual
-from mmspec.laws.distances import excess, measure, over_accepted, total_variation
 from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.targets.stop import Stop
 from mmspec.verifiers.annealed import Annealed
+from mmspec.verifiers.distances import excess, measure, over_accepted, total_variation
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.law import law
 from mmspec.verifiers.lenience import Lenience

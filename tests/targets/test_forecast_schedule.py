@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmspec.drafters.forecast.gate import Cadence, DecayingThreshold, Past, Schedule
+from mmspec.targets.forecast_schedule import Cadence, DecayingThreshold, ForecastSchedule, Past
 
 DIT = DecayingThreshold(base=0.1, decay=0.01, floor=0.01, least=2, most=5, warm_up=3)
 FLUX = DecayingThreshold(base=7.0, decay=0.3, floor=0.1, least=2, most=8, warm_up=3)
@@ -18,7 +18,7 @@ INF = float("inf")
 
 
 def simulate(
-    schedule: Schedule, steps: int, error: Callable[[int], float], rollback: bool = False
+    schedule: ForecastSchedule, steps: int, error: Callable[[int], float], rollback: bool = False
 ) -> str:
     """The course of one sample; `error(step)` is how far off a forecast there would be."""
     past, course = Past(), ""

@@ -28,7 +28,7 @@ class Past:
         return Past(self.steps + 1, self.forecasts + 1, False, error)
 
 
-class Schedule(Protocol):
+class ForecastSchedule(Protocol):
     """Decides before a step; `progress` is the share of all steps taken, 0 at the noise end."""
 
     @property

@@ -1,0 +1,46 @@
+"""Somebody else's modality: Markov chains, whose every law is known in closed form.
+
+It stands in a package of its own and is found by its entry points; nothing of mmspec names it.
+"""
+
+from __future__ import annotations
+
+from markov_modality.settings import MarkovSettings
+from mmspec.modality import Entry, Modality, Source
+
+ZOO = (
+    Entry(
+        "weather",
+        "Sun, clouds and rain: a chain of three states.",
+        "markov_modality.training",
+        drafter="weather-drafter",
+    ),
+    Entry(
+        "weather-drafter",
+        "What 200 days of the same weather look like.",
+        "markov_modality.training",
+        target="weather",
+    ),
+)
+
+
+def owns(source: Source) -> bool:
+    """Chains, their folders, and the checkpoints above."""
+    if source.checkpoint is not None:
+        return source.checkpoint in {entry.name for entry in ZOO}
+    return source.model_type == "markov" or "MarkovChain" in source.classes
+
+
+MODALITY = Modality(
+    name="markov",
+    decodes="states",  # recipes that decode these are its own
+    recipe="markov-copy",
+    settings=MarkovSettings,
+    plug="markov_modality.plug",
+    asking="markov_modality.asking",
+    measures="markov_modality.measures",
+    owns=owns,
+    zoo=ZOO,
+    parts=("length",),
+    plain=("markov-plain", {}),
+)

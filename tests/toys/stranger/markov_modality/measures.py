@@ -1,0 +1,146 @@
+"""How chains are measured: races against plain walking, and laws in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from markov_modality.asking import MarkovAsker
+from markov_modality.model import MarkovChain
+from markov_modality.settings import MarkovSettings
+from markov_modality.walking import ChainTable, law
+from mmspec.api import Accelerated, accelerate
+from mmspec.bench import checks
+from mmspec.bench.certificate import Check, Trial
+from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
+from mmspec.bench.workload import grouped, repeated
+from mmspec.laws.noise import KeyedNoise
+from mmspec.modality import Answer, Answers, Quality, Workload
+from mmspec.recipe import Recipe
+
+STATES = 4  # of the chains that certificates are made of
+Request = Mapping[str, Any]
+
+
+def workload(
+    model: MarkovChain,
+    asker: MarkovAsker,
+    settings: MarkovSettings,
+    *,
+    prompts: Sequence[str] | None,
+    count: int,
+    batch: int,
+    seed: int,
+    drafter: Any = None,
+) -> Workload:
+    """Walks from every state in turn, or from where the user says."""
+    texts = [str((seed + index) % model.states) for index in range(max(count, batch))]
+    groups = grouped(texts, batch) if prompts is None else repeated(prompts, batch)
+    timed = [asker.request(group) for group in groups]
+    return Workload(
+        timed=timed,
+        plain=SpeculativeWalk(accelerate(model, "markov-plain")),
+        fast=SpeculativeWalk,
+        qualities=(log_likelihood(model),),
+        batch=batch,
+        is_greedy=settings.temperature == 0,
+        settings={name: value for name, value in timed[0].items() if name != "start"},
+    )
+
+
+def log_likelihood(model: MarkovChain) -> Quality:
+    """How likely the chain finds a walk, per state."""
+
+    def values(answers: Sequence[Answer], others: Answers) -> list[tuple[float, float]]:
+        walks = [torch.tensor(answer.output) for answer in answers]
+        logs = [model.table.log()[walk[:, :-1], walk[:, 1:]].mean(1) for walk in walks]
+        return [(float(value), 1.0) for rows in logs for value in rows]
+
+    return Quality("log likelihood", values)
+
+
+@dataclass(frozen=True)
+class SpeculativeWalk:
+    """The loop of mmspec with some recipe."""
+
+    fast: Accelerated
+
+    def answer(self, request: Request, seed: int) -> Answer:
+        out = self.fast.generate(**request, seed=seed)
+        return answer(out.states, out.stats.target_calls, out.stats.exact, out.stats)
+
+    def first(self, request: Request, seed: int) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """The chain, one state after the other, without anything of the loop."""
+
+    model: MarkovChain
+
+    def answer(self, request: Request, seed: int) -> Answer:
+        last = torch.tensor(request["start"])[:, None]
+        noise, walk = KeyedNoise.seeded(seed, len(last), last.device), [last]
+        for day in range(1, request["days"] + 1):
+            keys = noise.shared(torch.full_like(last, day))
+            last = law(self.model, last, request["temperature"]).sample(keys)
+            walk.append(last)
+        return answer(torch.cat(walk, 1), request["days"])
+
+    def first(self, request: Request, seed: int) -> None:
+        return None
+
+
+def answer(states: Tensor, calls: int, exact: bool = True, stats: Any = None) -> Answer:
+    """Walks (B, 1 + days) as races know them."""
+    new = states[:, 1:]
+    return Answer(new.tolist(), new.numel(), calls, exact, states.tolist(), stats)
+
+
+def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
+    """Counted on random chains; equality is asked of the user's own where there is one.
+
+    Raises ValueError for a recipe whose drafter is no chain.
+    """
+    fast = trial.fast or pair(recipe, 0)
+    return fast.recipe, _checks(fast, recipe, trial)
+
+
+def pair(recipe: Recipe, seed: int) -> Accelerated:
+    """A random chain under a recipe, with a random draft model where it takes one."""
+    model = MarkovChain.random(STATES, seed)
+    small = [one.random(ChainTable(model), seed + 1) for one in recipe.draft_model]
+    return accelerate(model, recipe, drafter=next(iter(small), None), modality="markov")
+
+
+def _checks(fast: Accelerated, recipe: Recipe, trial: Trial) -> Iterator[Check]:
+    plan = fast.recipe
+    yield checks.enumeration(plan, plan.verifier)
+    yield checks.frequency(plan, lambda seed: subject(pair(recipe, seed)), trial, "states")
+    requests = trial.requests or [
+        {"start": [state, 0], "days": 12, "temperature": 1.0} for state in range(STATES)
+    ]
+    mine, hand = SpeculativeWalk(fast), ByHand(fast.model)
+    greedy = [{**one, "temperature": 0.0} for one in requests]
+    yield checks.greedy_equality(plan, hand, mine, greedy, trial, "walking by hand")
+    yield checks.seeded_equality(plan, hand, mine, requests, trial)
+
+
+def subject(fast: Accelerated) -> Subject:
+    """Walks of three states from state 0, and their law in closed form."""
+    table = fast.model.table.double()
+    joint = table[0][:, None, None] * table[:, :, None] * table[None]
+
+    def sample(batch: int, first: int, seed: int) -> Tensor:
+        rows = range(first, first + batch)
+        out = fast.generate(start=[0] * batch, days=LENGTH, seed=seed, row_ids=rows)
+        refuse_fallback(out.stats)
+        states: Tensor = out.states[:, 1:]
+        return states
+
+    return Subject(joint, sample)
