@@ -48,8 +48,9 @@ def accelerate(
     "zoo:NAME" of one. `recipe` is a name (see `mmspec.recipes.names()`), a `Recipe`, or None: the
     usual one of the model's modality. `drafter` is what the recipe drafts with (a model, a folder,
     "zoo:NAME") or a `Drafter`. `parts` replace parts of the recipe, each where the modality has it:
-    `tree`, `length`, `sees`, `compressor`, `processor` for tokens, `window`, `tree`, `max_rows` for
-    pipelines; others are the recipe's own knobs. `modality` decides where a model has several.
+    `tree`, `length`, `sees`, `compressor` for tokens, `processor` where they are drawn, `window`,
+    `tree`, `max_rows` for pipelines; others are the recipe's own knobs. `modality` decides where a
+    model has several.
     Nothing is written onto the model.
 
     Raises ValueError, before anything runs, for parts that do not fit: unknown names, different

@@ -184,7 +184,7 @@ def _discrete(row: int, values: list[int], draft: Draft, verdict: Verdict) -> _L
 def _continuous(row: int, values: list[int], draft: Draft, verdict: Verdict) -> _Line:
     """The same without tokens: those are views of the draft and of the verdict."""
     nodes, drafted, broken, excess = _frame(values, draft, verdict)
-    made = draft.tokens if verdict.mended is None else verdict.mended
+    made = draft.tokens if verdict.replaced is None else verdict.replaced
     tokens = [made[row, node] for node in nodes]
     if verdict.next is not None:
         tokens.append(verdict.next[row])

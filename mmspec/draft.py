@@ -177,7 +177,9 @@ class Verdict:
         Tensor | None
     )  # (B,) or (B, *E): one more token of the target; None = not scored yet (gate)
     excess: Tensor | None = None  # (B,) over-accepted mass of the tests made; None = not measured
-    mended: Tensor | None = None  # (B, N, *E) continuous tokens, parts redrawn in place; None = no
+    replaced: Tensor | None = (
+        None  # (B, N, *E) continuous tokens, parts redrawn in place; None = no
+    )
     failed: Tensor | None = None  # (B, N) bool: nodes to be drawn anew; None = those off the path
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -85,7 +86,10 @@ def describe(given: Any) -> Source:
         return Source(given, checkpoint=from_zoo)
     if isinstance(given, str | Path):
         return _described(given, Path(given))
-    config = vars(given).get("config") if hasattr(given, "__dict__") else None
+    known = vars(given) if hasattr(given, "__dict__") else {}
+    if "_orig_mod" in known.get("_modules", {}):  # torch.compile keeps the model itself there
+        return replace(describe(known["_modules"]["_orig_mod"]), given=given)
+    config = known.get("config")
     classes = tuple(base.__name__ for base in type(given).__mro__)
     return Source(given, vars(type(config)).get("model_type"), classes)
 

@@ -64,12 +64,12 @@ def restore(folder: Path, model: Any) -> dict[str, Any]:
 
 
 def _described(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts given beside a recipe, as JSON holds them."""
+    """The parts given beside a recipe, as JSON holds them; a processor belongs to the target."""
     if not recipe.name:
         raise ValueError(
             "only a recipe from mmspec.recipes can be saved; this one was made by hand"
         )
-    kept = {name: value for name, value in given.items() if name not in ("projector",)}
+    kept = {name: value for name, value in given.items() if name != "processor"}
     objects = [name for name, value in kept.items() if not _is_plain(value)]
     if objects:
         raise ValueError(

@@ -78,11 +78,11 @@ class ReleasedRatio(Verifier):
         hits = noise.flip(ratio.clamp_max(0).exp(), Lane.ACCEPT) | ~p.real
         spare = paths[..., -1, :] if self.fallback else torch.zeros_like(x)
         redrawn = self._redrawn(mine, ours, factor, ~hits, spare, noise)
-        mended = draft.tokens.clone()
-        mended[..., -1, :] = torch.where(fit(hits, x) > 0, x, redrawn)
+        replaced = draft.tokens.clone()
+        replaced[..., -1, :] = torch.where(fit(hits, x) > 0, x, redrawn)
         index = torch.arange(draft.nodes, device=x.device)
         path = torch.where(draft.mask, index, -1)
-        return Verdict(path, draft.mask.sum(-1), None, mended=mended)
+        return Verdict(path, draft.mask.sum(-1), None, replaced=replaced)
 
     def _factor(self, p: Gaussian, q: Gaussian) -> Tensor:  # (B, N, K) float64
         """ln F."""

@@ -72,7 +72,7 @@ class GaussianKernel:
         """The mean of `ancestral`, the std of the forward step (Ho et al. 2020, beta_t).
 
         For alpha^2 + sigma^2 = 1. Not zero on a clean end: a sampler that adds no noise in its last
-        step says so with `quiet`.
+        step says so with `deterministic`.
         """
         kernel = cls.ancestral(alpha, sigma)
         share = (kernel.alpha[:-1] / kernel.alpha[1:]) ** 2
@@ -121,7 +121,7 @@ class GaussianKernel:
         t = t.double()
         return cls(torch.zeros_like(t[1:]), 1 - t[1:], t[1:], 1 - t, t)
 
-    def quiet(self, silent: Tensor) -> GaussianKernel:  # (N,) bool
+    def deterministic(self, silent: Tensor) -> GaussianKernel:  # (N,) bool
         """The same means, but no noise in the `silent` steps."""
         return replace(self, std=self.std.masked_fill(silent, 0.0))
 

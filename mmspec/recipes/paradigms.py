@@ -13,7 +13,7 @@ from mmspec.verifiers.tolerance_window import ToleranceWindow
 
 RECIPE = Recipe(
     architecture=carried_window,
-    execution=Window(pace=Constant(10), quiet=True),
+    execution=Window(pace=Constant(10), deterministic=True),
     verifier=ToleranceWindow(0.1),
     sees="target-memory",
     options={"freeze": "increment", "root": "prefetch"},

@@ -127,16 +127,16 @@ class Trajectory:
     def at_round(self, index: int) -> Trajectory:
         return replace(self, noise=self.noise.at_round(index))
 
-    def room(self, most: int, quiet: bool = False) -> list[int]:
+    def room(self, most: int, deterministic: bool = False) -> list[int]:
         """How many states may be drafted per row: random transitions ahead, and one to follow.
 
         The last state of a chain is never drafted: it is the target's own, after the last node.
-        With `quiet`, transitions without noise count as well; only a tolerance can verify them.
+        With `deterministic`, transitions without noise count as well: a tolerance can verify them.
         """
         found = []
         for step, done in zip(self.step, self.finished, strict=True):
             ahead = self.kernel.is_random[step : step + most]
-            run = ahead.index(False) if False in ahead and not quiet else len(ahead)
+            run = ahead.index(False) if False in ahead and not deterministic else len(ahead)
             found.append(0 if done else max(0, min(run, self.kernel.steps - step - 1)))
         return found
 

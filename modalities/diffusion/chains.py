@@ -40,8 +40,8 @@ class ChainRunner:
             if one is not None:
                 check_network(one)
         assert isinstance(recipe.execution, Window)
-        self.quiet = recipe.execution.quiet
-        check_scheduler(pipe.scheduler, self.quiet)
+        self.deterministic = recipe.execution.deterministic
+        check_scheduler(pipe.scheduler, self.deterministic)
         self.network = Network(pipe)
         self.quick = None if small is None else Network(small)
         self.sees = "nothing" if small is None else recipe.sees
@@ -52,7 +52,7 @@ class ChainRunner:
         if own["seed"] is not None and given.get("generator") is not None:
             raise ValueError("seed= and generator= both choose the noise; give one of them")
         eta = given.get("eta") if own["eta"] is None else own["eta"]
-        noises, begun = Noises(eta, own["churn"], self.quiet), list[int]()
+        noises, begun = Noises(eta, own["churn"], self.deterministic), list[int]()
 
         def sample(opening: PreparedCall) -> Tensor:
             target = ChainTarget(opening.denoiser, self.max_rows)

@@ -182,16 +182,16 @@ def check_network(pipe: Any) -> None:
         )
 
 
-def check_scheduler(scheduler: Any, quiet: bool = False) -> None:
+def check_scheduler(scheduler: Any, deterministic: bool = False) -> None:
     """Refuse a scheduler whose chain no argument of a call could make fit. Raises ValueError.
 
-    It must draw noise, unless a `quiet` chain will do.
+    It must draw noise, unless a `deterministic` chain will do.
     """
     scheduler = copy.copy(scheduler)
     shifts = scheduler.config.get("use_dynamic_shifting", False)
     scheduler.set_timesteps(4, **({"mu": 1.0} if shifts else {}))
     try:
-        sampler(scheduler, quiet=quiet)
+        sampler(scheduler, deterministic=deterministic)
     except ValueError as refused:
         try:
             sampler(scheduler, eta=1.0)

@@ -54,14 +54,14 @@ Perform = Callable[[PreparedCall], Tensor]  # -> (B, *E), the last state
 
 @dataclass(frozen=True)
 class Noises:
-    """What makes a deterministic scheduler stochastic, or that it may stay `quiet`.
+    """What makes a deterministic scheduler stochastic, or that it may stay as it is.
 
     See `schedulers.sampler`.
     """
 
     eta: float | None = None
     churn: float | None = None
-    quiet: bool = False
+    deterministic: bool = False
 
 
 def perform(
@@ -243,7 +243,7 @@ class _Rehearsal:
         self.start = self.state = sample
         self.images = len(sample) // self.copies
         noises = self.noises
-        self.sampler = sampler(self.scheduler, noises.eta, noises.churn, noises.quiet)
+        self.sampler = sampler(self.scheduler, noises.eta, noises.churn, noises.deterministic)
 
     def _check_shown(self, step: int, sample: Tensor) -> None:
         """The network must see the latents as the scheduler scales them, and nothing else."""

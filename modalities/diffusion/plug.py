@@ -130,7 +130,7 @@ def _execution(recipe: Recipe, window: Any, tree: Any) -> Any:
         return Window.tree(tree)
     if isinstance(window, Window):
         # the recipe's verifier decides whether noiseless steps may be drafted
-        return replace(window, quiet=recipe.execution.quiet)
+        return replace(window, deterministic=recipe.execution.deterministic)
     return replace(recipe.execution, most=window)
 
 

@@ -52,7 +52,11 @@ def measure(
         return opening.start
 
     perform(
-        pipe, Network(pipe), {**defaults, **asked, "output_type": "np"}, act, Noises(quiet=True)
+        pipe,
+        Network(pipe),
+        {**defaults, **asked, "output_type": "np"},
+        act,
+        Noises(deterministic=True),
     )
     return found[0]
 

@@ -55,22 +55,26 @@ class Sampler:
 
 
 def sampler(
-    scheduler: Any, eta: float | None = None, churn: float | None = None, quiet: bool = False
+    scheduler: Any,
+    eta: float | None = None,
+    churn: float | None = None,
+    deterministic: bool = False,
 ) -> Sampler:
     """The sampler a scheduler is set to (`set_timesteps` called).
 
     `eta`: as DDIM's; for flow matching 1 is the ancestral kernel. `churn`: the noise of a
-    stochastic flow (`GaussianKernel.flow_churn`). `quiet`: a chain that never draws noise will do.
-    Raises ValueError where the scheduler is unknown, deterministic though not `quiet`, or takes no
-    eta or churn. A chain too short for it, of one step, may draw no noise all the same.
+    stochastic flow (`GaussianKernel.flow_churn`). `deterministic`: a chain that never draws noise
+    will do. Raises ValueError where the scheduler is unknown, where it takes no eta or churn, or
+    where it draws no noise and such a chain will not do. A chain too short for it, of one step,
+    may draw no noise all the same.
     """
     for family, read in _READERS.items():  # a subclass may step in its own way
         if isinstance(scheduler, family) and type(scheduler).step is family.step:
             found = read(scheduler, eta, churn)
-            if quiet or found.draws:
+            if deterministic or found.draws:
                 return found
             raise _deterministic(scheduler, _LOSSY)
-    raise _unusable(scheduler, quiet)
+    raise _unusable(scheduler, deterministic)
 
 
 def _ddpm(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
@@ -87,7 +91,7 @@ def _ddpm(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
     small, large = GaussianKernel.ancestral(*levels), GaussianKernel.fixed_large(*levels)
     if kind not in _VARIANCES:
         raise ValueError(f"variance_type={kind!r} is none of {', '.join(_VARIANCES)}")
-    kernel = (small if kind.startswith("fixed_small") else large).quiet(timesteps == 0)
+    kernel = (small if kind.startswith("fixed_small") else large).deterministic(timesteps == 0)
     std = PredictedStd() if kind == "learned" else None
     if kind == "learned_range":
         std = PredictedStd((small.std**2).clamp_min(1e-20), large.std**2)
@@ -256,9 +260,9 @@ def _deterministic(scheduler: Any, lossy: str) -> ValueError:
     )
 
 
-def _unusable(scheduler: Any, quiet: bool) -> ValueError:
+def _unusable(scheduler: Any, deterministic: bool) -> ValueError:
     name = type(scheduler).__name__
-    if name in _STOCHASTIC and not quiet:
+    if name in _STOCHASTIC and not deterministic:
         return _deterministic(scheduler, _LOSSY_LOOP)
     known = ", ".join(family.__name__ for family in _READERS)
     return ValueError(

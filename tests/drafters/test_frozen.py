@@ -244,7 +244,7 @@ def test_a_chain_that_starts_without_signal_can_be_drafted() -> None:
 def test_steps_without_noise_are_never_drafted() -> None:
     kernel = GaussianKernel.ancestral(*vp_grid(12))
     silent = torch.arange(12) % 4 == 3
-    network = mixture(2, 4, 0).denoiser(kernel.quiet(silent))
+    network = mixture(2, 4, 0).denoiser(kernel.deterministic(silent))
     done = run(Frozen(Window.fixed(8)), network, batch=4)
     drafted = [draft.law.std[draft.mask] for draft in done.drafts if draft.nodes]  # type: ignore
     assert all(bool((std > 0).all()) for std in drafted)

@@ -38,7 +38,7 @@ def test_samplers_without_noise_are_drafted_where_the_window_says_so() -> None:
     kernel = GaussianKernel.ddim(*vp_grid(40), eta=0.0)
     network = mixture(2, 4, 0).denoiser(kernel)
     slow = plain(network, batch=4, max_rows=1)
-    still = Picard(Window(12, Constant(), quiet=True))
+    still = Picard(Window(12, Constant(), deterministic=True))
     none = run(still, network, ToleranceWindow(0.0), batch=4, max_rows=1)
     assert torch.equal(none.states, slow.states)
     some = run(still, network, ToleranceWindow(0.1), batch=4)

@@ -24,7 +24,7 @@ def test_the_last_state_is_not_drafted_even_where_steps_are_quiet(
     drafter: type[Frozen] | type[Picard], eta: float
 ) -> None:
     network = mixture(2, 4, 0).denoiser(GaussianKernel.ddim(*vp_grid(STEPS), eta=eta))
-    wide = drafter(Window(None, Constant(), quiet=True))
+    wide = drafter(Window(None, Constant(), deterministic=True))
     done = run(wide, network, ToleranceWindow(1e6), batch=2)
     unseen = 1 if drafter is Picard else 0  # its first round has seen nothing, and drafts nothing
     assert max(draft.nodes for draft in done.drafts) == STEPS - 1 - unseen
@@ -39,6 +39,6 @@ def test_room_leaves_a_state_to_the_target() -> None:
     assert all(kernel.is_random)
     target = ChainTarget(mixture(2, 4, 0).denoiser(kernel))
     context = target.prefill(ChainRequest(torch.zeros(1, 2), KeyedNoise.seeded(0, 1, CPU)))
-    for quiet in (False, True):
-        assert context.room(100, quiet) == [STEPS - 1]
-        assert context.room(3, quiet) == [3]
+    for deterministic in (False, True):
+        assert context.room(100, deterministic) == [STEPS - 1]
+        assert context.room(3, deterministic) == [3]

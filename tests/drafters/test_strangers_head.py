@@ -24,11 +24,16 @@ def _recipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The stranger's recipe file lies where recipes are looked for."""
     folder = Path(toys.__file__).parent / "recipes"
     monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(folder)])
-    recipes.names.cache_clear()
+    forget()
     yield
-    recipes.names.cache_clear()
-    recipes.get.cache_clear()
+    forget()
     sys.modules.pop("mmspec.recipes.bigram", None)
+
+
+def forget() -> None:
+    """What is remembered of the recipes that there are."""
+    for cached in (recipes.modules, recipes.names, recipes.get):
+        cached.cache_clear()
 
 
 def head() -> BigramHead:

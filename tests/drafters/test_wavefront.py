@@ -216,7 +216,7 @@ VERIFIERS: list[Verifier] = [Unchecked(), Recursive()]
 def test_rows_of_a_batch_do_not_disturb_each_other(verifier: Verifier) -> None:
     model, request = painters.janus(), painters.request("janus", batch=2)
     fast = mmspec.accelerate(model, "zipar", window=1, verifier=verifier)
-    assert isinstance(fast.backbone.reader, CodeBackbone)  # type: ignore[attr-defined]
+    assert isinstance(fast.session.bound.backbone.reader, CodeBackbone)
     how = {"guidance": 2.0, "temperature": 1.0, "seed": 4}
     both = fast.generate_images(**request, **how).sequences
     for row in range(2):

@@ -72,7 +72,7 @@ def test_a_tree_branches_first_and_goes_on_as_chains() -> None:
 
 def test_words() -> None:
     assert Window.fixed(8).words == "window of 8 states"
-    assert "window of all states, paced by Additive(" in Window().words
+    assert "window of all states, paced by AdditivePace(" in Window().words
     assert Window.tree((3, 2)).words == "tree of 3 x 2 states in a window of 3"
     tree: Recipe = replace(asd.RECIPE, execution=Window.tree((3, 2)))
     assert tree.axes()["verification execution"] == "tree, one pass"

@@ -139,7 +139,7 @@ def test_fixed_large_differs_in_its_std_alone() -> None:
     assert (large.std[:-1] > small.std[:-1]).all()
     silent = torch.arange(STEPS) == STEPS - 1
     assert large.is_random[-1]
-    assert not large.quiet(silent).is_random[-1]
+    assert not large.deterministic(silent).is_random[-1]
 
 
 def test_a_step_may_land_off_the_grid() -> None:

@@ -84,7 +84,7 @@ def test_forecasts_know_other_names_of_time_and_layers(
     fast: Any = mmspec.accelerate(pipe, recipe, **options)
     found = fast(num_inference_steps=8, **given)[0]
     assert bool(found.isfinite().all())
-    assert fast.last_stats.forecast > 0
+    assert fast.last_stats.num_accepted_draft_tokens > 0
 
 
 def test_forecasts_of_lists_of_states_are_refused_where_they_cannot_be_told_apart() -> None:
@@ -112,8 +112,8 @@ def test_both_experts_are_forecast(recipe: str) -> None:
     for place in range(2):
         assert 0 < computed.count(place) < 0.7 * shown.count(place)
     stats = fast.last_stats
-    assert stats.full + stats.forecast == len(shown) == 40
-    assert stats.full == len(computed)
+    assert stats.target_calls + stats.num_accepted_draft_tokens == len(shown) == 40
+    assert stats.target_calls == len(computed)
     assert not [name for name in ("forward",) if name in vars(pipe.transformer_2)]
 
 
@@ -151,7 +151,7 @@ def test_a_compiled_network_is_forecast_as_it_was(recipe: str, options: dict[str
     pipe.transformer = torch.compile(pipe.transformer, backend="eager")
     fast: Any = mmspec.accelerate(pipe, recipe, **options)
     torch.testing.assert_close(draw(fast, "dit", seed=0), expected)
-    assert fast.last_stats.forecast > 0
+    assert fast.last_stats.num_accepted_draft_tokens > 0
 
 
 def test_blocks_that_the_cache_does_not_know_are_named() -> None:

@@ -53,7 +53,7 @@ def ours(recipe: Recipe, network: Denoiser, seed: int) -> tuple[Tensor, int]:
 
 def test_window_and_tolerance_are_the_published_ones() -> None:
     recipe = recipes.get("paradigms")
-    assert recipe.execution == Window(pace=Constant(10), quiet=True)
+    assert recipe.execution == Window(pace=Constant(10), deterministic=True)
     assert recipe.verifier == ToleranceWindow(0.1)
 
 

@@ -87,10 +87,10 @@ class Uncut(Verifier):
         refused = ~noise.flip(ratio.clamp_max(0).exp(), Lane.ACCEPT)
         index = torch.arange(refused[0].numel())
         keys = Keys(noise.fresh(Lane.RESIDUAL, index).key.view_as(ratio.long())[refused])
-        mended = draft.tokens.clone()
-        mended[refused] = PathResidual(p[refused], q[refused]).sample(keys)
+        replaced = draft.tokens.clone()
+        replaced[refused] = PathResidual(p[refused], q[refused]).sample(keys)
         path = torch.where(draft.mask, torch.arange(draft.nodes), -1)
-        return Verdict(path, draft.mask.sum(-1), None, mended=mended)
+        return Verdict(path, draft.mask.sum(-1), None, replaced=replaced)
 
 
 def test_the_alarm_is_raised_by_steps_that_read_a_refused_cell() -> None:

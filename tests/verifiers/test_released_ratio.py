@@ -92,10 +92,10 @@ def test_all_steps_stay_and_cells_are_redrawn_in_place() -> None:
     draft, scores, verdict, odds = judged(ReleasedRatio(1.0, "none"), TARGET, DRAFT, depth=3)
     assert verdict.length.tolist() == [3, 3, 3]
     assert verdict.next is None
-    changed = (verdict.mended != draft.tokens).flatten(3).any(-1)
+    changed = (verdict.replaced != draft.tokens).flatten(3).any(-1)
     assert changed.any()
     assert (odds[changed] < 1).all()
-    assert torch.equal(verdict.mended[..., :-1, :], draft.tokens[..., :-1, :])
+    assert torch.equal(verdict.replaced[..., :-1, :], draft.tokens[..., :-1, :])
     p = path_law(scores.law)  # the target reads nothing of the draft
     assert (p.condition[:, :3][p.real[:, :3]] == 0).all()
 
@@ -132,7 +132,7 @@ def test_what_is_left_after_the_last_try(fallback: bool) -> None:
     rule = ReleasedRatio(42.0, tries=3, fallback=fallback)
     draft, scores, verdict, odds = judged(rule, target, wide, depth=1)
     assert odds[..., 0].max() < 1e-3
-    kept = verdict.mended[:, 0, 0, -1, 0]
+    kept = verdict.replaced[:, 0, 0, -1, 0]
     own = path_law(scores.law)[:, :-1].walk(draft.extras.noise)[0][:, 0, 0, -1, 0]
     assert torch.equal(kept, own if fallback else torch.zeros(3))
 

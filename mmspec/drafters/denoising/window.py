@@ -63,14 +63,14 @@ class Window:
 
     The L of the papers. Window 1 drafts nothing: plain sampling. None is all that remain. `pace`
     chooses within that. `branching` widths make a tree: children per node, level by level, then 1.
-    With `quiet` the steps of a sampler that draw no noise are drafted too, which exact verifiers
-    cannot judge.
+    With `deterministic` the steps of a sampler that draw no noise are drafted too, which exact
+    verifiers cannot judge.
     """
 
     most: int | None = None
     pace: Pace = field(default_factory=lambda: AdditivePace())
     branching: tuple[int, ...] = ()
-    quiet: bool = False
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.most is not None and self.most < 1:
@@ -111,7 +111,7 @@ class Window:
         """How many states to draft per row, in this round."""
         longest = context.kernel.steps if self.most is None else self.most
         wanted = [min(longest, most) - 1 for most in self.pace.wanted(state.pace, context)]
-        room = context.room(max(max(wanted), 0), self.quiet)
+        room = context.room(max(max(wanted), 0), self.deterministic)
         state.levels = [max(min(pair), 0) for pair in zip(wanted, room, strict=True)]
         return state.levels
 

@@ -150,9 +150,9 @@ def test_ddim(spacing: str, kind: str, limit: str, eta: float) -> None:
     scheduler.set_timesteps(30)
     if spacing == "linspace" and limit != "none":
         with pytest.raises(ValueError, match="set_alpha_to_one=True"):
-            sampler(scheduler, eta=eta, quiet=True)
+            sampler(scheduler, eta=eta, deterministic=True)
         return
-    found = sampler(_widen(scheduler), eta=eta, quiet=True)
+    found = sampler(_widen(scheduler), eta=eta, deterministic=True)
     assert any(found.kernel.is_random) is (eta > 0)
     assert _gap(scheduler, found, eta=eta) < 1e-9
 
@@ -201,7 +201,7 @@ def test_euler_ancestral(spacing: str, kind: str, rescaled: bool) -> None:
 def test_euler(kind: str, extra: dict[str, Any]) -> None:
     scheduler = EulerDiscreteScheduler(prediction_type=kind, **extra)
     scheduler.set_timesteps(25)
-    found = sampler(_widen(scheduler), quiet=True)
+    found = sampler(_widen(scheduler), deterministic=True)
     assert not any(found.kernel.is_random)
     assert _gap(scheduler, found) < 1e-6  # its states are float32
 
@@ -226,7 +226,7 @@ def test_dpm(solver: dict[str, Any], spacing: str, kind: str, extra: dict[str, A
         timestep_spacing=spacing, prediction_type=kind, **solver, **extra
     )
     scheduler.set_timesteps(25)
-    found = sampler(_widen(scheduler), quiet=True)
+    found = sampler(_widen(scheduler), deterministic=True)
     assert any(found.kernel.is_random) is (solver is SDE)
     assert _gap(scheduler, found) < 2e-6  # its states are float32
 
@@ -254,7 +254,7 @@ def test_stochastic_flow(shift: float) -> None:
 def test_a_flow_with_no_noise_or_hardly_any_is_the_euler_flow(asked: dict[str, float]) -> None:
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(20)
-    found = sampler(_widen(scheduler), quiet=True, **asked)
+    found = sampler(_widen(scheduler), deterministic=True, **asked)
     assert any(found.kernel.is_random) is bool(asked)
     assert _gap(scheduler, found) < 1e-6  # its states are float32
 

@@ -105,9 +105,9 @@ def test_an_accelerated_model_says_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "'cspd-coupled' needs a draft model; give drafter= a smaller MarForImage"),
+        ({}, "'cspd-coupled' needs a draft model; give drafter= a model, a folder"),
         ({"drafter": mar(side=4)}, "draft model has side=4 and the target side=3"),
-        ({"drafter": torch.nn.Linear(1, 1)}, "drafter= is a Linear, but a MAR model"),
+        ({"drafter": torch.nn.Linear(1, 1)}, "needs a draft model, but a Linear is none"),
         (
             {"drafter": mar(1), "recipe": "sjd"},
             "decodes tokens.*recipes for it: cspd, cspd-coupled",

@@ -87,12 +87,13 @@ def test_small_pictures_show_what_prompts_say(sketch: Any) -> None:
 
 def test_the_resampler_lies_beside_it_and_is_found(target: Any, sketch: Any) -> None:
     fast = bound(target, sketch)
-    assert isinstance(fast.drafter, Upsampled)
-    assert isinstance(fast.drafter.sampler, Trained)
-    assert fast.drafter.ratio == 3
+    drafter = fast.session.bound.drafter
+    assert isinstance(drafter, Upsampled)
+    assert isinstance(drafter.sampler, Trained)
+    assert drafter.ratio == 3
     assert not fast.recipe.exact
     given = bound(target, sketch, upsampler=str(zoo.path(NAME) / FOLDER))
-    assert isinstance(given.drafter.sampler, Trained)
+    assert isinstance(given.session.bound.drafter.sampler, Trained)
     other = load_resampler(zoo.path(NAME) / FOLDER)
     other.fine_mark.neg_()
     with pytest.raises(ValueError, match="another codebook of the target"):

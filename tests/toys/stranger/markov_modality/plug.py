@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from markov_modality.asking import asker, examine, load_drafter
 from markov_modality.loading import chain
 from markov_modality.model import MarkovChain
 from markov_modality.session import session
 
-__all__ = ["asker", "examine", "load", "load_drafter", "session"]
+__all__ = ["load", "session"]
 
 
 def load(source: str | Path, **options: Any) -> MarkovChain:

@@ -62,12 +62,9 @@ class MarkovSession:
         if args:
             raise ValueError("generate() takes its arguments by name; give start=")
         asked = settings_of(Asked, arguments)
-        self._check(asked.start)
-        seed = fresh_seed() if asked.seed is None else asked.seed
-        rows, cpu = [[state] for state in asked.start], torch.device("cpu")
-        noise = KeyedNoise.seeded(seed, len(rows), cpu, asked.row_ids)
+        rows, request = [[state] for state in asked.start], self._request(asked)
         parts, recipe = self.bind(asked.days, asked.temperature)
-        for kept in loop(Call(parts, WalkRequest(tuple(asked.start), noise), recipe)):
+        for kept in loop(Call(parts, request, recipe)):
             for row, new in zip(rows, kept.tokens, strict=True):
                 row.extend(new)
         return Walked(torch.tensor(rows), loop.stats())
@@ -77,19 +74,22 @@ class MarkovSession:
         target = ChainTable(self.model, temperature)
         draft = None if self.small is None else ChainTable(self.small.model, temperature)
         kit = Kit(target, draft, self.recipe.execution, self.sees, None, self.recipe.options)
-        verifier = resolve(self.recipe.verifier, kit)
+        verifier, gate = resolve(self.recipe.verifier, kit), resolve(self.recipe.gate, kit)
         drafter = pair(self.recipe.architecture(kit), verifier, target)
-        recipe = replace(self.recipe, verifier=verifier)
-        return Parts(target, drafter, verifier, Stop(days)), recipe
+        recipe = replace(self.recipe, verifier=verifier, gate=gate)
+        return Parts(target, drafter, verifier, Stop(days), gate), recipe
 
     def save(self, folder: Path) -> None:
         if self.small is not None:
             self.small.save(folder, self.model, None)
 
-    def _check(self, start: Sequence[int]) -> None:
-        if not start or not all(0 <= state < self.model.states for state in start):
+    def _request(self, asked: Asked) -> WalkRequest:
+        if not asked.start or not all(0 <= state < self.model.states for state in asked.start):
             most = self.model.states - 1
-            raise ValueError(f"start={start} are no states; give one per row, 0 to {most}")
+            raise ValueError(f"start={asked.start} are no states; give one per row, 0 to {most}")
+        seed = fresh_seed() if asked.seed is None else asked.seed
+        noise = KeyedNoise.seeded(seed, len(asked.start), torch.device("cpu"), asked.row_ids)
+        return WalkRequest(tuple(asked.start), noise)
 
 
 def session(
