@@ -1,47 +1,191 @@
-"""What the README shows is what the package does."""
+"""What the README and the guide show is what the package does."""
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib import import_module, util
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+import typer
 from typer.testing import CliRunner
 
+import mmspec
+from mmspec import recipes, zoo
 from mmspec.cli.app import app
+from mmspec.zoo import language
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+ELSEWHERE = ('"DIR"', '"mar_base.safetensors"')  # what a snippet reads and nobody has here
 
 
-def between(name: str) -> str:
-    text = README.read_text(encoding="utf-8")
-    found = re.search(rf"<!-- {name}:start -->\n(.*?)<!-- {name}:end -->", text, re.DOTALL)
-    assert found is not None, f"the README has no {name} section"
+def text(page: str) -> str:
+    return PAGES[page].read_text(encoding="utf-8")
+
+
+def between(page: str, name: str) -> str:
+    found = re.search(rf"<!-- {name}:start -->\n(.*?)<!-- {name}:end -->", text(page), re.DOTALL)
+    assert found is not None, f"{page} has no {name} section"
     return found.group(1).strip()
+
+
+def blocks(page: str, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", text(page), re.DOTALL | re.MULTILINE)
+
+
+SNIPPETS = [(page, code) for page in PAGES for code in blocks(page, "python")]
+RUNNABLE = [one for one in SNIPPETS if not any(name in one[1] for name in ELSEWHERE)]
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Everything that is typed: lines of blocks, and what stands between backticks."""
+    for page in PAGES:
+        lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
+        whole = re.sub(r"^```.*?^```", "", text(page), flags=re.DOTALL | re.MULTILINE)
+        lines += [" ".join(one.split()) for one in re.findall(r"`([^`]+)`", whole)]
+        for line in lines:
+            for part in line.split("&&"):
+                if part.split()[:1] == ["mmspec"] and len(part.split()) > 1:
+                    yield page, part.strip()
+
+
+COMMANDS = sorted(set(commands()))
 
 
 def test_the_recipe_table_is_generated_from_the_folder() -> None:
     printed = CliRunner().invoke(app, ["recipes", "--markdown"])
     assert printed.exit_code == 0
-    assert between("recipes") == printed.stdout.strip(), (
-        "run `mmspec recipes --markdown` and put its table between the markers in README.md"
+    assert between("recipes.md", "recipes") == printed.stdout.strip(), (
+        "run `mmspec recipes --markdown` and put its table between the markers in docs/recipes.md"
     )
 
 
 def test_the_measured_table_names_its_command() -> None:
-    assert "mmspec bench" in between("bench")
+    assert "mmspec bench" in between("README.md", "bench")
 
 
-def test_the_example_of_the_readme_runs() -> None:
-    import mmspec
-    from mmspec import zoo
-    from mmspec.zoo import language
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_every_command_that_is_shown_exists(page: str, command: str) -> None:
+    words = shlex.split(command)[1:]
+    found: Any = typer.main.get_command(app)
+    while words and words[0] in getattr(found, "commands", {}):
+        found = found.commands[words.pop(0)]
+    assert not hasattr(found, "commands") or not words or words[0].startswith("-"), command
+    known = {name: one for one in found.params for name in (*one.opts, *one.secondary_opts)}
+    for name, value in zip(words, [*words[1:], ""], strict=False):
+        if name.startswith("-"):
+            assert name in {*known, "--help"}, f"{command}: no option {name}"
+        if name == "--recipe" and value.islower():
+            assert value in {*recipes.names(), "all"}, f"{command}: no recipe {value}"
+        if name.startswith("zoo:"):
+            assert name == "zoo:NAME" or zoo.is_present(name.removeprefix("zoo:")), command
 
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_name_that_is_shown_exists(page: str) -> None:
+    shown = re.findall(r"`(mmspec(?:\.\w+)+)(?:\([^`]*\))?`", text(page))
+    for name in shown:
+        assert exists(name), f"{page} names {name}, which there is not"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", text(page)):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        place = (PAGES[page].parent / file) if file else PAGES[page]
+        assert place.exists(), f"{page}: {target}"
+        assert not anchor or anchor in anchors(place.read_text(encoding="utf-8")), target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_that_is_shown_exists(page: str) -> None:
+    for name in re.findall(r"`((?:mmspec|modalities|demos|tests|verifiers)/[\w/.]*)`", text(page)):
+        assert (ROOT / name).exists(), f"{page} names {name}, which there is not"
+
+
+@pytest.mark.parametrize(("page", "code"), SNIPPETS, ids=[page for page, _ in SNIPPETS])
+def test_every_import_of_a_snippet_works(page: str, code: str) -> None:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            assert all(exists(f"{node.module}.{one.name}") for one in node.names), code
+
+
+@pytest.mark.parametrize(("page", "code"), RUNNABLE, ids=[page for page, _ in RUNNABLE])
+def test_every_snippet_runs(
+    page: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = dict(given(page))
+    torch.manual_seed(0)
+    exec(code, names)  # the page's own lines
+    if "fast(" in code or "fast.generate" in code or "custom_generate=fast" in code:
+        assert names["fast"].last_stats.num_new_tokens
+    if page == "README.md":
+        assert len(names["text"][0]) > 10
+        assert names["stats"].exact
+
+
+@lru_cache(maxsize=1)
+def language_names() -> dict[str, Any]:
     model, processor = zoo.load("llava"), zoo.processor("llava")
     example = language.examples(1, split="held-out")[0]
     prompt = language.format_prompt(processor, example.prompt)
     inputs = processor(images=example.image, text=prompt, return_tensors="pt")
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    names = {"mmspec": mmspec, "model": model, "inputs": inputs, "processor": processor}
-    exec(code, names)  # the README's own lines
-    assert len(names["text"][0]) > 10
-    assert names["stats"].exact
+    return {
+        "mmspec": mmspec,
+        "model": model,
+        "small": zoo.load("llava-text-drafter"),
+        "processor": processor,
+        "image": example.image,
+        "prompt": prompt,
+        "inputs": inputs,
+    }
+
+
+@lru_cache(maxsize=1)
+def drawing_names() -> dict[str, Any]:
+    return {"mmspec": mmspec, "model": zoo.load("image"), "processor": zoo.processor("image")}
+
+
+def given(page: str) -> dict[str, Any]:
+    """What a page takes as there: a model, its processor, a request."""
+    if page == "images.md":
+        return drawing_names()
+    if page == "vlm.md":
+        names = language_names()
+        return {**names, "fast": mmspec.accelerate(names["model"])}
+    return language_names() if page == "README.md" else {}
+
+
+def exists(name: str) -> bool:
+    """Whether this is a module, or something in one."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            if util.find_spec(".".join(parts[:cut])) is None:
+                continue
+        except ModuleNotFoundError:
+            continue
+        found: Any = import_module(".".join(parts[:cut]))
+        for one in parts[cut:]:
+            if not hasattr(found, one):
+                return False
+            found = getattr(found, one)
+        return True
+    return False
+
+
+def anchors(page: str) -> set[str]:
+    """Headings of a page as GitHub links to them."""
+    titles = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in titles}
