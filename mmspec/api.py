@@ -273,8 +273,12 @@ def _check_verifier(verifier: Any) -> None:
 
 
 def decode_plain(model: Any, **arguments: Any) -> Any:
-    """Plain decoding, one token per forward, under the same noise as every exact coupled recipe."""
-    return accelerate(model, recipe="plain").generate(**arguments)
+    """Plain decoding, one token per forward, under the same noise as every exact coupled recipe.
+
+    Of a modality without tokens, what speculates nothing there. Raises what `accelerate` raises.
+    """
+    recipe, parts = registry.of(model).plain
+    return accelerate(model, recipe, **parts).generate(**arguments)
 
 
 def load(folder: str | Path, model: Any = None) -> Accelerated:
