@@ -11,7 +11,7 @@ import torch
 
 from mmspec import recipes
 from mmspec.api import accelerate
-from mmspec.draft import Draft, Kind, Round, Scores
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.length import useful
 from mmspec.modality import Answer
 from mmspec.targets.context import Context
@@ -20,7 +20,7 @@ CONTROL = "constant drafter"
 
 
 @dataclass(frozen=True)
-class ConstantDrafter:
+class ConstantDrafter(Drafter):
     """Proposes one and the same token, whatever was said."""
 
     token: int
