@@ -186,7 +186,7 @@ def test_recipes_are_described_without_drafters() -> None:
         (
             "from mmspec.compressors.contract import named; named('identity')",
             "compressors",
-            {"naming", "identity", "contract"},
+            {"identity", "contract"},
         ),
         ("import mmspec.drafters.plain", "drafters", {"plain"}),
     ],

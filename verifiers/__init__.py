@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from mmspec._lazy import lazy
 
 if TYPE_CHECKING:
-    from mmspec.draft import Rule, Verifier
+    from mmspec.draft import Rule, RuleSchedule, Verifier
     from mmspec.verifiers.annealed import Annealed
     from mmspec.verifiers.block import Block
     from mmspec.verifiers.coupled import Coupled
@@ -38,8 +38,8 @@ __all__ = [
     "RankWindow",
     "Recursive",
     "Rule",
+    "RuleSchedule",
     "SampleAndMatch",
-    "Schedule",
     "SpecHub",
     "Traversal",
     "Typical",
@@ -61,6 +61,7 @@ _HOMES = {
     "RankWindow": "mmspec.verifiers.grouped",
     "Recursive": "mmspec.verifiers.recursive",
     "Rule": "mmspec.draft",
+    "RuleSchedule": "mmspec.draft",
     "SampleAndMatch": "mmspec.verifiers.sample_and_match",
     "SpecHub": "mmspec.verifiers.spechub",
     "Traversal": "mmspec.verifiers.traversal",

@@ -54,7 +54,7 @@ def test_published_settings_are_options_of_their_recipe(
     name: str, presets: Mapping[str, Mapping[str, Any]], model: str
 ) -> None:
     fast: Any = mmspec.accelerate(pipeline("dit"), name, **presets[model])
-    bound = fast.way.forecasting
+    bound = fast.session.runner.forecasting
     assert bound.how.order == {"dit": 4, "flux": 2, "hunyuan-video": 1}[model]
     assert bound.gate.schedule.warm_up == (1 if model == "hunyuan-video" else 3)
     assert not bound.gate.per_sample
@@ -81,9 +81,9 @@ def test_options_and_verifiers_reach_the_gate() -> None:
     assert bound.gate.rollback
     assert bound.gate.per_sample
     fast = mmspec.accelerate(pipe, "speca", rollback=False, per_sample=False, lite=True)
-    assert not fast.way.forecasting.gate.rollback
-    assert not fast.way.forecasting.gate.per_sample
-    assert fast.way.forecasting.how.lite
+    assert not fast.session.runner.forecasting.gate.rollback
+    assert not fast.session.runner.forecasting.gate.per_sample
+    assert fast.session.runner.forecasting.how.lite
     own = ForecastGate(Cadence(2, 1), per_sample=False)
     fast = mmspec.accelerate(pipe, "speca", verifier=own)
     assert fast.session.runner.forecasting.gate is own
