@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -76,8 +77,14 @@ class Phrases:
 
     @classmethod
     def load(cls, file: str | Path) -> Phrases:
-        """Read what `save` wrote."""
-        saved = load_file(str(file))
+        """Read what `save` wrote. Raises ValueError for a file that is none."""
+        try:
+            saved = load_file(str(file))
+        except (OSError, SafetensorError) as error:
+            raise ValueError(
+                f"{file} cannot be read as a phrase library ({error}); make one with "
+                "Phrases.build(...).save(file)"
+            ) from error
         if set(saved) != {"tokens", "counts"}:
             raise ValueError(
                 f"{file} holds {', '.join(sorted(saved))}, not tokens and counts; it is no phrase "

@@ -59,6 +59,14 @@ def test_matches_are_those_of_a_slow_search() -> None:
     assert int(empty.matches(tokens, allowed).sum()) == 0
 
 
+def test_what_is_no_library_file_is_refused(tmp_path: Path) -> None:
+    torn = tmp_path / "torn.safetensors"
+    torn.write_bytes(b"no tensors")
+    for file in (torn, tmp_path / "nowhere.safetensors", tmp_path):
+        with pytest.raises(ValueError, match="cannot be read as a phrase library"):
+            Phrases.load(file)
+
+
 def test_what_is_no_library_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\(3,\) is no phrase"):
         Phrases({(3,): 2})
