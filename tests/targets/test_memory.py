@@ -329,6 +329,21 @@ def test_buffers_grow_by_doubling_and_stay_put_between(batch: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 3])
+def test_buffers_that_grow_when_full_keep_their_last_slot(batch: int) -> None:
+    body, room = backbone("llama"), 3
+    request = toys.inputs("llama", batch=batch, ragged=batch > 1)
+    memory, story = prefilled(body, request, room), Story(batch)
+    for step in range(room + 2):
+        logits = read(body, memory, story.waiting, None)
+        if step >= room:  # grown
+            for row in range(batch):
+                close(logits[row, 0], fresh(body, request, row, story.text[row]))
+        memory.commit([1] * batch, [()] * batch, 0)
+        for text in story.text:
+            text.append(story.word())
+
+
+@pytest.mark.parametrize("batch", [1, 3])
 def test_nothing_is_allocated_again_where_there_is_room(batch: int) -> None:
     body = backbone("llama")
     request = toys.inputs("llama", batch=batch, ragged=batch > 1)
