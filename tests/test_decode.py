@@ -202,7 +202,7 @@ def test_a_row_that_has_ended_keeps_nothing_more() -> None:
 
 def settled(draft: Draft, scores: Scores, stop: Stop) -> Round:
     """The round that a greedy verdict on a draft makes, in a fresh context."""
-    now = context(*[[1]] * draft.batch, vocabulary=scores.law.size)
+    now = context(*[[1]] * draft.batch)
     verdict = Coupled().verify(draft, scores, now.noise)
     return settle(1, now, draft, scores, verdict, stop)
 
