@@ -14,7 +14,7 @@ DDIM, Euler in sigma, DPM-Solver of order 1 and the Euler flow, all of them one 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import diffusers
@@ -52,6 +52,18 @@ class Sampler:
         Raises ValueError where the output has not the shape that the scheduler expects.
         """
         return self.reading(raw, states, step, self.kernel)
+
+
+def begun_at(tables: Any, step: int) -> Any:
+    """A sampler of the steps from `step` on: a chain that is entered in the middle."""
+    cut: dict[str, Any] = {}
+    for one in fields(tables):
+        value = vars(tables)[one.name]
+        if isinstance(value, Tensor):
+            cut[one.name] = value[step:]
+        elif isinstance(value, GaussianKernel | PredictionReading | PredictedStd):
+            cut[one.name] = begun_at(value, step)
+    return replace(tables, **cut)
 
 
 def sampler(
