@@ -84,7 +84,8 @@ class Rescaled:
         else:
             inner = tuple(range(1, guided.dim()))
             ratio = positive.std(inner, keepdim=True) / guided.std(inner, keepdim=True)
-        return self.sign * (self.share * (guided * ratio) + (1 - self.share) * guided)
+        made: Tensor = self.share * (guided * ratio) + (1 - self.share) * guided
+        return self.sign * made
 
 
 class Fitter:
