@@ -26,8 +26,11 @@ from mmspec.drafters.jacobi.tree import Proactive
 from mmspec.drafters.plain import Silent
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import KeyedNoise, Lane, Noise
-from mmspec.verifiers import Block, Coupled, Exact, Recursive
+from mmspec.verifiers.block import Block
+from mmspec.verifiers.coupled import Coupled
+from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.phrase import PhraseJoint
+from mmspec.verifiers.recursive import Recursive
 from tests import toys
 from tests.drafters.tables import CPU, TableTarget, sample, z_score
 

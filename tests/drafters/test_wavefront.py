@@ -16,8 +16,10 @@ from mmspec.drafters.rows.wavefront import Wavefront, WavefrontCode, lay
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import KeyedNoise
 from mmspec.targets.code_backbone import CodeBackbone
-from mmspec.verifiers import Block, Coupled, Recursive
+from mmspec.verifiers.block import Block
+from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.distances import total_variation
+from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.unchecked import Unchecked
 from tests import toys
 from tests.drafters.tables import CPU, TableTarget, sample, z_score
