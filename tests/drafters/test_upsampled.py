@@ -18,7 +18,8 @@ from mmspec.codes.resampling import Repeated
 from mmspec.draft import Drafter, Kind, Verifier
 from mmspec.drafters.plain import Silent
 from mmspec.drafters.rows.low_resolution import Sketcher
-from mmspec.drafters.rows.partial_image import DraftedCode, Page, lay
+from mmspec.drafters.rows.partial_image import Page, lay
+from mmspec.drafters.rows.row_chain import DraftedCode
 from mmspec.drafters.rows.upsampled import Upsampled
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import KeyedNoise
