@@ -10,18 +10,13 @@ below 1.
 
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.recursive import Recursive
 
-RECIPE = Recipe(
-    architecture=small_model,
+RECIPE = with_draft_model(
     execution=Chain(Fixed(5)),
     verifier=Recursive(Annealed(delta=1.1, nu=0.7)),
-    sees="auto",
-    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Li et al. 2026",
     reconstructed="the constant mu",
 )
