@@ -75,6 +75,13 @@ def test_pooling_takes_the_longest_run_of_nearest_codes_within_the_bound(
     assert len(lengths) > 3
 
 
+def test_a_bound_that_is_reached_is_kept() -> None:
+    p = vector(0.25, 0.25, 0.25, 0.25)
+    for bound in (AdditiveBound(0.25), Multiplicative(2.0)):
+        pool = LatentNeighbourhood(LINE, 3, bound).pool(p, torch.tensor(1))
+        assert (int(pool.size), float(pool.mass)) == (1, 0.25)
+
+
 def test_the_distance_has_the_closed_form_and_exceeds_delta() -> None:
     p, q = laws(60, 12, seed=1)
     x = torch.arange(12).expand(60, -1)
