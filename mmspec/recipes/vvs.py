@@ -59,7 +59,7 @@ def codebook(kit: Kit) -> Codebook:
 
 
 RECIPE = with_draft_model(
-    execution=DynamicTree(depth=5, beam=10, nodes=59),
+    execution=DynamicTree(depth=5, beam=10, nodes=58),
     verifier=Deferred(pooling, "Recursive, latent neighbourhood within delta"),
     gate=Deferred(skipping, "some rounds skipped"),
     options={

@@ -19,6 +19,7 @@ from mmspec.draft import Draft, Kind, Round, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical, residual
 from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.targets.stop import Stop
+from mmspec.trees import Tree
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.distances import excess, measure, over_accepted, total_variation
 from mmspec.verifiers.exact import Exact
@@ -208,6 +209,22 @@ def test_a_chain_adds_up_the_tokens_it_tested() -> None:
             assert float(verdict.excess[row]) == pytest.approx(wanted, abs=1e-6)
             seen.add((row, length))
     assert len(seen) > 5
+
+
+def test_siblings_that_nobody_tested_measure_nothing() -> None:
+    """The first of two siblings is taken, for sure; padding is no sibling at all."""
+    tree = Tree.branching([2])
+    p, q = torch.tensor([1.0, 0, 0, 0]), torch.tensor([0.25, 0.25, 0.25, 0.25])
+    target, drafted = (Categorical.of(one.expand(2, n, -1)) for one, n in ((p, 3), (q, 2)))
+    mask = torch.tensor([[True, True], [False, False]])
+    draft = Draft.of(tree, torch.tensor([[0, 1], [2, 3]]), Kind.WOR, drafted, mask)
+    scores = Scores(target, torch.arange(3).expand(2, -1))
+    verdict = Recursive(Grouped(RankWindow(0))).verify(
+        draft, scores, KeyedNoise.seeded(0, 2, p.device)
+    )
+    assert verdict.excess is not None
+    assert verdict.length.tolist() == [1, 0]
+    assert verdict.excess.tolist() == [0, 0]
 
 
 def test_exact_rules_measure_nothing() -> None:
