@@ -44,7 +44,7 @@ from mmspec.trees import Tree
 from mmspec.verifiers.law import ancestral, joint
 from mmspec.verifiers.recursive import Recursive
 from tests.drafters.test_jacobi import P, Q, slots
-from tests.verifiers.test_lossless import table
+from tests.verifiers.drawn_laws import by_prefix
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE = 10  # codes in a row: more than the window of any recipe that writes rows side by side
@@ -164,7 +164,7 @@ def enumerated(verifier: Verifier) -> bool | None:
     kinds = [kind for kind in verifier.kinds if kind is not Kind.RACE]
     trees = (Tree.chain(2), Tree.branching([2])) if verifier.trees else (Tree.chain(2),)
     try:
-        for kind, tree, laws, seed in product(kinds, trees, (table, smooth), range(3)):
+        for kind, tree, laws, seed in product(kinds, trees, (by_prefix, smooth), range(3)):
             p, q = laws(seed, size), laws(seed + 1000, size)
             found = joint(p, q, verifier, tree, kind)
             worst = max(worst, float((found - ancestral(p, tree.depth + 1)).abs().max()))
