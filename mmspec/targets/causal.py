@@ -13,13 +13,14 @@ from torch import Tensor
 from mmspec import _hf
 from mmspec.draft import Draft, Round, Scores
 from mmspec.laws.sampling import Prefix
-from mmspec.targets.backbone import Backbone, padding
+from mmspec.targets.backbone import Backbone
 from mmspec.targets.check import check
 from mmspec.targets.context import Context, Request
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.hooks import AttentionHook, HiddenStateHook
 from mmspec.targets.memory import block
 from mmspec.targets.reader import Reader
+from mmspec.targets.turns import whole_mask
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class CausalTarget:
     """Scores drafts with one forward over pending and draft tokens.
 
     `wants` names features for the drafter: "hidden" (last hidden states, (B, N + 1, H), after the
-    final norm); and, in `context.shared` after the prefill, "vision" (the picture encoders'
+    final norm), "logits" (as the model gives them, (B, N + 1, V)); and, in `context.shared` after the prefill, "vision" (the picture encoders'
     outputs by modality), "attention" (of the last prompt token, (B, L), see
     `mmspec.targets.hooks`), and, with "hidden", "embeds" and "hidden" of the whole
     prompt, (B, L, H) each. Under guidance hidden states are those of both branches, 2B rows.
@@ -52,26 +53,30 @@ class CausalTarget:
         """Read the prompt; `context.scores` then gives the first token without a forward."""
         request = replace(request, inputs=_masked(self.backbone, request.inputs))
         ids = request.inputs.get("input_ids")
-        if ids is not None:
-            self._check("chain" if len(ids) == 1 else "ragged", ids[-1].tolist())
+        words = [] if ids is None else ids[-1].tolist()
+        self._check("chain" if len(request.noise.rows) == 1 else "ragged", words)
         if isinstance(self.backbone, Backbone) and self.backbone.border is not None:
-            self.backbone.border.check(_longest(request.inputs), request.room)
+            self.backbone.border.check(_longest(request), request.room)
         inputs, offer = request.inputs, dict[str, Any](request.shared)
         if "vision" in self.wants:
             inputs = _encoded(self.backbone, inputs)
             offer["vision"] = inputs["mm_encoder_outputs"]
         with self._tap() as tap, self._states() as states:
-            memory, logits, _ = self.backbone.prefill(inputs, room=request.room + 64)
+            memory, logits, _ = self._read_prompt(request, inputs)
         if tap is not None:
             offer["attention"] = tap.attention
         if states is not None:
             offer["embeds"], offer["hidden"] = states.embeds, states.hidden
-        history, pads = _prompt(request.inputs, memory.kept[0], memory.batch)
+        history = _prompt(request.inputs, memory.batch)
+        mask = whole_mask(request.inputs, request.past)
+        pads = [0] * len(history) if mask is None else (mask == 0).sum(-1).tolist()
+        slots = zip(memory.kept, pads, history, strict=True)
         context = Context(
             request=request,
             history=history,
             prompt=tuple(len(row) for row in history),
-            padding=pads,
+            padding=tuple(pads),
+            unknown=tuple(kept - pad - len(row) for kept, pad, row in slots),
             vocabulary=logits.shape[-1],
             memory=memory,
             noise=request.noise,
@@ -80,7 +85,8 @@ class CausalTarget:
         )
         position = context.position()
         law = request.sampling.law(logits[:, None], prefix(context, None), position)
-        return replace(context, scores=Scores(law, position))
+        features = {"logits": logits[:, None]} if "logits" in self.wants else {}
+        return replace(context, scores=Scores(law, position, features))
 
     def score(self, context: Context, draft: Draft) -> Scores:
         """One forward over the pending tokens and the draft nodes."""
@@ -101,6 +107,8 @@ class CausalTarget:
         if draft.nodes:
             position = torch.cat((position, position + 1 + draft.places()), 1)
         features = {} if hidden is None else {"hidden": hidden}
+        if "logits" in self.wants:
+            features["logits"] = logits
         law = context.sampling.law(logits, prefix(context, draft), position)
         return Scores(law, position, features, calls)
 
@@ -112,6 +120,13 @@ class CausalTarget:
             history.extend(tokens)
         skipped = context.skipped + 1 if kept.skips else 0
         return replace(context, scores=None, finished=kept.finished, skipped=skipped)
+
+    def _read_prompt(self, request: Request, inputs: Mapping[str, Any]) -> tuple[Any, Tensor, Any]:
+        room = request.room + 64
+        if request.past is None:
+            return self.backbone.prefill(inputs, room=room)
+        assert isinstance(self.backbone, Backbone)
+        return self.backbone.prefill(inputs, room, request.past)
 
     def _check(self, use: str, tokens: Sequence[int]) -> None:
         if self.checks and isinstance(self.backbone, Backbone) and not self.backbone.family.media:
@@ -142,12 +157,14 @@ def _masked(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     return inputs if mask is None else {**inputs, "attention_mask": mask}
 
 
-def _longest(inputs: Mapping[str, Any]) -> int:
-    """Tokens of the longest prompt, padding excluded."""
-    mask, ids = inputs.get("attention_mask"), inputs.get("input_ids")
+def _longest(request: Request) -> int:
+    """Tokens of the longest prompt, earlier turns included, padding excluded."""
+    inputs, past = request.inputs, request.past
+    mask, ids = whole_mask(inputs, past), inputs.get("input_ids")
     if mask is not None:
         return int(mask.sum(-1).amax())
-    return int((inputs["inputs_embeds"] if ids is None else ids).shape[1])
+    given = int((inputs["inputs_embeds"] if ids is None else ids).shape[1])
+    return given if past is None or past.is_told else past.length + given
 
 
 def _encoded(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -180,13 +197,11 @@ def _alive(context: Context) -> list[int]:
     return [0 if finished else count for count, finished in rows]
 
 
-def _prompt(
-    inputs: Mapping[str, Any], length: int, batch: int
-) -> tuple[tuple[list[int], ...], tuple[int, ...]]:
-    """Prompt tokens per row without padding, and the padding."""
-    ids = inputs.get("input_ids")
-    if ids is None:  # given as embeddings: its tokens are unknown, only their number counts
-        return tuple([0] * length for _ in range(batch)), (0,) * batch
-    pads = padding(inputs.get("attention_mask"), batch)
-    rows = tuple(row[pad:] for row, pad in zip(ids.tolist(), pads, strict=True))
-    return rows, tuple(pads)
+def _prompt(inputs: Mapping[str, Any], batch: int) -> tuple[list[int], ...]:
+    """Prompt tokens per row without padding; none where they were given as embeddings."""
+    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    if ids is None:
+        return tuple([] for _ in range(batch))
+    if mask is None:
+        return tuple(ids.tolist())
+    return tuple(row[seen].tolist() for row, seen in zip(ids, mask.bool(), strict=True))

@@ -137,6 +137,12 @@ class Memory:
         self.beside: Any = cache  # what the model is handed: an encoder-decoder wraps the slots
         self.source: Any = None  # encoder outputs of an encoder-decoder
 
+    def hide(self, seen: Tensor) -> None:  # (B, L) 0 = hidden
+        """Leave out slots of a prompt that nobody sees, also between others."""
+        self.bare = False
+        self.padding = tuple((seen == 0).sum(-1).tolist())
+        self.mask.hide_slots(seen)
+
     @property
     def like(self) -> Tensor:
         """A tensor of the mask's dtype and device."""
@@ -294,6 +300,11 @@ class Mask:
         for row, pad in enumerate(padding):
             if pad:
                 self.buffer[row, :, :, :pad] = self.hide
+
+    def hide_slots(self, seen: Tensor) -> None:  # (B, L) 0 = hidden
+        """Close slots of the prompt for good."""
+        self._fit(0, 0, len(seen))
+        self.buffer[..., : seen.shape[1]].masked_fill_((seen == 0)[:, None, None], self.hide)
 
     def uniform(self, at: int, corner: Tensor) -> Tensor:
         """All rows put the corner at slot `at`; returns a view (B or 1, 1, q, at + width)."""
