@@ -108,7 +108,7 @@ class Backbone(Reader):
             memory = Memory(cache, length, pads, rope, *how)
             memory.offsets, memory.types, memory.last = offsets, types, last
             if gaps is not None:
-                memory.hide(gaps)
+                hide(memory, gaps)
             return memory, out.logits[:, -1], out
         rows = []
         for row in range(batch):
@@ -118,7 +118,7 @@ class Backbone(Reader):
             rows[-1].last = last
             rows[-1].types = None if types is None else types[one]
             if gaps is not None:
-                rows[-1].hide(gaps[one])
+                hide(rows[-1], gaps[one])
         return RowMemories(rows), out.logits[:, -1], out
 
     def read(
@@ -185,6 +185,13 @@ class Backbone(Reader):
                 "head(decoder)"
             )
         return twin
+
+
+def hide(memory: Memory, seen: Tensor) -> None:  # (B, L) 0 = hidden
+    """Leave out slots of a prompt that nobody sees, also between others."""
+    memory.bare = False
+    memory.padding = tuple((seen == 0).sum(-1).tolist())
+    memory.mask.hide_slots(seen)
 
 
 def without_layers(decoder: Any, skip: Sequence[int], depth: int | None = None) -> Any:

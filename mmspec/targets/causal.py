@@ -20,18 +20,19 @@ from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.hooks import AttentionHook, HiddenStateHook
 from mmspec.targets.memory import block
 from mmspec.targets.reader import Reader
-from mmspec.targets.turns import whole_mask
+from mmspec.targets.turns import prompt_slots, whole_mask
 
 
 @dataclass(frozen=True)
 class CausalTarget:
     """Scores drafts with one forward over pending and draft tokens.
 
-    `wants` names features for the drafter: "hidden" (last hidden states, (B, N + 1, H), after the
-    final norm), "logits" (as the model gives them, (B, N + 1, V)); and, in `context.shared` after the prefill, "vision" (the picture encoders'
-    outputs by modality), "attention" (of the last prompt token, (B, L), see
-    `mmspec.targets.hooks`), and, with "hidden", "embeds" and "hidden" of the whole
-    prompt, (B, L, H) each. Under guidance hidden states are those of both branches, 2B rows.
+    `wants` names features: "hidden" (last hidden states, (B, N + 1, H), after the final norm) and
+    "logits" (as the model gives them, (B, N + 1, V)) with the scores; and, in `context.shared`
+    after the prefill, "vision" (the picture encoders' outputs by modality), "attention" (of the
+    last prompt token, (B, L), see `mmspec.targets.hooks`), and, with "hidden", "embeds" and
+    "hidden" of the whole prompt, (B, L, H) each. Under guidance hidden states are those of both
+    branches, 2B rows.
     Recurrent models replay lazily: their state stays at the last point where everything was
     accepted, and the tokens kept since then stay pending and are read again with the next draft.
     No forward is spent on that until `longest_replay` tokens wait.
@@ -160,11 +161,8 @@ def _masked(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
 def _longest(request: Request) -> int:
     """Tokens of the longest prompt, earlier turns included, padding excluded."""
     inputs, past = request.inputs, request.past
-    mask, ids = whole_mask(inputs, past), inputs.get("input_ids")
-    if mask is not None:
-        return int(mask.sum(-1).amax())
-    given = int((inputs["inputs_embeds"] if ids is None else ids).shape[1])
-    return given if past is None or past.is_told else past.length + given
+    mask = whole_mask(inputs, past)
+    return prompt_slots(inputs, past) if mask is None else int(mask.sum(-1).amax())
 
 
 def _encoded(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:

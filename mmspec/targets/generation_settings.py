@@ -45,7 +45,8 @@ def resolve(
 
     `prompt_length` counts the ids of the padded decoder prompt. `inputs` (B, L) is what encoder
     penalties look at, `embeds` (B, L, D) a prompt of embeddings, and `attention_mask` (B, L) what
-    tells padding from prompt; all may be missing. The config that comes back is resolved: lengths are absolute, special tokens are tensors.
+    tells padding from prompt; all may be missing. The config that comes back is resolved: lengths
+    are absolute, special tokens are tensors.
     """
     _refuse_unknown(model, settings)
     _check_values(settings)
@@ -127,7 +128,7 @@ def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
 
 
 def refuse_modes(model: Any, config: GenerationConfig) -> None:
-    """Refuse what cannot be speculated or is not ours to give, and every field that is unknown here.
+    """Refuse what cannot be speculated or given, and every field that is not known here.
 
     A configuration may carry entries of its own, which `generate()` does not read: those of the
     model's own configuration are left alone.

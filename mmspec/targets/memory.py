@@ -137,12 +137,6 @@ class Memory:
         self.beside: Any = cache  # what the model is handed: an encoder-decoder wraps the slots
         self.source: Any = None  # encoder outputs of an encoder-decoder
 
-    def hide(self, seen: Tensor) -> None:  # (B, L) 0 = hidden
-        """Leave out slots of a prompt that nobody sees, also between others."""
-        self.bare = False
-        self.padding = tuple((seen == 0).sum(-1).tolist())
-        self.mask.hide_slots(seen)
-
     @property
     def like(self) -> Tensor:
         """A tensor of the mask's dtype and device."""

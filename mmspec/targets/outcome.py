@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from mmspec.draft import Draft, Round, Scores
+from mmspec.laws.categorical import Categorical
 from mmspec.targets.backbone import Backbone
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request
@@ -53,7 +55,8 @@ class Recorder:
     def prefill(self, request: Request) -> Context:
         self.context = context = self.target.prefill(request)
         self.start, self.last = context.memory.kept[0], context.scores
-        self.logits, self.scores = ([[] for _ in context.history] for _ in range(2))
+        self.logits = [[] for _ in context.history]
+        self.scores = [[] for _ in context.history]
         return context
 
     def score(self, context: Context, draft: Draft) -> Scores:
@@ -99,10 +102,11 @@ class Recorder:
     def _note(self, kept: Round) -> None:
         """The scores of each token just kept: those of the place before it."""
         assert self.last is not None
+        law, logits = cast(Categorical, self.last.law), self.last.features["logits"]
         for row, (nodes, tokens) in enumerate(zip(kept.path, kept.tokens, strict=True)):
             places = [0, *(node + 1 for node in nodes)][: len(tokens)]
-            self.logits[row].append(self.last.features["logits"][row, places])
-            self.scores[row].append(self.last.law.scores[row, places])
+            self.logits[row].append(logits[row, places])
+            self.scores[row].append(law.scores[row, places])
 
     def _law(self, context: Context, tokens: Rows, logits: Tensor, first: int) -> Tensor:
         """Scores (B, n, V) from token `first` on; processors see the padding before each."""

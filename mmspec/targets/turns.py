@@ -83,6 +83,13 @@ def whole_mask(inputs: Mapping[str, Any], past: Past | None) -> Tensor | None:
     return torch.cat((before, torch.ones_like(ids) if mask is None else mask), 1)
 
 
+def prompt_slots(inputs: Mapping[str, Any], past: Past | None) -> int:
+    """Slots that a prompt takes, earlier turns included."""
+    embeds = inputs.get("inputs_embeds")
+    given = int((inputs["input_ids"] if embeds is None else embeds).shape[1])
+    return given if past is None or past.is_told else past.length + given
+
+
 def unread(inputs: Mapping[str, Any], past: Past | None) -> Mapping[str, Any]:
     """The request with those ids alone that are in no cache yet."""
     ids = inputs.get("input_ids")
@@ -115,12 +122,12 @@ def check_cache(cache: Any, slots: SlotCache, batch: int) -> None:
                 f"past_key_values has a {type(layer).__name__} in layer {index}, where the model "
                 f"keeps a {type(own).__name__}; {_FRESH}"
             )
-        if isinstance(layer, _READABLE) and layer.is_initialized and layer.keys.numel():
-            if len(layer.keys) != batch:
-                raise ValueError(
-                    f"past_key_values holds {len(layer.keys)} rows and the request has {batch}; "
-                    "give one conversation per row"
-                )
+        keys = layer.keys if isinstance(layer, _READABLE) else None
+        if keys is not None and keys.numel() and len(keys) != batch:
+            raise ValueError(
+                f"past_key_values holds {len(keys)} rows and the request has {batch}; give one "
+                "conversation per row"
+            )
 
 
 def check_room(cache: Cache, most: int) -> None:
@@ -135,7 +142,8 @@ def check_room(cache: Cache, most: int) -> None:
 
 def load(past: Past, slots: SlotCache) -> None:
     """Copy what a cache holds into slots [0, past.length); a window's last slots, of a window."""
-    for index, (layer, own) in enumerate(zip(past.cache.layers, slots.layers, strict=True)):
+    layers: list[Any] = past.cache.layers
+    for index, (layer, own) in enumerate(zip(layers, slots.layers, strict=True)):
         if isinstance(own, LinearAttentionLayer):
             copy_states([layer], own)
         elif isinstance(own, SlotLayer):
@@ -161,7 +169,8 @@ def release(rows: Sequence[SlotCache], config: Any, cache: Cache | None, stop: i
     start = int(cache.get_seq_length())
     for index, layers in enumerate(zip(*(slots.layers for slots in rows), strict=True)):
         if isinstance(layers[0], LinearAttentionLayer):
-            copy_states(layers, cache.layers[index])
+            found: Any = cache.layers[index]
+            copy_states(layers, found)
         elif isinstance(layers[0], SlotLayer):
             keys = torch.cat([layer.keys[:, :, start:stop] for layer in layers])
             values = torch.cat([layer.values[:, :, start:stop] for layer in layers])

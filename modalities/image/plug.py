@@ -12,6 +12,7 @@ from mmspec import zoo
 from mmspec.modalities import tokens
 from mmspec.modalities.image import drawing
 from mmspec.modalities.image.families import CLASSES, reader
+from mmspec.modalities.text import HOOK, Text
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe
@@ -25,10 +26,10 @@ class DrawingSession:
         self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
         self.processor = processor
         self.image_family = bound.backbone.image_family
-        self.text = tokens.Text(bound, dict)
+        self.text = Text(bound, dict)
         writes = bound.backbone.family.writes
         self.calls = ("generate_images", *(("generate", "__call__") if writes else ()))
-        self.signature = tokens.HOOK if writes else None
+        self.signature = HOOK if writes else None
 
     @property
     def sees(self) -> str:

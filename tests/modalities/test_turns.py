@@ -95,7 +95,7 @@ def assert_same_cache(ours: Any, theirs: Any) -> None:
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("family", ["llama", "mistral-sliding", "lfm2", "llava", "qwen2_5_vl"])
 def test_turns_change_hands(family: str, batch: str) -> None:
-    """Ours, `generate()`, ours inside `generate()`, a stream: all on one cache, given by the user."""
+    """Ours, `generate()`, ours inside `generate()`, a stream: on one cache, the user's own."""
     model, request = toys.model(family), toys.inputs(family, **BATCHES[batch])
     (_, question), (first, second) = two_turns(model, request, DynamicCache(config=model.config))
     third = next_turn(question, second.sequences, seed=6)
