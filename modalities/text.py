@@ -168,7 +168,7 @@ class Text:
         if not int(cache.get_seq_length()):
             return inputs, None
         past = Past.of(cache, inputs)
-        missing = sorted(drafter.wants & {"hidden", "vision"})
+        missing = sorted(drafter.wants)
         if missing:
             raise ValueError(
                 f"{name} drafts from what the target makes of the whole prompt "
