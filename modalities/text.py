@@ -23,7 +23,7 @@ from mmspec.targets.generation_settings import refuse_modes, sampled
 from mmspec.targets.generation_settings import resolve as resolve_settings
 from mmspec.targets.outcome import Ending, Recorder
 from mmspec.targets.stop import Stop
-from mmspec.targets.turns import Past, check_cache, check_room, prompt_slots, unread
+from mmspec.targets.turns import Past, check_cache, check_room, prompt_slots, unread, whole_mask
 from mmspec.targets.visual import check_carrier, check_request
 
 # what `generate` takes beside a model's inputs and generation settings
@@ -89,7 +89,7 @@ class Text:
             config=own["generation_config"],
             inputs=inputs.get("input_ids"),
             embeds=inputs.get("inputs_embeds"),
-            attention_mask=inputs.get("attention_mask"),
+            attention_mask=whole_mask(inputs, past),  # as generate() shows it to processors
             processors=own["logits_processor"] or (),
             prefix_allowed_tokens_fn=own["prefix_allowed_tokens_fn"],
         )

@@ -48,7 +48,7 @@ def resolve(
     tells padding from prompt; all may be missing. The config that comes back is resolved: lengths
     are absolute, special tokens are tensors.
     """
-    _refuse_unknown(model, settings)
+    _refuse_unknown(model, {**_entries(config), **settings})
     _check_values(settings)
     own = model.generation_config
     merged = _hf.merge_config(model, config, settings)
@@ -112,6 +112,14 @@ def _check_values(settings: Mapping[str, Any]) -> None:
     Sampling(do_sample=True, **{n: settings[n] for n in names if settings.get(n) is not None})
 
 
+def _entries(config: GenerationConfig | None) -> dict[str, Any]:
+    """What a user's configuration says beyond the library's fields."""
+    if config is None:
+        return {}
+    known = vars(_hf.default_config())
+    return {name: value for name, value in vars(config).items() if name not in known}
+
+
 def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
     own = vars(_hf.default_config()).keys() | vars(model.generation_config).keys()
     known = own - {"transformers_version"}
@@ -130,11 +138,10 @@ def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
 def refuse_modes(model: Any, config: GenerationConfig) -> None:
     """Refuse what cannot be speculated or given, and every field that is not known here.
 
-    A configuration may carry entries of its own, which `generate()` does not read: those of the
-    model's own configuration are left alone.
+    A configuration may carry entries of its own, as Whisper's does: `generate()` does not read
+    them, and neither do we.
     """
     fields, neutral = vars(_hf.default_config()), _hf.default_settings(model)
-    own = vars(model.generation_config)
     for name, value in vars(config).items():
         if name in (*HONOURED, *HARMLESS) or name.startswith("_"):
             continue
@@ -143,7 +150,7 @@ def refuse_modes(model: Any, config: GenerationConfig) -> None:
             continue
         if why:
             raise ValueError(f"{name}={value} (given, or the model's own) is not supported: {why}")
-        if name in fields or value != own.get(name):
+        if name in fields:
             raise ValueError(
                 f"{name}={value} is not known here, so it would be ignored; drop it, or use "
                 "model.generate()"
