@@ -45,7 +45,7 @@ class DiffusionSettings:
 MODALITY = Modality(
     name="diffusion",
     decodes="latents",
-    recipe="asd",
+    recipe="accelerated-diffusion-carried",
     settings=DiffusionSettings,
     package=__name__,
     owns=owns,
