@@ -33,7 +33,7 @@ def painter() -> Any:
     known = painters.llamagen_class()
     settings = known.config.to_dict()
     del settings["model_type"]
-    strange = StrangePainter(StrangeConfig(**settings))
+    strange: Any = StrangePainter(StrangeConfig(**settings))
     strange.load_state_dict(known.state_dict())
     strange.set_attn_implementation("sdpa")
     return strange.eval()
