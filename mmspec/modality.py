@@ -185,7 +185,9 @@ class Contestant(Protocol):
     """
 
     def answer(self, request: Mapping[str, Any], seed: int) -> Answer: ...
-    def first(self, request: Mapping[str, Any], seed: int) -> Answer | None: ...
+
+    def first(self, request: Mapping[str, Any], seed: int) -> Answer | None:
+        return None
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class SeededPictures:
 
 
 @dataclass(frozen=True)
-class SpeculativePipeline:
+class SpeculativePipeline(Contestant):
     """An accelerated pipeline. Recipes that forecast keep the pipeline's own loop and noise."""
 
     fast: Accelerated
@@ -107,12 +107,9 @@ class SpeculativePipeline:
         shown = SeededPictures(made, OWN if forecasts else PLAIN)
         return Answer(None, len(made), stats.target_calls, stats.exact, shown, stats, rows)
 
-    def first(self, request: Request, seed: int) -> None:
-        return None
-
 
 @dataclass(frozen=True)
-class PlainPipeline:
+class PlainPipeline(Contestant):
     """Our loop drafting nothing, which is exact whatever its recipe would do with a draft."""
 
     fast: Accelerated
@@ -120,12 +117,9 @@ class PlainPipeline:
     def answer(self, request: Request, seed: int) -> Answer:
         return replace(SpeculativePipeline(self.fast).answer(request, seed), exact=True)
 
-    def first(self, request: Request, seed: int) -> None:
-        return None
-
 
 @dataclass(frozen=True)
-class OwnPipeline:
+class OwnPipeline(Contestant):
     """The pipeline as it is."""
 
     pipe: Any
@@ -135,9 +129,6 @@ class OwnPipeline:
             made = own_pictures(self.pipe, request, seed)
         steps, shown = len(self.pipe.scheduler.timesteps), SeededPictures(made, OWN)
         return Answer(None, len(made), steps, output=shown, network_rows=float(sum(seen)))
-
-    def first(self, request: Request, seed: int) -> None:
-        return None
 
 
 @contextmanager

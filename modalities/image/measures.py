@@ -92,7 +92,7 @@ def of_requests(
 
 
 @dataclass(frozen=True)
-class SpeculativeDrawing:
+class SpeculativeDrawing(Contestant):
     """Our loop with some recipe."""
 
     fast: Accelerated
@@ -103,12 +103,9 @@ class SpeculativeDrawing:
         count = sum(map(len, tokens))
         return Answer(tokens, count, stats.target_calls, stats.exact, out.images, stats)
 
-    def first(self, request: Request, seed: int) -> None:
-        return None
-
 
 @dataclass(frozen=True)
-class OwnDrawing:
+class OwnDrawing(Contestant):
     """The model's own way to draw, where it has one."""
 
     plain: Accelerated
@@ -122,9 +119,6 @@ class OwnDrawing:
         tokens = sequences.tolist()
         images = pictures(drawing.image_family.decode(codes))
         return Answer(tokens, sum(map(len, tokens)), len(tokens[0]) - 1, output=images)
-
-    def first(self, request: Request, seed: int) -> None:
-        return None
 
 
 def likelihood(plain: Accelerated, requests: Sequence[Request]) -> Quality:

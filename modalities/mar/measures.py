@@ -98,7 +98,7 @@ def of_requests(
 
 
 @dataclass(frozen=True)
-class SpeculativeSampling:
+class SpeculativeSampling(Contestant):
     """Our loop with some recipe."""
 
     fast: Accelerated
@@ -108,12 +108,9 @@ class SpeculativeSampling:
         calls, exact = out.stats.target_calls, out.stats.exact
         return Answer(None, len(out.latents), calls, exact, out.images, out.stats)
 
-    def first(self, request: Request, seed: int) -> None:
-        return None
-
 
 @dataclass(frozen=True)
-class OwnSampling:
+class OwnSampling(Contestant):
     """The model's own sampling, in its own steps or in fewer, wider ones."""
 
     model: Any
@@ -126,9 +123,6 @@ class OwnSampling:
         images = decoded(request.get("vae"), latents, self.model.config.latent_scale)
         exact = taken.steps == plan.steps
         return Answer(None, len(latents), taken.steps, exact, images)
-
-    def first(self, request: Request, seed: int) -> None:
-        return None
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
