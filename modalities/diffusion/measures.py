@@ -22,7 +22,7 @@ from mmspec.modalities.diffusion.certificates import certify
 from mmspec.modalities.diffusion.forecasts import ForecastRunner
 from mmspec.modalities.diffusion.network import Network
 from mmspec.modalities.diffusion.picture_distance import apart, own_pictures, pictures
-from mmspec.modality import Answer, Answers, Contestant, Quality, Workload
+from mmspec.modality import Answer, Answers, Contestant, Quality, Selection, Workload
 
 __all__ = ["certify", "workload"]
 
@@ -32,22 +32,13 @@ HIDDEN = ("prompt", "class_labels", "batch_size")  # what is drawn, and not how
 Request = Mapping[str, Any]
 
 
-def workload(
-    model: Any,
-    asker: Any,
-    settings: Any,
-    *,
-    prompts: Sequence[str] | None,
-    count: int,
-    batch: int,
-    seed: int,
-    drafter: Any = None,
-) -> Workload:
+def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
     """Held-out prompts for pipelines of the zoo, judged by reading pictures; else the user's."""
-    if prompts is not None or not asker.source.startswith("zoo:"):
-        groups = repeated(prompts or ["0"], batch)
+    batch = selection.batch
+    if selection.prompts is not None or not asker.source.startswith("zoo:"):
+        groups = repeated(selection.prompts or ["0"], batch)
         return of_requests(model, [asker.request(group) for group in groups], batch=batch)
-    groups, shown = scenes.held_out(max(count, batch), batch, seed)
+    groups, shown = scenes.held_out(selection.count, batch, selection.seed)
     facts = scenes.judged_by(partial(scenes.facts, shown))
     return of_requests(model, [asker.request(group) for group in groups], (facts,), batch)
 
