@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mmspec.modalities.image import drawing_models
 from mmspec.modality import PICTURE_FILES, Entry, Modality, Source, setting
 
 _KINDS = ("emu3", "janus", "llamagen")
@@ -41,7 +42,8 @@ ZOO = (
 
 def owns(source: Source) -> bool:
     """Families with picture tokens; Chameleon only in the class that draws."""
-    return source.model_type in _KINDS or _DRAWS in source.classes
+    kinds = (*_KINDS, *(point.name for point in drawing_models.points()))
+    return source.model_type in kinds or _DRAWS in source.classes
 
 
 @dataclass(frozen=True)
