@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mmspec.draft import Drafter
-from mmspec.drafters.growth import DraftModel, News, Nodes
+from mmspec.drafters.growth import DraftModel, Nodes
 from mmspec.drafters.neural.small_model import Autoregressive, committed, draft_law
 from mmspec.laws.categorical import Categorical
 from mmspec.recipe import Kit
@@ -63,9 +63,6 @@ class SharedBackbone(DraftModel):
     def sees(self) -> str:
         return "target-memory"
 
-    def begin(self, context: Context) -> None:
-        return None
-
     def listen(self, context: Context, state: None) -> Categorical:
         waiting = context.waiting()
         if len({len(row) for row in waiting}) > 1:
@@ -80,9 +77,6 @@ class SharedBackbone(DraftModel):
         waiting = len(context.waiting()[0])
         logits, _ = self.thin.read(context.memory, nodes.block(context.memory.like, waiting))
         return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
-
-    def keep(self, context: Context, state: None, news: News) -> None:
-        return None
 
 
 def spread(layers: int, share: float) -> tuple[int, ...]:
