@@ -316,3 +316,12 @@ def test_a_drafter_that_is_never_right_is_pointed_out_once(
             fast.generate(**request, max_new_tokens=40, do_sample=False)
     said = [record for record in caplog.records if "hardly any" in record.message]
     assert len(said) == 1
+
+
+@pytest.mark.parametrize("seed", [True, 1.5, "0"], ids=repr)
+def test_seeds_and_row_ids_are_whole_numbers(seed: Any) -> None:
+    fast, request = mmspec.accelerate(toys.model("llama"), "plain"), toys.inputs("llama")
+    with pytest.raises(ValueError, match=f"seed={seed!r} is no whole number"):
+        fast.generate(**request, seed=seed)
+    with pytest.raises(ValueError, match=r"row_ids=.* are no whole numbers; give one per row"):
+        fast.generate(**request, seed=0, row_ids=[seed])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.targets.backbone import next_rope
+from mmspec.targets.backbone import Border, next_rope
 from mmspec.trees import Tree
 from tests import toys
 from tests.conftest import noisy, partner
@@ -105,3 +105,11 @@ def test_every_axis_goes_on_from_the_last_column() -> None:
     assert (rope, offsets) == ([1, 1], None)
     assert next_rope(torch.tensor([[0, 0, 1], [0, 1, 2]]), 2, 3) == ([2, 3], None)
     assert next_rope(None, 2, 3) == ([3, 3], None)
+
+
+def test_the_last_token_may_stand_on_the_border() -> None:
+    """It is not read any more, so nothing turns."""
+    border = Border("longrope", 10)
+    border.check(5, 6)
+    with pytest.raises(ValueError, match="give at most 6"):
+        border.check(5, 7)

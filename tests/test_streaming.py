@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -79,6 +80,20 @@ def test_the_caller_s_precision_holds_in_the_run() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         ((dtype, _),) = streamed(run)
     assert dtype == torch.bfloat16
+
+
+def test_the_caller_s_context_holds_in_the_run() -> None:
+    mine = ContextVar("mine", default="nobody's")
+    mine.set("the caller's")
+    seen: list[Any] = []
+
+    def run(watch: Callable[[int], None]) -> None:
+        seen.extend((mine.get(), torch.is_inference_mode_enabled()))
+        watch(0)
+
+    with torch.inference_mode():
+        assert list(streamed(run)) == [0]
+    assert seen == ["the caller's", True]
 
 
 def test_a_language_model_streams_what_it_generates() -> None:

@@ -13,7 +13,7 @@ import torch
 
 import mmspec
 from mmspec.bench import Comparison, Row, compare, growth, scale
-from mmspec.bench.aggregate import histogram, tokens_per_target_call
+from mmspec.bench.aggregate import histogram, over_accepted_mass, tokens_per_target_call
 from mmspec.bench.race import race
 from mmspec.bench.row import Found, _mean, row
 from mmspec.bench.workload import agreement, facts_right, repeated
@@ -218,6 +218,12 @@ def test_statistics_of_requests_are_pooled() -> None:
     assert sum(histogram(stats)) == sum(one.num_spec_steps for one in stats)
     calls = sum(one.target_calls for one in stats)
     assert tokens_per_target_call(stats) == pytest.approx(2 * 8 / calls)
+    lossy = [
+        replace(stats[0], over_accepted_mass=mass, num_new_tokens=count)
+        for mass, count in ((0.5, 1), (0.1, 3), (None, 9))
+    ]
+    assert over_accepted_mass(lossy) == pytest.approx(0.2)  # per token of those that were measured
+    assert over_accepted_mass(stats) is None
 
 
 def test_a_published_shape_is_measured_at_the_asked_acceptance() -> None:

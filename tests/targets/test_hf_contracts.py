@@ -9,6 +9,7 @@ from torch import Tensor
 
 import mmspec
 from mmspec import _hf
+from mmspec.bench.tiny import tiny
 from mmspec.targets.stop import Stop
 from tests import toys
 from tests.toys import readers as families
@@ -20,18 +21,9 @@ MASK = (PROMPT != 0).long()
 
 @pytest.fixture
 def model() -> Any:
-    config = hf.LlamaConfig(
-        vocab_size=16,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        max_position_embeddings=64,
-        bos_token_id=1,
-        eos_token_id=3,
-        pad_token_id=0,
-    )
-    return hf.LlamaForCausalLM(config).eval()
+    made = tiny(16, layers=1)
+    made.generation_config.eos_token_id = 3
+    return made
 
 
 def resolved(model: Any, **settings: Any) -> hf.GenerationConfig:
