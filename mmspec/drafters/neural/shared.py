@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from mmspec.draft import Drafter
-from mmspec.drafters.growth import DraftModel, News, Nodes
+from mmspec.drafters.growth import DraftModel, Nodes
 from mmspec.drafters.neural.kv import Kv, SameKv, kv_of
 from mmspec.drafters.neural.small_model import Autoregressive, committed, draft_law
 from mmspec.laws.categorical import Categorical
@@ -91,9 +91,6 @@ class SharedBackbone(DraftModel):
         layout = nodes.block(context.memory.like, waiting)
         logits, _ = self.thin.read(_memory(context, state), layout)
         return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
-
-    def keep(self, context: Context, state: KvView | None, news: News) -> KvView | None:
-        return state
 
 
 def _memory(context: Context, view: KvView | None) -> Any:
