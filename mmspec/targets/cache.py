@@ -37,10 +37,10 @@ class SlotLayer(CacheLayerMixin):
     keys: Any
     values: Any
 
-    def __init__(self, plan: SlotPlan, slides: bool = False) -> None:
+    def __init__(self, plan: SlotPlan, window: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.plan = plan
-        self.slides = slides  # reads the window only; it keeps everything, so it can roll back
+        self.window = window  # reads so many slots only; it keeps everything, so it can roll back
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         batch, heads, _, width = key_states.shape
@@ -65,13 +65,15 @@ class SlotLayer(CacheLayerMixin):
         else:
             self.keys[plan.rows, :, plan.slots] = key_states.transpose(1, 2)
             self.values[plan.rows, :, plan.slots] = value_states.transpose(1, 2)
-        low = plan.low if self.slides else 0
+        low = plan.low if self.window is not None else 0
         return self.keys[:, :, low : plan.view], self.values[:, :, low : plan.view]
 
     def grow(self) -> None:
         """Move to a buffer of the plan's (geometrically grown) capacity."""
         for name in ("keys", "values"):
             old = getattr(self, name)
+            if old.shape[2] >= self.plan.capacity:
+                return
             new = old.new_zeros(*old.shape[:2], self.plan.capacity, old.shape[3])
             new[:, :, : old.shape[2]] = old
             setattr(self, name, new)
@@ -119,7 +121,8 @@ class SlotCache(Cache):
 
     def _layer(self, layer: Any) -> Any:
         if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
-            return SlotLayer(self.plan, slides=type(layer) is DynamicSlidingWindowLayer)
+            slides = type(layer) is DynamicSlidingWindowLayer
+            return SlotLayer(self.plan, layer.sliding_window if slides else None)
         return layer
 
     @property
@@ -136,15 +139,16 @@ class SlotCache(Cache):
         """All rows write slots [start, start + length)."""
         self.plan.start, self.plan.view, self.plan.slots = start, start + length, None
         self.plan.low = 0
-        self._reserve(start + length)
+        self.reserve(start + length)
 
     def plan_rows(self, slots: Tensor, view: int) -> None:
         """Row b writes `slots[b]` (B, q); every row reads [0, view)."""
         self.plan.slots, self.plan.view, self.plan.low = slots, view, 0
         self.plan.rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
-        self._reserve(view)
+        self.reserve(view)
 
-    def _reserve(self, slots: int) -> None:
+    def reserve(self, slots: int) -> None:
+        """Let the layers grow to so many slots, when they are next written."""
         while self.plan.capacity < slots:
             self.plan.capacity *= 2
 
@@ -185,7 +189,7 @@ class SlotCache(Cache):
                 layer.values = mine.values[index : index + 1].clone()
                 layer.is_initialized = True
             elif isinstance(mine, LinearAttentionLayer):
-                _copy_row(mine, layer, index)
+                copy_states([mine], layer, slice(index, index + 1))
         return twin
 
     @staticmethod
@@ -222,13 +226,19 @@ class SlotCache(Cache):
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _copy_row(source: LinearAttentionLayer, target: LinearAttentionLayer, index: int) -> None:
-    """Give `target` the recurrent and convolution states of one row of `source`."""
+def copy_states(
+    sources: Sequence[LinearAttentionLayer],
+    target: LinearAttentionLayer,
+    rows: slice = slice(None),
+) -> None:
+    """Give `target` the recurrent and convolution states of `rows` of all sources."""
+    source = sources[0]
     target.device, target.dtype = source.device, source.dtype
     for name in ("conv_states", "recurrent_states"):
         for place, state in getattr(source, name).items():
             if state is not None:
-                getattr(target, name)[place] = state[index : index + 1].clone()
+                states = [getattr(one, name)[place][rows] for one in sources]
+                getattr(target, name)[place] = torch.cat(states)
     for name in (
         "is_conv_states_initialized",
         "is_recurrent_states_initialized",
