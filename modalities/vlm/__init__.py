@@ -66,6 +66,6 @@ MODALITY = Modality(
     package=__name__,
     owns=owns,
     zoo=ZOO,
-    parts=("compressor", "tree", "length", "sees"),
+    parts=("compressor", "kv", "tree", "length", "sees"),
     is_general=True,
 )
