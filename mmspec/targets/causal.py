@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from mmspec import _hf
 from mmspec.draft import Draft, Round, Scores
 from mmspec.laws.sampling import Prefix
 from mmspec.targets.backbone import Backbone, padding
-from mmspec.targets.check import check
+from mmspec.targets.check import check, refuse_if_readable
 from mmspec.targets.context import Context, Request
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.hooks import AttentionHook, HiddenStateHook
@@ -35,7 +35,7 @@ class CausalTarget:
     accepted, and the tokens kept since then stay pending and are read again with the next draft.
     No forward is spent on that until `longest_replay` tokens wait.
 
-    `checks` has every text model read a dozen tokens both ways before its first request, see
+    `checks` has a few tokens behind the first prompt of every class read both ways, see
     `mmspec.targets.check`: a class that cannot be read in blocks is refused instead of misread.
     """
 
@@ -43,6 +43,7 @@ class CausalTarget:
     wants: frozenset[str] = frozenset()
     longest_replay: int = 16
     checks: bool = True
+    trees: bool = False  # whether the drafter proposes any
 
     def __post_init__(self) -> None:
         self._tap()  # refuses what cannot be tapped
@@ -51,9 +52,6 @@ class CausalTarget:
     def prefill(self, request: Request) -> Context:
         """Read the prompt; `context.scores` then gives the first token without a forward."""
         request = replace(request, inputs=_masked(self.backbone, request.inputs))
-        ids = request.inputs.get("input_ids")
-        if ids is not None:
-            self._check("chain" if len(ids) == 1 else "ragged", ids[-1].tolist())
         if isinstance(self.backbone, Backbone) and self.backbone.border is not None:
             self.backbone.border.check(_longest(request.inputs), request.room)
         inputs, offer = request.inputs, dict[str, Any](request.shared)
@@ -61,7 +59,9 @@ class CausalTarget:
             inputs = _encoded(self.backbone, inputs)
             offer["vision"] = inputs["mm_encoder_outputs"]
         with self._tap() as tap, self._states() as states:
-            memory, logits, _ = self.backbone.prefill(inputs, room=request.room + 64)
+            memory, logits = self._read_prompt(request, inputs)
+        if self._is_read_otherwise(request.inputs, memory, logits):
+            memory, logits = self._read_prompt(request, inputs)
         if tap is not None:
             offer["attention"] = tap.attention
         if states is not None:
@@ -86,11 +86,9 @@ class CausalTarget:
         """One forward over the pending tokens and the draft nodes."""
         if not (draft.is_chain or self.backbone.can_branch):
             raise ValueError(
-                f"{type(self.backbone.model).__name__} keeps a recurrent state and scores chains "
+                f"{type(self.backbone.model).__name__} {self.backbone.obstacle} and scores chains "
                 "only, but the drafter proposed a tree; give length= instead of tree="
             )
-        if not draft.is_chain:
-            self._check("tree", context.history[0])
         memory, calls = context.memory, 1
         if memory.saved is not None and max(context.pending) > self.longest_replay:
             self._settle(context)
@@ -113,9 +111,24 @@ class CausalTarget:
         skipped = context.skipped + 1 if kept.skips else 0
         return replace(context, scores=None, finished=kept.finished, skipped=skipped)
 
-    def _check(self, use: str, tokens: Sequence[int]) -> None:
-        if self.checks and isinstance(self.backbone, Backbone) and not self.backbone.family.media:
-            check(self.backbone, use, tokens)
+    def _read_prompt(self, request: Request, inputs: Mapping[str, Any]) -> tuple[Any, Tensor]:
+        """Memory and logits (B, V). What a class reads but not so is refused by name."""
+        try:
+            memory, logits, _ = self.backbone.prefill(inputs, room=request.room + 64)
+        except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError) as error:
+            if not isinstance(self.backbone, Backbone | EncoderDecoder):
+                raise
+            refuse_if_readable(self.backbone, request.inputs, error)
+            raise
+        return memory, logits
+
+    def _is_read_otherwise(self, inputs: Mapping[str, Any], memory: Any, logits: Tensor) -> bool:
+        """Whether the prompt must be read again, in the model's own steps; see `check`."""
+        if not self.checks or inputs.get("input_ids") is None:
+            return False
+        if not isinstance(self.backbone, Backbone | EncoderDecoder):
+            return False
+        return check(self.backbone, inputs, memory, logits, self.trees)
 
     def _tap(self) -> AbstractContextManager[AttentionHook | None]:
         return AttentionHook(self.backbone) if "attention" in self.wants else nullcontext()

@@ -40,7 +40,8 @@ class Reader(ABC):
     cache_config: Any  # what its memory is laid out by
     decoder: Any  # between `embed` and `head`; an encoder-decoder model has none to itself
     head: Any  # hidden states (..., D) -> logits (..., V)
-    can_branch: bool  # whether trees can be read; else its layers keep a recurrent state
+    can_branch: bool  # whether trees can be read
+    obstacle: str | None = None  # why not, in words behind the name of its class
     window: int | None = None  # of layers that attend to the last so many slots only
     bare: bool = False  # whether blocks that see everything go without a mask
     reader_maker: Callable[[Any], Reader] | None = None
