@@ -36,8 +36,6 @@ class Backbone(Reader):
     attention kernel that takes no mask.
     """
 
-    can_step = True  # whether chains may be read as the model's own steps
-
     def __init__(self, model: Any, family: Family) -> None:
         self.model, self.family = model, family
         self.names = _hf.forward_names(model)
@@ -51,7 +49,8 @@ class Backbone(Reader):
                 f"attention implementation {kernel!r} takes no tree mask; load the model with "
                 "attn_implementation='sdpa'"
             )
-        is_recurrent = not SlotCache(model.config).can_branch
+        slots = SlotCache(model.config)
+        is_recurrent = not slots.can_branch
         self.decoder = model.get_decoder()
         self.head = model.get_output_embeddings()
         self.obstacle = obstacle_of(model)
@@ -64,7 +63,7 @@ class Backbone(Reader):
         self.border = Border.of(self.config)
         # without a mask of ours transformers looks for one of its own, which costs as much as
         # masking a few layers: a deep model gains, a drafter of a layer or two would lose
-        self.bare = self.layer_kinds == (FULL,) and self.config.num_hidden_layers > 4
+        self.bare = self.layer_kinds == (FULL,) and len(slots.layers) > 4
 
     @property
     def device(self) -> torch.device:

@@ -115,7 +115,9 @@ class CausalTarget:
         """Memory and logits (B, V). What a class reads but not so is refused by name."""
         try:
             memory, logits, _ = self.backbone.prefill(inputs, room=request.room + 64)
-        except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError) as error:
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a class does with a cache it was not made for
             if not isinstance(self.backbone, Backbone | EncoderDecoder):
                 raise
             refuse_if_readable(self.backbone, request.inputs, error)

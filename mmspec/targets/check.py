@@ -95,9 +95,11 @@ def refuse_if_readable(reader: Checked, inputs: Mapping[str, Any], error: Except
     """Raise ValueError where only the engine cannot read a prompt; else the request is at fault."""
     if inputs.get("input_ids") is None:
         return
-    behind = torch.zeros(len(inputs["input_ids"]), 0, dtype=torch.int64, device=reader.device)
+    given = dict(reader.own_inputs(inputs, None))
+    if isinstance(reader, EncoderDecoder):
+        given["decoder_input_ids"] = given.pop("input_ids")
     try:
-        _hf.own_steps(reader.model, reader.own_inputs(inputs, None), behind)
+        reader.model.generate(**given, max_new_tokens=1, do_sample=False)
     except Exception:  # the model itself cannot read it either, and its error says why
         return
     raise ValueError(
@@ -146,15 +148,15 @@ def _measured(
         own, _hf.own_steps(reader.model, reader.own_inputs(inputs, memory), behind)
     ):
         return None  # dropout: no two forwards agree
-    use = USES[memory.batch > 1]
-    if use in reader.stepwise or not reader.can_step:
-        return Verdict(chain=chain + compared.cause(chain), tree=tree or chain)
+    use, chain = USES[memory.batch > 1], chain + compared.cause(chain)
+    if use in reader.stepwise:
+        return Verdict(chain=chain, tree=tree or chain)
     twin = copy.copy(reader)
     twin.stepwise = {*reader.stepwise, use}
     other, logits, _ = twin.prefill(inputs, RIGHT + WRONG)
     if _Compared(twin, inputs, own, own_words).trouble(other, logits, None):
-        return Verdict(chain=chain + compared.cause(chain), tree=tree or chain)
-    return Verdict(stepwise=True, tree=tree or chain)
+        return Verdict(chain=chain, tree=chain)
+    return Verdict(stepwise=True, tree=chain)
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,6 @@ class EncoderDecoder(Reader):
     Raises ValueError at construction for a cache that cannot roll back.
     """
 
-    can_step = True
-
     def __init__(self, model: Any, family: Family) -> None:
         self.model, self.family = model, family
         self.config = model.config.get_text_config(decoder=True)

@@ -72,6 +72,6 @@ MODALITY = Modality(
     measures="mmspec.modalities.vlm.measures",
     owns=owns,
     zoo=ZOO,
-    parts=("compressor", "tree", "length", "sees"),
+    parts=("compressor", "tree", "length", "sees", "check"),
     is_general=True,
 )

@@ -88,9 +88,16 @@ _IDS = re.compile(r"\w+_(token_)?(id|index)$")
 # what a rule cannot know, by model type
 _KINDS = ["sliding_attention", "full_attention"]
 _OWN: Mapping[str, Mapping[str, Any]] = {
-    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16},
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 16},
-    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 16},
+    "granitemoehybrid": {
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "layer_types": ["mamba", "attention"],
+    },
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "longcat_flash": {"head_dim": 2 * HEAD},
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "zaya": {"num_experts_per_tok": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 16},
@@ -157,16 +164,21 @@ def _shrunk(config: PreTrainedConfig, ids: dict[str, int]) -> PreTrainedConfig:
         own["num_hidden_layers"] = layers
     if isinstance(given.get("image_size"), int) and isinstance(given.get("patch_size"), int):
         own["image_size"] = PATCHES * given["patch_size"]
-    sections = (given.get("rope_parameters") or {}).get("mrope_section")
-    if sections:
-        own["rope_parameters"] = {**given["rope_parameters"], "mrope_section": _sections(sections)}
+    if "qk_rope_head_dim" in given:  # latent attention keeps one head per query
+        own["num_key_value_heads"] = HEADS
+    rope = given.get("rope_parameters") or {}
+    if "mrope_section" in (*rope, *config.ignore_keys_at_rope_validation):
+        own["rope_parameters"] = _sections(rope)
     return type(config)(**{**own, **_OWN.get(config.model_type, {})})
 
 
-def _sections(given: list[int]) -> list[int]:
-    """As many rotary sections, that fill half a head."""
-    small = [max(1, HEAD // 2 * part // sum(given)) for part in given]
-    return [HEAD // 2 - sum(small[1:]), *small[1:]]
+def _sections(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary sections, one per axis, that fill what is turned of half a head."""
+    half = int(HEAD // 2 * rope.get("partial_rotary_factor", 1.0))
+    count = len(rope.get("mrope_section") or range(3))
+    rest = [half // count] * (count - 1)
+    own = {"rope_type": "default", "rope_theta": 1e4, **rope}
+    return {**own, "mrope_section": [half - sum(rest), *rest]}
 
 
 def _small(name: str, value: int, ids: dict[str, int]) -> Mapping[str, int]:
