@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec import _hf
-from mmspec.compressors.contract import named as compressor_named
+from mmspec.compressors.naming import named as compressor_named
 from mmspec.decode import Parts
 from mmspec.draft import Drafter, Gate, Verifier
 from mmspec.draft_models import BoundDraftModel, draft_model
@@ -164,7 +164,7 @@ class Text:
         Sampling is on when `do_sample=True` or when a sampling setting (temperature, top_k, top_p,
         ...) is given. With `seed`, every exact coupled recipe returns the tokens of plain decoding.
         """
-        arguments = _placed(args, arguments)
+        arguments = placed(args, arguments)
         inputs = {name: value for name, value in arguments.items() if name in self.inputs}
         own = {name: arguments.get(name) for name in OWN}
         rest = {k: v for k, v in arguments.items() if k not in self.inputs and k not in OWN}
@@ -286,7 +286,7 @@ def save_drafter(bound: BoundTokens, folder: Path) -> None:
         bound.draft_model.save(folder, bound.backbone, bound.drafter)
 
 
-def _placed(args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def placed(args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by name; the prompt's ids may come by place, as in `model.generate(ids)`."""
     if not args:
         return dict(arguments)

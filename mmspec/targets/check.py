@@ -283,8 +283,8 @@ def difference(ours: Tensor, theirs: Tensor) -> Tensor:  # (..., V) each -> scal
 def words(reader: Checked, inputs: Mapping[str, Any]) -> list[int]:
     """As many different ids as a reading needs, those of the request first."""
     config, count = reader.config, RIGHT + WRONG
-    special = {*reader.visual_ids, *_ids(config.eos_token_id)}
-    for name in ("pad_token_id", "bos_token_id"):
+    special = set(reader.visual_ids)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         special |= _ids(vars(config).get(name))
     others = (5 + 7 * step for step in range(reader.vocabulary // 7))
     given = inputs["input_ids"][-1].flip(0).tolist()

@@ -18,6 +18,9 @@ class TowerFeatures:
 
     width: Callable[[Any], int]  # the model's config -> H
     parts: Callable[[Any, Any], Sequence[Tensor]]  # config, tower's output -> (n, H) per picture
+    class_layer: Callable[
+        [Any], int | None
+    ]  # config -> layer whose class token is read; None: none
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Family:
     deepstack: bool = False  # the decoder adds further features where its vision config says so
     image_family: Callable[[Any], ImageFamily] | None = None  # of a model that draws
     writes: bool = True  # speaks text: `generate`
+    only_size: Callable[[Any], tuple[int, int]] | None = None  # config -> rows, columns of pictures
 
     @property
     def draws(self) -> bool:
