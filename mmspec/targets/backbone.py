@@ -20,9 +20,9 @@ from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
 from mmspec.targets.reader import Reader
+from mmspec.targets.stepwise import USES, step
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-USES = ("chain", "ragged")  # what may be read stepwise: one row, several
 ROOM = 1024  # most slots set aside at once behind a prompt; buffers double when they are full
 
 
@@ -139,7 +139,7 @@ class Backbone(Reader):
             ) if hidden else None
         mask: Any
         if memory.is_stepwise:
-            positions, mask = memory.step(block)
+            positions, mask = step(memory, block)
             mask = None if self.cache_name == "cache_params" else mask  # a state: nothing is seen
         else:
             positions, mask, queries = memory.place(block)

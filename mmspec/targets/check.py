@@ -27,9 +27,10 @@ from torch import Tensor, nn
 
 from mmspec import _hf
 from mmspec.draft import Draft, Kind
-from mmspec.targets.backbone import USES, Backbone
+from mmspec.targets.backbone import Backbone
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.memory import block
+from mmspec.targets.stepwise import USES
 from mmspec.trees import Tree
 
 RIGHT, WRONG = 2, 3  # tokens that are kept, and that are not

@@ -15,11 +15,12 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
 from mmspec import _hf
-from mmspec.targets.backbone import ROOM, USES, last_position_of
+from mmspec.targets.backbone import ROOM, last_position_of
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
 from mmspec.targets.reader import Reader
+from mmspec.targets.stepwise import USES, step
 
 
 class EncoderDecoder(Reader):
@@ -83,7 +84,7 @@ class EncoderDecoder(Reader):
             found = [state for _, state in pieces if state is not None]
             return torch.cat([logits for logits, _ in pieces]), torch.cat(found) if hidden else None
         if memory.is_stepwise:
-            positions, mask = memory.step(block)[0], None
+            positions, mask = step(memory, block)[0], None
         else:
             positions, mask, _ = memory.place(block)
         positions = positions.expand(block.tokens.shape[0], -1)

@@ -175,20 +175,6 @@ class Memory:
             self.cache.plan.low = max(min(self.kept) - self.window + 1, 0)
         return positions, mask, queries
 
-    def step(self, block: TokenBlock) -> tuple[Tensor, Tensor]:
-        """Plan where a chain goes, behind what is kept, as `generate()` would place it.
-
-        Returns position_ids (1, q) and the mask (1, view) of what is no padding.
-        """
-        start = self.kept[0] + block.behind
-        self.cache.plan_uniform(start, block.length)
-        positions = block.depths + self.rope[0]
-        if self.last is not None:
-            positions = positions.clamp_max(self.last)
-        seen = torch.ones(1, start + block.length, dtype=torch.int64, device=self.like.device)
-        seen[:, : self.padding[0]] = 0
-        return positions, seen
-
     def on_axes(self, positions: Tensor) -> Tensor:  # (1 or B, q) -> (axes, B, q)
         """Positions on every rotary axis (M-RoPE); behind a picture these are not the same."""
         spread = positions.expand(self.axes, self.batch, -1)
