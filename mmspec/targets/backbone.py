@@ -19,7 +19,7 @@ from mmspec import _hf
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
-from mmspec.targets.reader import Reader
+from mmspec.targets.reader import Reader, layer_list
 from mmspec.targets.stepwise import USES, step
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -58,7 +58,7 @@ class Backbone(Reader):
         self.layer_kinds, self.window = layer_kinds_of(self.config)
         self.stepwise = set(USES) if self.obstacle else set[str]()
         if is_recurrent:
-            self.obstacle = "keeps a recurrent state, one per branch of a tree would be needed,"
+            self.obstacle = "keeps a recurrent state, one per branch of a tree would be needed"
         self.last_position = last_position_of(self.config)
         self.border = Border.of(self.config)
         # without a mask of ours transformers looks for one of its own, which costs as much as
@@ -209,20 +209,29 @@ class Backbone(Reader):
         twin = copy.copy(self)
         twin.decoder = without_layers(self.decoder, skip, depth)
         if not self.family.direct:
-            raise ValueError(
-                f"layers of {type(self.model).__name__} cannot be left out: its logits are not "
-                "head(decoder)"
-            )
+            twin.model = replaced(self.model, self.decoder, twin.decoder)
         return twin
 
 
 def without_layers(decoder: Any, skip: Sequence[int], depth: int | None = None) -> Any:
     """A shallow copy of a decoder, weights shared, with its own list of layers."""
-    layers = list(decoder.layers)[:depth]
+    name = layer_list(decoder)
+    layers = list(decoder.get_submodule(name))[:depth]
     twin = copy.copy(decoder)
     twin._modules = dict(decoder._modules)
     left = [layer for index, layer in enumerate(layers) if index not in set(skip)]
-    twin._modules["layers"] = nn.ModuleList(left)
+    twin._modules[name] = nn.ModuleList(left)
+    return twin
+
+
+def replaced(model: nn.Module, part: nn.Module, other: nn.Module) -> Any:
+    """A shallow copy of a model, weights shared, with another module in the place of one."""
+    if model is part:
+        return other
+    name = next(n for n, child in model.named_children() if any(m is part for m in child.modules()))
+    twin = copy.copy(model)
+    twin._modules = dict(model._modules)
+    twin._modules[name] = replaced(model.get_submodule(name), part, other)
     return twin
 
 

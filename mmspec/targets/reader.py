@@ -68,6 +68,11 @@ class Reader(ABC):
         """What it calls, for recordings; none where these cannot be made again."""
         return ()
 
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """The layers of its decoder. Raises ValueError where they are not in a list."""
+        return list(self.decoder.get_submodule(layer_list(self.decoder)))
+
     def embed(self, tokens: Tensor) -> Tensor:  # (B, q) -> (B, q, D)
         """What the decoder reads for tokens. Raises ValueError where that is not at hand."""
         raise ValueError(
@@ -134,3 +139,14 @@ class Reader(ABC):
                 "tokens; give a model that draws"
             )
         return found
+
+
+def layer_list(decoder: nn.Module) -> str:
+    """The name of a decoder's list of layers, its longest one. Raises ValueError without any."""
+    lists = {n: part for n, part in decoder.named_children() if isinstance(part, nn.ModuleList)}
+    if not lists:
+        raise ValueError(
+            f"{type(decoder).__name__} has no list of layers, so none can be left out; use a draft "
+            "model"
+        )
+    return max(lists, key=lambda name: len(lists[name]))

@@ -74,4 +74,5 @@ MODALITY = Modality(
     zoo=ZOO,
     parts=("compressor", "tree", "length", "sees", "check"),
     is_general=True,
+    survey="mmspec.modalities.vlm.survey",
 )

@@ -7,8 +7,10 @@ wrong. Either the tokens are the same, or the request is refused with an error.
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +51,11 @@ class Line:
     reason: str = ""
 
     @property
+    def total(self) -> int:
+        """How many lines there are in all."""
+        return len(classes())
+
+    @property
     def uses(self) -> tuple[str, ...]:
         return self.chain, self.tree, self.ragged
 
@@ -81,6 +88,36 @@ def survey(only: frozenset[str] | None = None) -> Iterator[Line]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield look(name, kind)
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """The table of the guide: what works, and below it what does not and why."""
+    count = Counter(line.verdict for line in lines)
+    asked = len(lines) - count["not asked"]
+    taken = count["accepted"] + count["chain only"]
+    rows = [
+        f"transformers {transformers.__version__}: {len(lines)} generative classes, of which "
+        f"`generate()` itself runs {asked} on a small random configuration. Of these {taken} work "
+        f"({count['accepted']} with trees, {count['chain only']} with chains only), "
+        f"{asked - taken - count['wrong'] - count['crash']} are refused with an error, "
+        f"{count['crash']} crash, and {count['wrong']} gave a wrong token.",
+        "",
+        "| class | asked with | verdict | why |",
+        "| --- | --- | --- | --- |",
+    ]
+    for line in lines:
+        if line.verdict != "not asked":
+            why = "" if line.verdict == "accepted" else _brief(line.reason)
+            rows.append(f"| {line.name} | {line.asked} | {line.verdict} | {why} |")
+    left = sorted(line.name for line in lines if line.verdict == "not asked")
+    rows += ["", f"Not asked, no small model or request was found: {', '.join(left)}."]
+    return "\n".join(rows)
+
+
+def _brief(reason: str) -> str:
+    """The first cause of a refusal, without numbers that differ between machines."""
+    cause = re.sub(r" \(by [^)]*\)", "", reason.split("; ")[0]).replace("|", "/")
+    return re.sub(r", so wrong tokens would be accepted", "", cause)
 
 
 def look(name: str, kind: str) -> Line:
@@ -169,4 +206,4 @@ def _compared(
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    return lines[0][:400] if lines else type(error).__name__
