@@ -186,7 +186,9 @@ class Contestant(Protocol):
     """
 
     def answer(self, request: Mapping[str, Any], seed: int) -> Answer: ...
-    def first(self, request: Mapping[str, Any], seed: int) -> Answer | None: ...
+
+    def first(self, request: Mapping[str, Any], seed: int) -> Answer | None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -297,6 +299,17 @@ class Survey(Protocol):
     def markdown(self, lines: Sequence[Any]) -> str: ...
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Which requests a workload is made of."""
+
+    prompts: Sequence[str] | None  # of the user; None = the zoo's held-out ones
+    count: int  # requests in all, at least `batch`
+    batch: int
+    seed: int
+    drafter: Any = None  # a draft model, for peers that take one
+
+
 class Measures(Protocol):
     """How a modality is measured: functions of the module that `Modality.measures` names.
 
@@ -304,16 +317,7 @@ class Measures(Protocol):
     """
 
     def workload(
-        self,
-        model: Any,
-        asker: Asker,
-        settings: Any,
-        *,
-        prompts: Sequence[str] | None,  # of the user; None = the zoo's held-out ones
-        count: int,
-        batch: int,
-        seed: int,
-        drafter: Any = None,  # a draft model, for peers that take one
+        self, model: Any, asker: Asker, settings: Any, selection: Selection
     ) -> Workload: ...
     def certify(self, recipe: Recipe, trial: Any) -> tuple[Recipe, Iterable[Any]]:
         """The recipe as it was bound, and `Check`s out of a `Trial` (`mmspec.bench.certificate`).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmspec.modalities.image import drawing_models
 from mmspec.modalities.image.settings import ImageSettings
 from mmspec.modality import PICTURE_FILES, Entry, Modality, Source
 
@@ -42,7 +43,8 @@ def owns(source: Source) -> bool:
     """Families with picture tokens; Chameleon only in the class that draws."""
     if source.checkpoint is not None:
         return source.checkpoint in {entry.name for entry in ZOO}
-    return source.model_type in _KINDS or _DRAWS in source.classes
+    kinds = (*_KINDS, *(point.name for point in drawing_models.points()))
+    return source.model_type in kinds or _DRAWS in source.classes
 
 
 MODALITY = Modality(

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig
-
 from mmspec import zoo
 from mmspec.modalities import tokens
 from mmspec.modalities.image import drawing, guided_text
-from mmspec.modalities.image.families import CLASSES, reader
+from mmspec.modalities.image.families import maker, reader
 from mmspec.modality import Loop
-from mmspec.models.loading import load_causal
+from mmspec.models.loading import load_causal, model_type
 from mmspec.recipe import Recipe
 from mmspec.registry import ZOO
 
@@ -106,10 +104,4 @@ def load(source: str | Path, **options: Any) -> Any:
     name = str(source)
     if name.startswith(ZOO):
         return zoo.load(name.removeprefix(ZOO))
-    return load_causal(name, maker=CLASSES.get(model_type(source)), **options)
-
-
-def model_type(source: str | Path) -> str:
-    """Of a folder's or a hub name's configuration."""
-    read: Any = PreTrainedConfig.get_config_dict
-    return str(read(source)[0].get("model_type"))
+    return load_causal(name, maker=maker(model_type(source)), **options)

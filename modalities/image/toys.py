@@ -15,7 +15,7 @@ from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
 from mmspec.bench.tiny import random_drafter
 from mmspec.draft import Kind, Verifier
 from mmspec.laws.sampling import guide
-from mmspec.modality import Answer
+from mmspec.modality import Answer, Contestant
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
 from mmspec.models.random_weights import random_model
 from mmspec.recipe import Recipe
@@ -96,7 +96,7 @@ def joint(model: Any, length: int) -> Tensor:  # (K,) * length
 
 
 @dataclass(frozen=True)
-class FromScratch:
+class FromScratch(Contestant):
     """Greedy codes of a tiny model by its laws from scratch: no loop, no cache, no verifier."""
 
     model: Any
@@ -107,9 +107,6 @@ class FromScratch:
             best = guided_law(self.model, codes).argmax(-1, keepdim=True)
             codes = torch.cat((codes, best), 1)
         return Answer(codes.tolist(), codes.numel(), CELLS - 1)
-
-    def first(self, request: Mapping[str, Any], seed: int) -> None:
-        return None
 
 
 def drawing(fast: Accelerated) -> Subject:

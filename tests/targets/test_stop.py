@@ -125,6 +125,16 @@ def test_the_list_of_generate_is_read() -> None:
     assert Stop.from_config(CONFIG, criteria, 5) == want
 
 
+def test_of_several_limits_the_first_to_be_met_counts() -> None:
+    lengths = [hf.MaxLengthCriteria(limit) for limit in (17, 9, 12)]
+    assert Stop.from_config(CONFIG, lengths, 5).max_new_tokens == 4
+    clocks = [hf.MaxTimeCriteria(*clock) for clock in ((9.0, 100.0), (3.0, 105.0), (8.0, 102.0))]
+    stop = Stop.from_config(CONFIG, clocks, 5)
+    assert (stop.max_time, stop.started) == (3.0, 105.0)
+    ends = [hf.EosTokenCriteria([5]), hf.EosTokenCriteria([6])]
+    assert Stop.from_config(CONFIG, ends, 5).eos == {5, 6}
+
+
 def test_the_config_answers_for_what_the_list_lacks() -> None:
     for criteria in (None, []):  # type: ignore[var-annotated]
         stop = Stop.from_config(CONFIG, criteria, 5)

@@ -26,12 +26,7 @@ from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
 from tests.conftest import noisy
-
-
-def laws(count: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    scores = torch.randn(2, count, size, generator=torch.Generator().manual_seed(seed)).double()
-    p, q = (1.5 * scores).softmax(-1)
-    return p, q
+from tests.verifiers.drawn_laws import laws
 
 
 @dataclass(frozen=True)

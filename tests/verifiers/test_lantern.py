@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.codes.codebook import Codebook, Neighbours
+from mmspec.codes.codebook import Codebook
 from mmspec.draft import Kind
 from mmspec.laws.categorical import Categorical
 from mmspec.verifiers.distances import measure, total_variation
@@ -19,6 +19,7 @@ from mmspec.verifiers.lantern_residuals import ClearedTarget, Optimal
 from mmspec.verifiers.latent_neighbourhood import AdditiveBound, LatentNeighbourhood, Multiplicative
 from mmspec.verifiers.law import law
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
+from tests.verifiers.drawn_laws import book, laws, near, vector
 
 RELEASED = [
     LatentNeighbourhood(
@@ -29,24 +30,6 @@ RELEASED = [
     )
     for bound in (AdditiveBound(0.3), Multiplicative(3))
 ]
-
-
-def vector(*entries: float) -> Tensor:
-    return torch.tensor(entries, dtype=torch.float64)
-
-
-def book(size: int, seed: int = 0) -> Codebook:
-    return Codebook.at(torch.randn(size, 3, generator=torch.Generator().manual_seed(seed)))
-
-
-def near(size: int, k: int) -> Neighbours:
-    return book(size).neighbours(k)
-
-
-def laws(count: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    scores = torch.randn(2, count, size, generator=torch.Generator().manual_seed(seed)).double()
-    p, q = (1.5 * scores).softmax(-1)
-    return p, q
 
 
 @pytest.mark.parametrize("bound", [AdditiveBound(0.25), Multiplicative(2.5)], ids=repr)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -12,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.codes.codebook import Codebook, Neighbours
+from mmspec.codes.codebook import Codebook
 from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Noise
@@ -27,38 +25,9 @@ from mmspec.verifiers.law import ancestral, enumerate_rounds, joint, law
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.walk import one_hot
+from tests.verifiers.drawn_laws import book, by_prefix, laws, near, vector
 
 KINDS = [Kind.IID, Kind.WOR, Kind.DET]
-
-
-def vector(*entries: float) -> Tensor:
-    return torch.tensor(entries, dtype=torch.float64)
-
-
-def book(size: int, seed: int = 0) -> Codebook:
-    return Codebook.at(torch.randn(size, 3, generator=torch.Generator().manual_seed(seed)))
-
-
-def near(size: int, k: int) -> Neighbours:
-    return book(size).neighbours(k)
-
-
-def laws(count: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    scores = torch.randn(2, count, size, generator=torch.Generator().manual_seed(seed)).double()
-    p, q = (1.5 * scores).softmax(-1)
-    return p, q
-
-
-def by_prefix(seed: int, size: int = 3) -> Callable[[tuple[int, ...]], Tensor]:
-    """Laws that depend on the whole prefix, with zeros."""
-
-    def at(prefix: tuple[int, ...]) -> Tensor:
-        draw = random.Random(f"{seed} {prefix}")
-        weights = [draw.choice((0, 0, 1, 2, 3, 5)) for _ in range(size)]
-        weights[draw.randrange(size)] += 1
-        return torch.tensor(weights, dtype=torch.float64) / sum(weights)
-
-    return at
 
 
 @dataclass(frozen=True, eq=False)

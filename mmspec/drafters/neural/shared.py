@@ -38,8 +38,8 @@ class SharedBackbone(DraftModel):
         name = type(self.backbone.model).__name__
         if not self.backbone.can_branch:
             raise ValueError(
-                f"{name} {self.backbone.obstacle or 'cannot branch'}, and its draft would be read in "
-                "its own memory; use a draft model of its own"
+                f"{name} {self.backbone.obstacle}, so a draft would disturb what it remembers; use "
+                "a draft model of its own"
             )
         layers = len(self.backbone.layers)
         if self.depth is not None and not 1 <= self.depth <= layers:
