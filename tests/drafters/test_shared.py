@@ -111,4 +111,4 @@ def test_any_decoder_with_a_list_of_layers_drafts_for_itself(name: str) -> None:
         assert out.stats.fallback is None
     whole = mmspec.accelerate(model, "layer-skip", depth=2, length=4)
     out = whole.generate(**request, max_new_tokens=11, do_sample=False)
-    assert out.stats.target_calls == 3
+    assert out.stats.target_calls == 2  # one token of the prompt, then five a call
