@@ -270,6 +270,11 @@ class Drafter(ABC):
         return frozenset()
 
     @declared
+    def reads(self) -> bool:
+        """Whether it reads the prompt's tokens by itself, and is lost without them."""
+        return False
+
+    @declared
     def trees(self) -> bool:
         """Whether it may propose anything but chains."""
         return False

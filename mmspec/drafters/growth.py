@@ -41,6 +41,11 @@ class DraftModel(ABC):
         """What the target shall offer, as for a `Drafter`."""
         return frozenset()
 
+    @declared
+    def reads(self) -> bool:
+        """Whether it reads the prompt's tokens by itself, as for a `Drafter`."""
+        return False
+
     @abstractmethod
     def begin(self, context: Context) -> Any: ...
     @abstractmethod

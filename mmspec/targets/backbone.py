@@ -19,8 +19,10 @@ from mmspec import _hf
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
-from mmspec.targets.reader import Reader, layer_list
+from mmspec.targets.reader import Reader
 from mmspec.targets.stepwise import USES, step
+from mmspec.targets.thinned import replaced, without_layers
+from mmspec.targets.turns import Past, load, whole_mask
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ROOM = 1024  # most slots set aside at once behind a prompt; buffers double when they are full
@@ -84,32 +86,43 @@ class Backbone(Reader):
         return embeds
 
     def prefill(
-        self, inputs: Mapping[str, Any], room: int
+        self, inputs: Mapping[str, Any], room: int, past: Past | None = None
     ) -> tuple[Memory | RowMemories, Tensor, Mapping[str, Any]]:
         """Read the prompt. Returns its memory, the next-token logits (B, V) and the model's output.
 
-        `inputs` are the processor's tensors, left-padded; `room` is how many slots may be
-        needed behind them.
+        `inputs` are the processor's tensors; their mask may hide slots before and between tokens.
+        `room` is how many slots may be needed behind them, `past` what was read in earlier turns.
         """
-        cache = SlotCache(self.cache_config)
-        prepared = _hf.prefill_inputs(self.model, inputs, cache)
+        cache, mask = SlotCache(self.cache_config), whole_mask(inputs, past)
+        start = cache.plan.start = 0 if past is None else past.length
+        prepared = _hf.prefill_inputs(
+            self.model, {**inputs, "attention_mask": mask}, cache, past is not None and past.is_told
+        )
         prepared[self.cache_name] = cache  # Phi-3 drops an empty one behind its short positions
         carrier = prepared.get("input_ids")
         carrier = prepared["inputs_embeds"] if carrier is None else carrier
-        batch, length = carrier.shape[:2]
+        batch, length = carrier.shape[0], start + carrier.shape[1]
         cache.plan.capacity = length + min(room, ROOM)
-        cache.plan_uniform(0, length)
+        if past is not None:
+            load(past, cache)
+        cache.plan_uniform(start, length - start)
         out = self.model(**prepared, return_dict=True)
-        pads = padding(inputs.get("attention_mask"), batch)
+        pads = leading(mask, batch)
+        gaps = None if mask is None or int((mask == 0).sum()) == sum(pads) else mask
         rope, offsets, axes = next_rope(prepared.get("position_ids"), batch, length)
         last = self.last_position
         if self.border is not None and max(rope) <= self.border.length:
             last = self.border.length - 1
         like = torch.empty(0, dtype=self.model.dtype, device=self.device)
-        more = self._carried(inputs, prepared, out)
+        more = self._carried(inputs, prepared, out, past)
         is_stepwise = USES[batch > 1] in self.stepwise
         is_shared = batch == 1 or (self.can_branch and not is_stepwise)
         rows = [slice(0, batch)] if is_shared else [slice(at, at + 1) for at in range(batch)]
+        if gaps is not None and is_stepwise:
+            raise ValueError(
+                f"{type(self.model).__name__} is read in its own steps, and attention_mask hides "
+                "tokens inside a prompt; drop them and pad on the left"
+            )
         memories = []
         for row in rows:
             own = cache if is_shared else cache.row(self.cache_config, row.start)
@@ -118,6 +131,8 @@ class Backbone(Reader):
             one.axes, one.last = max(axes, self.family.rope_axes), last
             one.is_stepwise = is_stepwise
             one.carried = {name: _row(value, row, batch) for name, value in more.items()}
+            if gaps is not None:
+                hide(one, gaps[row])
             memories.append(one)
         memory = memories[0] if is_shared else RowMemories(memories)
         return memory, out.logits[:, -1], out
@@ -171,7 +186,11 @@ class Backbone(Reader):
         return inputs
 
     def _carried(
-        self, inputs: Mapping[str, Any], prepared: Mapping[str, Any], out: Any
+        self,
+        inputs: Mapping[str, Any],
+        prepared: Mapping[str, Any],
+        out: Any,
+        past: Past | None,
     ) -> dict[str, Any]:
         """What the model's own `generate()` would hand to every step beside tokens, mask, cache.
 
@@ -182,8 +201,11 @@ class Backbone(Reader):
         given = {name for name, value in inputs.items() if value is not None}
         if not given & names - set(self.family.media) or inputs.get("input_ids") is None:
             return {}
-        step = _hf.next_inputs(self.model, inputs, prepared, out)
-        return {name: value for name, value in step.items() if name in names}
+        if past is not None:  # only what goes on with its last value
+            types = inputs.get("token_type_ids")
+            return {} if types is None else {"token_type_ids": types[:, -1:]}
+        follow = _hf.next_inputs(self.model, inputs, prepared, out)
+        return {name: value for name, value in follow.items() if name in names}
 
     def _masks(self, memory: Memory, mask: Tensor | None, queries: Tensor) -> Any:
         kinds = self.layer_kinds
@@ -213,41 +235,35 @@ class Backbone(Reader):
         return twin
 
 
-def without_layers(decoder: Any, skip: Sequence[int], depth: int | None = None) -> Any:
-    """A shallow copy of a decoder, weights shared, with its own list of layers."""
-    name = layer_list(decoder)
-    layers = list(decoder.get_submodule(name))[:depth]
-    twin = copy.copy(decoder)
-    twin._modules = dict(decoder._modules)
-    left = [layer for index, layer in enumerate(layers) if index not in set(skip)]
-    twin._modules[name] = nn.ModuleList(left)
-    return twin
+def hide(memory: Memory, seen: Tensor) -> None:  # (B, L) 0 = hidden
+    """Leave out slots of a prompt that nobody sees, also between others."""
+    memory.bare = False
+    memory.padding = tuple((seen == 0).sum(-1).tolist())
+    memory.mask.hide_slots(seen)
 
 
-def replaced(model: nn.Module, part: nn.Module, other: nn.Module) -> Any:
-    """A shallow copy of a model, weights shared, with another module in the place of one."""
-    if model is part:
-        return other
-    name = next(n for n, child in model.named_children() if any(m is part for m in child.modules()))
-    twin = copy.copy(model)
-    twin._modules = dict(model._modules)
-    twin._modules[name] = replaced(model.get_submodule(name), part, other)
-    return twin
+def leading(attention_mask: Tensor | None, batch: int) -> list[int]:
+    """Left padding per row; raises ValueError for padding on the right."""
+    if attention_mask is None:
+        return [0] * batch
+    if not bool(attention_mask[:, -1].all()):
+        raise ValueError(
+            "attention_mask (given, or told by the padding token) hides tokens after a prompt; pad "
+            "on the left (processor.tokenizer.padding_side = 'left')"
+        )
+    pads: list[int] = (attention_mask.cumsum(-1) == 0).sum(-1).tolist()
+    return pads
 
 
 def padding(attention_mask: Tensor | None, batch: int) -> list[int]:
-    """Left padding per row; raises ValueError for padding on the right or in between."""
-    if attention_mask is None:
-        return [0] * batch
-    pads = (attention_mask == 0).sum(-1)
-    leading = (attention_mask.cumsum(-1) == 0).sum(-1)
-    if not torch.equal(pads, leading):
+    """The same; raises ValueError for padding between tokens, too."""
+    pads = leading(attention_mask, batch)
+    if attention_mask is not None and int((attention_mask == 0).sum()) != sum(pads):
         raise ValueError(
-            "attention_mask (given, or told by the padding token) hides tokens inside or after a "
-            "prompt; pad on the left "
-            "(processor.tokenizer.padding_side = 'left')"
+            "attention_mask hides tokens inside a prompt, which cannot be left out here; drop them "
+            "and pad on the left"
         )
-    return [int(pad) for pad in pads.tolist()]
+    return pads
 
 
 def next_rope(

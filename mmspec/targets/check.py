@@ -92,6 +92,21 @@ def check(
     return True
 
 
+def check_unasked(reader: Checked, batch: int, trees: bool) -> bool:
+    """The same for a request whose tokens are not all told: a few words stand for its prompt.
+
+    Asked only where no other request of the class was; pictures have no words to stand for them.
+    """
+    own = _print(reader.model)
+    is_asked = any(key[2] == own for key in _verdicts)
+    if isinstance(reader, EncoderDecoder) or reader.family.media or is_asked:
+        return False
+    ids = [[5 + 7 * at % reader.vocabulary for at in range(6)]] * batch
+    inputs = {"input_ids": torch.tensor(ids, device=reader.device)}
+    memory, logits, _ = reader.prefill(inputs, RIGHT + WRONG)
+    return check(reader, inputs, memory, logits, trees)
+
+
 def refuse_if_readable(reader: Checked, inputs: Mapping[str, Any], error: Exception) -> None:
     """Raise ValueError where only the engine cannot read a prompt; else the request is at fault."""
     if inputs.get("input_ids") is None:
@@ -117,14 +132,19 @@ def forget() -> None:
 def _key(reader: Checked, inputs: Mapping[str, Any], memory: Any, trees: bool) -> Key:
     """What a verdict holds for: the request counts by its shape only."""
     model = reader.model
-    if model not in _prints:
-        _prints[model] = model.config.to_json_string(use_diff=False)
     beside = tuple(sorted(name for name, value in inputs.items() if value is not None))
     is_behind = reader.window is not None and max(memory.kept) > reader.window
     kernel = str(reader.config._attn_implementation)
     place = (kernel, model.dtype, reader.device.type, type(memory).__name__)
     shape = (beside, is_behind, memory.batch > 1, any(memory.padding), trees)
-    return (type(model), transformers.__version__, _prints[model], *place, *shape)
+    return (type(model), transformers.__version__, _print(model), *place, *shape)
+
+
+def _print(model: Any) -> str:
+    """A model's whole configuration."""
+    if model not in _prints:
+        _prints[model] = model.config.to_json_string(use_diff=False)
+    return _prints[model]
 
 
 def _measured(

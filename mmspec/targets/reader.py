@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mmspec.targets import visual
 from mmspec.targets.family import Family
+from mmspec.targets.thinned import layer_list
 
 if TYPE_CHECKING:
     from mmspec.codes.image_family import ImageFamily
@@ -139,14 +140,3 @@ class Reader(ABC):
                 "tokens; give a model that draws"
             )
         return found
-
-
-def layer_list(decoder: nn.Module) -> str:
-    """The name of a decoder's list of layers, its longest one. Raises ValueError without any."""
-    lists = {n: part for n, part in decoder.named_children() if isinstance(part, nn.ModuleList)}
-    if not lists:
-        raise ValueError(
-            f"{type(decoder).__name__} has no list of layers, so none can be left out; use a draft "
-            "model"
-        )
-    return max(lists, key=lambda name: len(lists[name]))

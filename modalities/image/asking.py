@@ -9,10 +9,9 @@ from typing import Any
 
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.modalities import asking, examining, examining_tokens
-from mmspec.modalities.image import drawing
+from mmspec.modalities.image import ImageSettings, drawing
 from mmspec.modalities.image.families import image_family, maker, reader
 from mmspec.modalities.image.plug import DrawingSession, load, session
-from mmspec.modalities.image.settings import ImageSettings
 from mmspec.modalities.image.steps_map import steps_map
 from mmspec.modalities.sheets import rows_and_columns, sides, tiled
 from mmspec.modality import Finding

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers.generation import ConfidenceCriteria  # type: ignore[attr-defined]
 
 import mmspec
 from mmspec.targets.stop import Stop
 from tests import toys
+from tests.toys.speaking import bytewise
 
 CONFIG = hf.GenerationConfig(max_length=20, eos_token_id=[3, 4])
 
@@ -89,13 +89,7 @@ def test_the_clock_lets_the_round_finish() -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> hf.PreTrainedTokenizerFast:
-    """Bytes, and the pieces `st` and `op`."""
-    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "st", "op"]
-    vocab = {piece: index for index, piece in enumerate(pieces)}
-    made = Tokenizer(models.BPE(vocab, [("s", "t"), ("o", "p")]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    return hf.PreTrainedTokenizerFast(tokenizer_object=made)
+    return bytewise()  # type: ignore[no-any-return]
 
 
 def test_stop_strings_do_not_overshoot(tokenizer: Any) -> Any:
