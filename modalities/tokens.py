@@ -70,23 +70,27 @@ class BoundTokens:
 
 
 def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> BoundTokens:
-    """A recipe bound to a reader; `parts` may replace compressor, tree, length and sees.
+    """A recipe bound to a reader; `parts` may replace compressor, kv, tree, length and sees.
 
     Raises ValueError for what does not fit together.
     """
     compressor = parts.get("compressor")
     if isinstance(compressor, str):
         compressor = compressor_named(compressor)
+    _check_kv(recipe, parts.get("kv"))
     recipe = replace(
         recipe,
         compressor=recipe.compressor if compressor is None else compressor,
         execution=shape_of(recipe.execution, parts.get("tree"), parts.get("length")),
         sees=parts.get("sees") or recipe.sees,
+        kv=recipe.kv if recipe.kv is None else parts.get("kv") or recipe.kv,
     )
     own = drafter if isinstance(drafter, Drafter) else None
     small = None if own else draft_model(recipe, drafter, backbone)
     reader, sees = (None, recipe.sees) if small is None else (small.reader, small.sees)
-    kit = Kit(backbone, reader, recipe.execution, sees, recipe.compressor, recipe.options)
+    kit = Kit(
+        backbone, reader, recipe.execution, sees, recipe.compressor, recipe.options, recipe.kv
+    )
     verifier = resolve(recipe.verifier, kit)
     gate = None if recipe.gate is None else resolve(recipe.gate, kit)
     paired = pair(own or recipe.architecture(kit), verifier, backbone)
@@ -94,6 +98,21 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     recipe = replace(recipe, verifier=verifier, gate=gate, records_law=lawful)
     checks = parts.get("check", True)
     return BoundTokens(backbone, recipe, paired, verifier, gate, small, checks)
+
+
+def _check_kv(recipe: Recipe, kv: Any) -> None:
+    """Refuse a view of the target's memory for a drafter that reads none, and none for one."""
+    name = recipe.name or "custom"
+    if kv not in (None, "none") and recipe.kv is None:
+        raise ValueError(
+            f"kv={kv!r}: the drafter of recipe {name!r} reads no memory of the target; drop kv=, "
+            "or use a recipe that drafts with the target's own layers (std, swift, layer-skip)"
+        )
+    if kv == "none" and recipe.kv is not None:
+        raise ValueError(
+            f"kv='none': the drafter of recipe {name!r} has no memory but the target's; choose "
+            "same, sparse, text or tokens"
+        )
 
 
 def spoken(

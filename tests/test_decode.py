@@ -18,7 +18,7 @@ from mmspec.laws.categorical import Categorical
 from mmspec.targets.context import Context
 from mmspec.targets.stop import Stop
 from mmspec.trees import Tree
-from mmspec.verifiers import Coupled
+from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.walk import one_hot
 from tests import toys
 from tests.conftest import noisy, unchecked

@@ -29,8 +29,8 @@ SETTINGS: dict[str, Any] = {"guidance": 2.0, "temperature": 1.0}
 CLASS = 1
 
 
-def tiny_painter(layers: int = 2, seed: int = 0) -> LlamaGenForImageGeneration:
-    """A class-conditional LlamaGen of random wide weights in float32."""
+def tiny_painter(layers: int = 2, seed: int = 0, side: int = SIDE) -> LlamaGenForImageGeneration:
+    """A class-conditional LlamaGen of random wide weights in float32, `side` x `side` codes."""
     picture = {"num_embeddings": CODES, "embed_dim": 4, "latent_channels": 8, "base_channels": 32}
     config = LlamaGenConfig(
         vocab_size=CODES,
@@ -39,9 +39,9 @@ def tiny_painter(layers: int = 2, seed: int = 0) -> LlamaGenForImageGeneration:
         num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=32,
+        max_position_embeddings=max(32, side**2 + 8),
         num_classes=3,
-        side=SIDE,
+        side=side,
         vq_config={**picture, "channel_multiplier": [1, 1], "num_res_blocks": 1},
     )
     model: LlamaGenForImageGeneration = random_model(

@@ -83,7 +83,7 @@ MODALITY = Modality(
     package=__name__,
     owns=owns,
     zoo=ZOO,
-    parts=("compressor", "tree", "length", "sees", "check"),
+    parts=("compressor", "kv", "tree", "length", "sees", "check"),
     is_general=True,
     survey="mmspec.modalities.vlm.survey",
 )

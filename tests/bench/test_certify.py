@@ -20,7 +20,9 @@ from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.modalities.vlm import toys
 from mmspec.recipe import Deferred, Recipe
-from mmspec.verifiers import Coupled, Lenience, Recursive
+from mmspec.verifiers.coupled import Coupled
+from mmspec.verifiers.lenience import Lenience
+from mmspec.verifiers.recursive import Recursive
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from mmspec.modalities.image.toys import (
     tiny_pair,
 )
 from mmspec.recipe import Deferred
-from mmspec.verifiers import Recursive
 from mmspec.verifiers.law import ancestral
+from mmspec.verifiers.recursive import Recursive
 from tests.bench.test_certify import Hasty
 
 

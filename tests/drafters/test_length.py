@@ -85,6 +85,13 @@ def test_sure_rows_draft_on(length: Length, shape: tuple[int, ...]) -> None:
     assert more is None or hard is None or more.equal(hard)
 
 
+def test_what_reaches_a_bound_drafts_on() -> None:
+    sure = Categorical(torch.tensor([[0.0, -torch.inf]]))
+    even = Categorical(torch.zeros(1, 2))
+    assert Entropy(h=0.0).more(None, sure).tolist() == [True]
+    assert Confidence(threshold=0.5).more(None, even).tolist() == [True]
+
+
 def test_entropy_is_in_nats() -> None:
     law = Categorical.of(E1[None])  # sqrt(0.15 H) = 0.393
     assert Entropy(h=0.394).more(None, law).tolist() == [True]

@@ -15,21 +15,18 @@ from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Noise
 from mmspec.trees import Tree
-from mmspec.verifiers import (
-    Annealed,
-    Block,
-    Coupled,
-    Grouped,
-    KSeq,
-    Lenience,
-    Longest,
-    RankWindow,
-    Recursive,
-    SpecHub,
-    Traversal,
-    Typical,
-)
+from mmspec.verifiers.annealed import Annealed
+from mmspec.verifiers.block import Block
+from mmspec.verifiers.coupled import Coupled
+from mmspec.verifiers.grouped import Grouped, RankWindow
+from mmspec.verifiers.kseq import KSeq
 from mmspec.verifiers.law import acceptance, ancestral, enumerate_rounds, joint, law
+from mmspec.verifiers.lenience import Lenience
+from mmspec.verifiers.longest import Longest
+from mmspec.verifiers.recursive import Recursive
+from mmspec.verifiers.spechub import SpecHub
+from mmspec.verifiers.traversal import Traversal
+from mmspec.verifiers.typical import Typical
 from tests.verifiers.drawn_laws import by_prefix
 from tests.verifiers.parts import ALL
 

@@ -243,6 +243,18 @@ def test_a_window_takes_the_neighbours_in_rank() -> None:
     assert_close(torch.stack(close), torch.stack([p[[6, 5, 3]].sum(), q[[6, 5, 3]].sum()]))
 
 
+def test_what_is_as_far_as_the_bound_is_outside_a_window() -> None:
+    p, q = vector(0.5, 0.25, 0.25), vector(0.25, 0.25, 0.5)
+    x = torch.tensor(0)
+    own = torch.stack((p[0], q[0]))
+    assert_close(torch.stack(RankWindow(4, gap=0.25).masses(p, q, x)), own)
+    codes = Codebook.at(vector(0, 0.5, 4)[:, None])  # 0.25 apart, squared
+    bounded = RankWindow(4, gap=1.0, codebook=codes, distance=0.25)
+    assert_close(torch.stack(bounded.masses(p, q, x)), own)
+    wider = replace(bounded, distance=0.26).masses(p, q, x)
+    assert_close(torch.stack(wider), own + 0.25)
+
+
 def test_a_token_that_the_target_rules_out_is_rejected() -> None:
     p, q = vector(0, 0, 0, 0.3, 0.7), vector(0.2, 0.2, 0.2, 0.2, 0.2)
     accept = measure(Grouped(RankWindow(5, gap=1.0)), p, q).accept
@@ -288,6 +300,12 @@ def test_a_threshold_is_met_or_not() -> None:
     kept = Q * tight.accept
     assert_close(tight.output, kept + (1 - kept.sum()) * P)
     assert_close(tight.over_accepted, over_accepted(P, Q, tight.accept))
+
+
+def test_a_threshold_that_is_reached_is_met() -> None:
+    even = vector(0.25, 0.25, 0.25, 0.25)
+    assert measure(NeighbourhoodThreshold(LINE, 1, tau=0.5), even, Q).accept.tolist() == [1] * 4
+    assert measure(NeighbourhoodThreshold(LINE, 1, tau=0.51), even, Q).accept.tolist() == [0] * 4
 
 
 def test_a_threshold_of_nothing_emits_the_draft() -> None:

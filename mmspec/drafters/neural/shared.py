@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from mmspec.draft import Drafter
-from mmspec.drafters.growth import DraftModel, News, Nodes
+from mmspec.drafters.growth import DraftModel, Nodes
+from mmspec.drafters.neural.kv import Kv, SameKv, kv_of
 from mmspec.drafters.neural.small_model import Autoregressive, committed, draft_law
 from mmspec.laws.categorical import Categorical
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context
-from mmspec.targets.memory import block
+from mmspec.targets.kv_view import KvView
+from mmspec.targets.memory import Memory, block
 from mmspec.targets.reader import Reader
 
 
@@ -20,10 +23,10 @@ from mmspec.targets.reader import Reader
 class SharedBackbone(DraftModel):
     """The target without the layers in `skip`, or its first `depth` layers; nothing of its own.
 
-    Draft&Verify, SWIFT, LayerSkip. It reads the slots that the target has kept, pictures
-    included, and writes its draft behind them without keeping anything: the target's scoring
-    writes the same slots anew, in every layer. So nothing it does can change what the target
-    says.
+    Draft&Verify, SWIFT, LayerSkip; StD with all layers. It reads the slots that the target has
+    kept, or the view of them that `kv` makes, and writes its draft behind them without keeping
+    anything: the target's scoring writes the same slots anew, in every layer, and a view takes
+    them from there. So nothing it does can change what the target says.
 
     Raises ValueError at construction for recurrent layers (their state cannot be borrowed), for a
     decoder that is no list of layers, and for layers that do not exist.
@@ -32,7 +35,9 @@ class SharedBackbone(DraftModel):
     backbone: Reader  # the target's
     skip: tuple[int, ...] = ()
     depth: int | None = None
+    kv: Kv = field(default_factory=SameKv)
     thin: Reader = field(init=False, repr=False)
+    layers: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         name = type(self.backbone.model).__name__
@@ -52,32 +57,40 @@ class SharedBackbone(DraftModel):
         left = [at for at in range(layers)[: self.depth] if at not in self.skip]
         if not left:
             raise ValueError(f"skip={self.skip}, depth={self.depth} leaves no layer of {name}")
+        object.__setattr__(self, "layers", tuple(left))
         object.__setattr__(self, "thin", _thin(self.backbone, self.skip, self.depth, left))
 
     @property
     def sees(self) -> str:
-        return "target-memory"
+        return self.kv.sees
 
-    def begin(self, context: Context) -> None:
-        return None
+    @property
+    def wants(self) -> frozenset[str]:
+        return self.kv.wants
 
-    def listen(self, context: Context, state: None) -> Categorical:
+    def begin(self, context: Context) -> KvView | None:
+        return self.kv.open(context, self.backbone, self.layers)
+
+    def listen(self, context: Context, state: KvView | None) -> Categorical:
         waiting = context.waiting()
         if len({len(row) for row in waiting}) > 1:
             raise ValueError(
                 "rows wait for different numbers of tokens; a gate needs a draft model"
             )
         layout = block(waiting, None, context.memory.like)
-        logits, _ = self.thin.read(context.memory, layout)
+        logits, _ = self.thin.read(_memory(context, state), layout)
         return draft_law(context, logits, committed(context))
 
-    def say(self, context: Context, state: None, nodes: Nodes) -> Categorical:
+    def say(self, context: Context, state: KvView | None, nodes: Nodes) -> Categorical:
         waiting = len(context.waiting()[0])
-        logits, _ = self.thin.read(context.memory, nodes.block(context.memory.like, waiting))
+        layout = nodes.block(context.memory.like, waiting)
+        logits, _ = self.thin.read(_memory(context, state), layout)
         return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
 
-    def keep(self, context: Context, state: None, news: News) -> None:
-        return None
+
+def _memory(context: Context, view: KvView | None) -> Any:
+    """The target's own memory, or the view of it with all that the target has kept since."""
+    return context.memory if view is None else view.follow(cast(Memory, context.memory))
 
 
 def spread(layers: int, share: float) -> tuple[int, ...]:
@@ -100,25 +113,29 @@ def _thin(backbone: Reader, skip: Sequence[int], depth: int | None, left: Sequen
 
 def skipping(kit: Kit) -> Drafter:
     """The target without some layers: those in `skip`, or about `share` of the inner ones."""
-    _check_own_memory(kit)
     skip = kit.options["skip"]
     if skip is None:
         skip = spread(len(kit.target.layers), kit.options["share"])
-    return Autoregressive(SharedBackbone(kit.target, tuple(skip)), kit.shape)
+    return _shared(kit, skip=tuple(skip))
 
 
 def early_exit(kit: Kit) -> Drafter:
     """The first `depth` layers of the target, a quarter of them by default."""
-    _check_own_memory(kit)
     depth = kit.options["depth"]
     if depth is None:
         depth = max(len(kit.target.layers) // 4, 1)
-    return Autoregressive(SharedBackbone(kit.target, depth=depth), kit.shape)
+    return _shared(kit, depth=depth)
 
 
-def _check_own_memory(kit: Kit) -> None:
-    if kit.sees != "target-memory" or kit.compressor is not None:
+def all_layers(kit: Kit) -> Drafter:
+    """The target itself, on a part of its memory."""
+    return _shared(kit)
+
+
+def _shared(kit: Kit, **layers: Any) -> Drafter:
+    if kit.sees != "target-memory":
         raise ValueError(
-            "the target drafts for itself here and sees what it has in its memory; drop sees= and "
-            "compressor="
+            "the target drafts for itself here and sees what it has in its memory; drop sees=, "
+            "kv= says how much of that"
         )
+    return Autoregressive(SharedBackbone(kit.target, kv=kv_of(kit), **layers), kit.shape)
