@@ -69,6 +69,30 @@ class BoundTokens:
         return Call(parts, request, self.recipe)
 
 
+class TokenSession:
+    """What the sessions of models of token ids have in common; each adds its calls."""
+
+    def __init__(self, bound: BoundTokens) -> None:
+        self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
+
+    @property
+    def sees(self) -> str:
+        return self.bound.drafter.sees
+
+    @property
+    def name(self) -> str | None:
+        name: str | None = self.model.config._name_or_path
+        return name or None
+
+    def save(self, folder: Path) -> None:
+        """The draft model's weights. Raises ValueError for a drafter that was made by hand."""
+        bound = self.bound
+        if self.recipe.takes_drafter and bound.draft_model is None:
+            raise ValueError(f"{type(bound.drafter).__name__} was made by hand and cannot be saved")
+        if bound.draft_model is not None:
+            bound.draft_model.save(folder, bound.backbone, bound.drafter)
+
+
 def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> BoundTokens:
     """A recipe bound to a reader; `parts` may replace compressor, kv, tree, length and sees.
 
@@ -170,12 +194,3 @@ def first(*candidates: Any) -> int:
         if value is not None:
             return int(value)
     return 0
-
-
-def save_drafter(bound: BoundTokens, folder: Path) -> None:
-    """The draft model's weights. Raises ValueError for a drafter that was made by hand."""
-    recipe = bound.recipe
-    if recipe.takes_drafter and bound.draft_model is None:
-        raise ValueError(f"{type(bound.drafter).__name__} was made by hand and cannot be saved")
-    if bound.draft_model is not None:
-        bound.draft_model.save(folder, bound.backbone, bound.drafter)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import mmspec
 from mmspec.modalities.diffusion.inpainting import Pasting
+from mmspec.modalities.diffusion.step_callback import StepCallback
 from tests.modalities.sampling import FROZEN, PLAIN, STEPS, alone
 from tests.toys.picture_pipelines import BUILDERS, controlled, from_picture, mask
 
@@ -136,6 +137,8 @@ def test_a_callback_may_look_only() -> None:
     settings: dict[str, Any] = {"callback_on_step_end_tensor_inputs": names}
     with pytest.raises(ValueError, match="asks for more than the states"):
         drawn(fast, given, seed=0, callback_on_step_end=lambda *news: {}, **settings)
+    with pytest.raises(ValueError, match="the old form of callback_on_step_end"):
+        StepCallback.of({"callback": changing}, pipe)
 
 
 def test_a_control_net_is_refused_with_a_way_out_that_works() -> None:
