@@ -35,10 +35,13 @@ class BoundTokens:
     verifier: Verifier
     gate: Gate | None
     draft_model: BoundDraftModel | None = None  # where the recipe takes one
+    checks: bool = True  # whether a class is asked how it reads, on its first request
     target: CausalTarget = field(init=False)
 
     def __post_init__(self) -> None:
-        self.target = CausalTarget(self.backbone, self.drafter.wants)
+        self.target = CausalTarget(
+            self.backbone, self.drafter.wants, checks=self.checks, trees=self.drafter.trees
+        )
 
     @property
     def model(self) -> Any:
@@ -64,6 +67,30 @@ class BoundTokens:
         )
         parts = Parts(self.target, self.drafter, self.verifier, stop, self.gate)
         return Call(parts, request, self.recipe)
+
+
+class TokenSession:
+    """What the sessions of models of token ids have in common; each adds its calls."""
+
+    def __init__(self, bound: BoundTokens) -> None:
+        self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
+
+    @property
+    def sees(self) -> str:
+        return self.bound.drafter.sees
+
+    @property
+    def name(self) -> str | None:
+        name: str | None = self.model.config._name_or_path
+        return name or None
+
+    def save(self, folder: Path) -> None:
+        """The draft model's weights. Raises ValueError for a drafter that was made by hand."""
+        bound = self.bound
+        if self.recipe.takes_drafter and bound.draft_model is None:
+            raise ValueError(f"{type(bound.drafter).__name__} was made by hand and cannot be saved")
+        if bound.draft_model is not None:
+            bound.draft_model.save(folder, bound.backbone, bound.drafter)
 
 
 def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> BoundTokens:
@@ -93,7 +120,8 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     paired = pair(own or recipe.architecture(kit), verifier, backbone)
     lawful = recipe.records_law and paired.records_law
     recipe = replace(recipe, verifier=verifier, gate=gate, records_law=lawful)
-    return BoundTokens(backbone, recipe, paired, verifier, gate, small)
+    checks = parts.get("check", True)
+    return BoundTokens(backbone, recipe, paired, verifier, gate, small, checks)
 
 
 def _check_kv(recipe: Recipe, kv: Any) -> None:
@@ -166,12 +194,3 @@ def first(*candidates: Any) -> int:
         if value is not None:
             return int(value)
     return 0
-
-
-def save_drafter(bound: BoundTokens, folder: Path) -> None:
-    """The draft model's weights. Raises ValueError for a drafter that was made by hand."""
-    recipe = bound.recipe
-    if recipe.takes_drafter and bound.draft_model is None:
-        raise ValueError(f"{type(bound.drafter).__name__} was made by hand and cannot be saved")
-    if bound.draft_model is not None:
-        bound.draft_model.save(folder, bound.backbone, bound.drafter)
