@@ -171,8 +171,8 @@ def pair(drafter: Drafter, verifier: Verifier, target: Any) -> Drafter:
         )
     if drafter.trees and not target.can_branch:
         raise ValueError(
-            f"{type(target.model).__name__} keeps a recurrent state, one per branch of a tree "
-            "would be needed; give length= instead of tree="
+            f"{type(target.model).__name__} {target.obstacle}, so it reads chains only; give "
+            "length= instead of tree="
         )
     if drafter.carries and verifier.looks_ahead:
         raise ValueError(

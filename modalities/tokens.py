@@ -35,10 +35,13 @@ class BoundTokens:
     verifier: Verifier
     gate: Gate | None
     draft_model: BoundDraftModel | None = None  # where the recipe takes one
+    checks: bool = True  # whether a class is asked how it reads, on its first request
     target: CausalTarget = field(init=False)
 
     def __post_init__(self) -> None:
-        self.target = CausalTarget(self.backbone, self.drafter.wants)
+        self.target = CausalTarget(
+            self.backbone, self.drafter.wants, checks=self.checks, trees=self.drafter.trees
+        )
 
     @property
     def model(self) -> Any:
@@ -117,7 +120,8 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     paired = pair(own or recipe.architecture(kit), verifier, backbone)
     lawful = recipe.records_law and paired.records_law
     recipe = replace(recipe, verifier=verifier, gate=gate, records_law=lawful)
-    return BoundTokens(backbone, recipe, paired, verifier, gate, small)
+    checks = parts.get("check", True)
+    return BoundTokens(backbone, recipe, paired, verifier, gate, small, checks)
 
 
 def _check_kv(recipe: Recipe, kv: Any) -> None:

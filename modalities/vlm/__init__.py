@@ -66,6 +66,7 @@ MODALITY = Modality(
     package=__name__,
     owns=owns,
     zoo=ZOO,
-    parts=("compressor", "kv", "tree", "length", "sees"),
+    parts=("compressor", "kv", "tree", "length", "sees", "check"),
     is_general=True,
+    survey="mmspec.modalities.vlm.survey",
 )

@@ -28,8 +28,8 @@ class SharedBackbone(DraftModel):
     anything: the target's scoring writes the same slots anew, in every layer, and a view takes
     them from there. So nothing it does can change what the target says.
 
-    Raises ValueError at construction for recurrent layers (their state cannot be borrowed), for
-    families whose logits are not head(decoder), and for layers that do not exist.
+    Raises ValueError at construction for recurrent layers (their state cannot be borrowed), for a
+    decoder that is no list of layers, and for layers that do not exist.
     """
 
     backbone: Reader  # the target's
@@ -43,15 +43,10 @@ class SharedBackbone(DraftModel):
         name = type(self.backbone.model).__name__
         if not self.backbone.can_branch:
             raise ValueError(
-                f"{name} has recurrent layers, whose state a draft would advance; use a draft "
-                "model of its own"
+                f"{name} {self.backbone.obstacle}, so a draft would disturb what it remembers; use "
+                "a draft model of its own"
             )
-        if not self.backbone.family.direct:
-            raise ValueError(
-                f"layers of {name} cannot be left out: its logits are not head(decoder); use a "
-                "draft model"
-            )
-        layers = len(self.backbone.decoder.layers)
+        layers = len(self.backbone.layers)
         if self.depth is not None and not 1 <= self.depth <= layers:
             raise ValueError(f"depth={self.depth} is no number of layers; {name} has {layers}")
         unknown = [layer for layer in self.skip if not 0 <= layer < layers]
@@ -120,7 +115,7 @@ def skipping(kit: Kit) -> Drafter:
     """The target without some layers: those in `skip`, or about `share` of the inner ones."""
     skip = kit.options["skip"]
     if skip is None:
-        skip = spread(len(kit.target.decoder.layers), kit.options["share"])
+        skip = spread(len(kit.target.layers), kit.options["share"])
     return _shared(kit, skip=tuple(skip))
 
 
@@ -128,7 +123,7 @@ def early_exit(kit: Kit) -> Drafter:
     """The first `depth` layers of the target, a quarter of them by default."""
     depth = kit.options["depth"]
     if depth is None:
-        depth = max(len(kit.target.decoder.layers) // 4, 1)
+        depth = max(len(kit.target.layers) // 4, 1)
     return _shared(kit, depth=depth)
 
 
