@@ -76,7 +76,8 @@ def gathered(
             mine[:, :, :width] = theirs.gather(2, where)
     pads = [width - count for count in counts]
     memory = Memory(cache, width, pads, dense.rope, dense.like, dense.window, dense.bare)
-    memory.offsets, memory.types, memory.last = dense.offsets, dense.types, dense.last
+    memory.offsets, memory.axes, memory.last = dense.offsets, dense.axes, dense.last
+    memory.carried = dense.carried
     return KvView(memory, list(dense.kept))
 
 

@@ -46,7 +46,7 @@ def backbone(model: Any) -> Backbone:
 
 
 @pytest.mark.parametrize("sees", ["pixels", "target-features"])
-@pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_compressor_is_lossless(family: str, compressor: Compressor, sees: str) -> None:
     model, request = toys.model(family), toys.inputs(family, batch=3, ragged=True)
