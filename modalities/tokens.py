@@ -24,10 +24,11 @@ from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import Stats
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Request
-from mmspec.targets.generation_settings import refuse_modes, sampled
+from mmspec.targets.generation_settings import check_parts, refuse_modes, sampled
 from mmspec.targets.generation_settings import resolve as resolve_settings
+from mmspec.targets.inputs import check_inputs
 from mmspec.targets.stop import Stop
-from mmspec.targets.visual import check_request
+from mmspec.targets.visual import check_request, visual_ids
 
 # what `generate` takes beside a model's inputs and generation settings
 OWN = (
@@ -163,8 +164,11 @@ class Text:
         arguments = _placed(args, arguments)
         inputs = {name: value for name, value in arguments.items() if name in self.inputs}
         own = {name: arguments.get(name) for name in OWN}
+        check_parts(own)
         rest = {k: v for k, v in arguments.items() if k not in self.inputs and k not in OWN}
-        inputs, model = self.prepared(inputs), self.bound.model
+        model = self.bound.model
+        self._check(inputs)
+        inputs = self.prepared(inputs)
         check_request(model, self.bound.backbone.family, inputs)
         carrier = inputs.get("input_ids")
         carrier = inputs["inputs_embeds"] if carrier is None else carrier
@@ -207,6 +211,8 @@ class Text:
             raise ValueError(
                 "this was accelerated for another model; call accelerate() on this one"
             )
+        if ids.numel():
+            self._check({"input_ids": ids, **media})
         kept = {name: value for name, value in rest.items() if name not in LOOP_ARGUMENTS}
         inputs = self.prepared({"input_ids": ids, **media, **kept})
         stop = Stop.from_config(config, given.get("stopping_criteria") or (), ids.shape[1])
@@ -217,6 +223,12 @@ class Text:
         )
         tokens, _ = spoken(call, ids, loop)
         return padded_sequences(ids, tokens, first(config.pad_token_id, config.eos_token_id))
+
+    def _check(self, inputs: Mapping[str, Any]) -> None:
+        """Refuse tensors that the model cannot read. Raises ValueError."""
+        model, family = self.bound.model, self.bound.backbone.family
+        words = model.get_input_embeddings().weight
+        check_inputs(inputs, words.shape[0], visual_ids(model, family), words.device)
 
 
 # The pictures are named because transformers leaves named arguments alone: otherwise it would hand

@@ -121,9 +121,13 @@ def source_inputs(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
         not in ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
     }
     ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))
+    given = [name for name, value in encoder.items() if value is not None]
+    if not given:
+        wanted = model.get_encoder().main_input_name
+        raise ValueError(f"there is nothing to encode; give {wanted}, as the processor makes it")
     if ids is None:
         outputs = encoder.get("encoder_outputs")
-        carrier = outputs[0] if outputs is not None else next(iter(encoder.values()))
+        carrier = outputs[0] if outputs is not None else encoder[given[0]]
         start = model.generation_config.decoder_start_token_id
         start = model.config.decoder_start_token_id if start is None else start
         ids = torch.full((carrier.shape[0], 1), start, device=carrier.device)

@@ -8,14 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.denoising.window import Window
+from mmspec.errors import described, unknown_message
 from mmspec.modalities.diffusion.chains import ChainRunner
 from mmspec.modalities.diffusion.forecasts import ForecastRunner
 from mmspec.modalities.diffusion.loading import load_pipeline
 from mmspec.modalities.diffusion.network import Network
 from mmspec.modality import Loop
-from mmspec.naming import unknown_message
 from mmspec.recipe import Recipe
 
 
@@ -68,6 +70,7 @@ class PipelineSession:
         order, and where an exact recipe meets a scheduler that draws no noise.
         """
         given, own = self._split(args, arguments)
+        _check_noise(given)
         output = self.runner.run(given, own, loop)
         if not isinstance(output, tuple):  # return_dict=False
             output.stats = loop.stats()
@@ -99,6 +102,23 @@ class PipelineSession:
         defaults = {name: one.default for name, one in has_default.items()}
         own = {name: arguments.get(name) for name in self.runner.own}
         return {**defaults, **placed, **theirs}, own
+
+
+def _check_noise(given: Mapping[str, Any]) -> None:
+    """Refuse generators that are none, and a beginning that is no tensor of numbers."""
+    generator, latents = given.get("generator"), given.get("latents")
+    made = generator if isinstance(generator, list) else [generator]
+    if generator is not None and not all(isinstance(one, torch.Generator) for one in made):
+        raise ValueError(
+            f"generator={described(generator)} is none; give a torch.Generator, a list of them, or "
+            "seed= a number"
+        )
+    if latents is None:
+        return
+    if not isinstance(latents, torch.Tensor) or not bool(torch.isfinite(latents).all()):
+        raise ValueError(
+            f"latents={described(latents)} are no tensor of finite numbers; give one, or drop it"
+        )
 
 
 def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> PipelineSession:
