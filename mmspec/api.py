@@ -19,6 +19,7 @@ from mmspec import recipes, registry
 from mmspec.decode import decode
 from mmspec.draft import Round, Verifier
 from mmspec.errors import (
+    check_like,
     check_number,
     is_of_library,
     is_whole,
@@ -80,6 +81,8 @@ def accelerate(
         _check_verifier(verifier)
         given["verifier"] = verifier
     options = {name: value for name, value in parts.items() if name in plan.options}
+    for name, value in options.items():
+        check_like(name, value, plan.options[name])
     plan = replace(plan, verifier=verifier or plan.verifier, options={**plan.options, **options})
     own = {name: value for name, value in given.items() if name in owner.parts}
     return Accelerated(plug.session(model, plan, drafter, own), owner, given)
@@ -301,4 +304,6 @@ def load(folder: str | Path, model: Any = None) -> Accelerated:
 
     Raises ValueError where the folder holds none, or the target is unknown.
     """
+    if not isinstance(folder, str | Path):
+        raise ValueError(f"folder={folder!r} is none; give one that save_pretrained wrote")
     return accelerate(**restore(Path(folder), model))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 LIBRARIES = frozenset(
@@ -55,10 +57,50 @@ def check_flag(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value!r} is neither True nor False; give one of them")
 
 
+def check_like(name: str, value: Any, usual: Any) -> None:
+    """Refuse an option of another kind than the usual value; None there leaves the kind open.
+
+    In the place of a name there may be an object of a class of its own. Raises ValueError.
+    """
+    if isinstance(usual, bool):
+        check_flag(name, value)
+    elif is_whole(usual):
+        check_number(name, value, 0, whole=True, example=usual)
+    elif isinstance(usual, Real):
+        if value != math.inf:
+            check_number(name, value, 0, example=float(usual))
+    elif isinstance(usual, str) and not isinstance(value, str):
+        if type(value).__module__ == "builtins":
+            raise ValueError(f"{name}={value!r} is no name; give one, such as {usual!r}")
+    elif isinstance(usual, list | tuple) and not isinstance(value, list | tuple):
+        raise ValueError(f"{name}={value!r} is no list; give one, such as {list(usual)}")
+
+
 def is_of_library(error: Exception) -> bool:
     """Whether an error arose within a library that we call, in its own Python code."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return bool(frames) and frames[-1][0].f_globals["__name__"].partition(".")[0] in LIBRARIES
+
+
+@contextmanager
+def reading(source: str | Path, what: str = "model") -> Iterator[None]:
+    """Name the folder or the hub's name that a library cannot read, and say what may be done."""
+    try:
+        yield
+    except Exception as error:
+        is_ours = isinstance(error, ValueError) and not is_of_library(error)
+        if is_ours or isinstance(error, MemoryError):
+            raise
+        reason = " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
+        if Path(source).exists():
+            raise ValueError(
+                f"{source} cannot be read as a {what} ({reason}); copy it again, or give a folder "
+                "that save_pretrained wrote"
+            ) from error
+        raise ValueError(
+            f"{source} is no folder here and cannot be read from the hub ({reason}); check the "
+            "name and the connection, or give a folder or zoo:NAME"
+        ) from error
 
 
 def library_message(error: Exception, asked: str, given: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.denoising.window import Window
-from mmspec.errors import described, unknown_message
+from mmspec.errors import check_number, described, unknown_message
 from mmspec.modalities.diffusion.chains import ChainRunner
 from mmspec.modalities.diffusion.forecasts import ForecastRunner
 from mmspec.modalities.diffusion.loading import load_pipeline
@@ -129,6 +129,8 @@ def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -
     pipeline, its folder or "zoo:NAME", where the recipe takes one; a folder may hold a denoising
     network alone. Raises ValueError for parts that do not fit.
     """
+    if parts.get("max_rows") is not None:
+        check_number("max_rows", parts["max_rows"], 1, whole=True, example=8)
     execution = _execution(recipe, parts.get("window"), parts.get("tree"))
     small = draft_model(recipe, drafter, Network(pipe))
     return PipelineSession(pipe, replace(recipe, execution=execution), small, parts.get("max_rows"))
@@ -144,7 +146,7 @@ def _execution(recipe: Recipe, window: Any, tree: Any) -> Any:
         raise ValueError(
             f"recipe {recipe.name or 'custom'!r} drafts no window; drop window= and tree="
         )
-    if isinstance(tree, str):
+    if tree is not None and not tree:
         raise ValueError(f"tree={tree!r} are no widths of branching; give some, as in [2, 2, 2]")
     if tree is not None:
         return Window.tree(tree)

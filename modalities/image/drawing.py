@@ -145,8 +145,8 @@ def _read(
                 f"negative={described(negative)} is no prompt; give a text, a list of texts, or "
                 "the processor's output for one"
             )
-        single = isinstance(negative, str)
-        others = [negative] * (1 if texts is None else len(texts)) if single else negative
+        count = 1 if texts is None else len(texts)
+        others = [negative] * count if isinstance(negative, str) else negative
         rest["negative"] = worded(image_family, processor, others, grid)
     return rest
 

@@ -56,7 +56,8 @@ def _model(rng: Random, folders: Path) -> Misuse:
     """A model that is none, or whose folder is damaged."""
     if rng.random() < 0.4:
         model: Any = rng.choice((*MODELS, torch.nn.Linear(2, 2), SUBJECTS["llama"].model.config))
-        return _accelerated(model, repr(model)[:60], [type(model).__name__, str(model)])
+        wrong = [type(model).__name__, str(model).removeprefix("zoo:")]
+        return _accelerated(model, repr(model)[:60], wrong)
     name = rng.choice((*SPOIL_THE_MODEL, "empty", "file"))
     folder = str(folders / name)
     if rng.random() < 0.3:
@@ -92,7 +93,7 @@ def _drafter(rng: Random, folders: Path) -> Misuse:
     others = [one.model for one in SUBJECTS.values() if one.decodes != subject.decodes]
     name = rng.choice(SPOIL_THE_MODEL)
     small = rng.choice((None, rng.choice(DRAFTERS), rng.choice(others), str(folders / name)))
-    wrong = ["drafter", repr(recipe), type(small).__name__, str(small), name]
+    wrong = ["drafter", repr(recipe), type(small).__name__, str(small).removeprefix("zoo:"), name]
     return _accelerated(subject.model, subject.name, wrong, recipe, drafter=small)
 
 
@@ -134,7 +135,8 @@ def _knob(rng: Random, folders: Path) -> Misuse:
 def _function(rng: Random, folders: Path) -> Misuse:
     """The other functions that are public."""
     name = rng.choice((*SPOIL_THE_MODEL, "empty", "file", "nowhere"))
-    folder, odd = folders / name, rng.choice((5, None, [], "nope", "", -1, 1.5, b"x"))
+    odd: Any
+    folder, odd = folders / name, rng.choice((5, None, "nope", "", -1, 1.5, b"x"))
     text = SUBJECTS["llama"]
     calls: dict[str, tuple[Callable[[], Any], Sequence[str]]] = {
         f"load({name})": (partial(mmspec.load, folder), [name]),

@@ -196,4 +196,6 @@ def initialiser(given: str | Initialiser) -> Initialiser:
                 "object"
             )
         given = INITIAL[given]
+    if not callable(given) and type(given).__module__ == "builtins":
+        raise ValueError(f"initial={given!r} fills nothing; give one of {', '.join(INITIAL)}")
     return Structural(given)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mmspec.draft import Drafter
 from mmspec.drafters.growth import DraftModel, News, Nodes
 from mmspec.drafters.neural.small_model import Autoregressive, committed, draft_law
+from mmspec.errors import check_number, is_whole
 from mmspec.laws.categorical import Categorical
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context
@@ -106,19 +108,36 @@ def _thin(backbone: Reader, skip: Sequence[int], depth: int | None, left: Sequen
 def skipping(kit: Kit) -> Drafter:
     """The target without some layers: those in `skip`, or about `share` of the inner ones."""
     _check_own_memory(kit)
-    skip = kit.options["skip"]
+    skip, count = kit.options["skip"], len(layers_of(kit.target))
     if skip is None:
-        skip = spread(len(kit.target.decoder.layers), kit.options["share"])
+        share = kit.options["share"]
+        check_number("share", share, 0, 1, example=0.5)
+        skip = spread(count, share)
+    elif not isinstance(skip, list | tuple) or not all(is_whole(one) for one in skip):
+        raise ValueError(f"skip={skip!r} are no layers; give their numbers, 0 to {count - 1}")
     return Autoregressive(SharedBackbone(kit.target, tuple(skip)), kit.shape)
 
 
 def early_exit(kit: Kit) -> Drafter:
     """The first `depth` layers of the target, a quarter of them by default."""
     _check_own_memory(kit)
-    depth = kit.options["depth"]
+    depth, count = kit.options["depth"], len(layers_of(kit.target))
     if depth is None:
-        depth = max(len(kit.target.decoder.layers) // 4, 1)
+        depth = max(count // 4, 1)
+    check_number("depth", depth, 1, count, whole=True)
     return Autoregressive(SharedBackbone(kit.target, depth=depth), kit.shape)
+
+
+def layers_of(target: Reader) -> Sequence[Any]:
+    """The layers of a decoder that keeps them in a list. Raises ValueError for another."""
+    try:
+        layers: Sequence[Any] = target.decoder.layers
+    except AttributeError:
+        raise ValueError(
+            f"the layers of {type(target.model).__name__} cannot be left out: they are not in a "
+            "list called layers; choose another recipe, such as 'prompt-lookup'"
+        ) from None
+    return layers
 
 
 def _check_own_memory(kit: Kit) -> None:
