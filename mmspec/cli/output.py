@@ -33,7 +33,7 @@ def line(error: Exception) -> tuple[str, int]:
     if isinstance(error, typer.TyperException):  # a wrong option or argument
         message = " ".join(error.format_message().split())
         context = vars(error).get("ctx")
-        if message and context is not None:
+        if message:
             message = f"{message.rstrip('.')}; see `mmspec {_command(context)}--help`"
         return message, error.exit_code
     message = " ".join(str(error).split())
@@ -42,10 +42,10 @@ def line(error: Exception) -> tuple[str, int]:
     return message or type(error).__name__, 1
 
 
-def _command(context: Any) -> str:
+def _command(context: Any | None) -> str:
     """The commands that led to where an error is, without the program's own name."""
     names = []
-    while context.parent is not None:
+    while context is not None and context.parent is not None:
         names.append(f"{context.info_name} ")
         context = context.parent
     return "".join(reversed(names))

@@ -146,7 +146,7 @@ def _execution(recipe: Recipe, window: Any, tree: Any) -> Any:
         raise ValueError(
             f"recipe {recipe.name or 'custom'!r} drafts no window; drop window= and tree="
         )
-    if tree is not None and not tree:
+    if tree is not None and not (isinstance(tree, list | tuple) and tree):
         raise ValueError(f"tree={tree!r} are no widths of branching; give some, as in [2, 2, 2]")
     if tree is not None:
         return Window.tree(tree)

@@ -171,7 +171,7 @@ def _drafter(rng: Random, root: Path) -> Line:
     small = rng.choice(
         (f"zoo:{rng.choice(others)}", "zoo:nope", "./nowhere", folder, folder, "FILE", "")
     )
-    wrong = [small.removeprefix("zoo:") or "--drafter", name, "draft", "file"]
+    wrong = [small.removeprefix("zoo:") or "''", name, "draft", "file", "head"]
     return [*words, "--drafter", small], wrong
 
 
@@ -185,10 +185,11 @@ def _model(rng: Random, root: Path) -> Line:
     if rng.random() < 0.2:
         words += ["--modality", rng.choice(("music", "mar", "image", "diffusion"))]
     if rng.random() < 0.3:
+        name, model = rng.choice([(one, str(root / one)) for one in SPOIL_THE_MODEL])
         words = ["doctor", model]
     if model and not Path(model).is_dir():
         name = model.removeprefix("zoo:")
-    return words, [name, Path(model).name or "--model", "--modality", "file"]
+    return words, [name, Path(model).name or "''", "modality", "file", "draft"]
 
 
 def _file(rng: Random, root: Path) -> Line:
@@ -197,7 +198,7 @@ def _file(rng: Random, root: Path) -> Line:
     if kind == "image":
         words, _ = _asked(rng, root, modality="vlm", command="generate")
         picture = rng.choice(("none.png", "FILE", str(root / "empty"), str(root / "cut.png"), ""))
-        return [*words, "--image", picture], [Path(picture).name or "--image", "file", "picture"]
+        return [*words, "--image", picture], [Path(picture).name or "no picture", "file", "picture"]
     owner = rng.choice([*TARGETS])
     words, _ = _asked(rng, root, modality=owner, command="generate")
     words = words[: words.index("--out")] if "--out" in words else words

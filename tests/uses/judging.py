@@ -15,8 +15,8 @@ LIMIT_S = 60.0  # of one use
 LONGEST = 1600  # characters of an error: one paragraph, the known names included
 REMEDY = re.compile(
     r"\b(give|pass|use|choose|one of|known|drop|call|convert|load|train|make|install|copy|save|"
-    r"set|check|pad|repeat|write|let|leave|see|must be|has to be|should be|did you mean|at least|at most|"
-    r"instead|it has|measure)\b",
+    r"set|check|pad|repeat|write|let|leave|see|must be|has to be|should be|did you mean|at least|"
+    r"at most|instead|it has|measure)\b",
     re.IGNORECASE,
 )
 

@@ -17,7 +17,7 @@ from tests.uses.judging import Misuse
 from tests.uses.subjects import SUBJECTS, Subject
 
 NAN, INF = float("nan"), float("inf")
-ODD: tuple[Any, ...] = ("x", [], {}, -1, 1.5, NAN, INF, object(), Path("nowhere"), b"x", {1, 2})
+ODD: tuple[Any, ...] = ("x", [], {}, -1, NAN, INF, object(), Path("nowhere"), b"x", {1, 2})
 SEEDS: dict[str, tuple[Any, ...]] = {  # what we take ourselves, in every modality
     "seed": ("x", 1.5, [1], NAN, True, torch.rand(2)),
     "row_ids": ([1.5], "x", [1, 2, 3, 4, 5], [[1]], 7, [None]),
