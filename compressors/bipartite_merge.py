@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmspec.compressors.contract import Compressed, Features
+from mmspec.compressors.contract import Compressed, Compressor, Features, Grid
+from mmspec.compressors.selection import budget, check_keep
 
 
 @dataclass(frozen=True)
-class BipartiteMerge:
+class BipartiteMerge(Compressor):
     """Bipartite soft matching down to the share `keep` (ToMe, Bolya et al. 2023).
 
     Per round the even tokens choose the most similar odd one, and the r best links are merged,
@@ -26,15 +26,17 @@ class BipartiteMerge:
     """
 
     keep: float = 0.5
-    needs: ClassVar[frozenset[str]] = frozenset()
+    places: ClassVar[str] = "the mean slot of what was merged"
 
     def __post_init__(self) -> None:
-        if not 0 < self.keep <= 1:
-            raise ValueError(f"keep={self.keep} is no share of the tokens; give one in (0, 1]")
+        check_keep(self.keep)
+
+    def count(self, features: int, grid: Grid | None = None) -> int:
+        return budget(self.keep, features)
 
     def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
         count = len(features.values)
-        wanted = ceil(self.keep * count)
+        wanted = self.count(count)
         values = features.values.float()
         sizes = torch.ones(count, device=values.device)
         index = torch.arange(count, device=values.device).float()

@@ -10,34 +10,61 @@ slot of a member.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, ClassVar, Protocol
+from math import prod
 
 import torch
 from torch import Tensor
 
-SIGNALS = ("attention",)  # what a compressor may need: the target's attention
-Grid = tuple[int, int]  # rows, columns
+from mmspec.declared import declared
+
+# What a compressor may need beside the n features of a picture. The *question* is the text behind
+# the last picture of a prompt or, where there is none, all of its text: T tokens.
+SIGNALS: Mapping[str, str] = {
+    "attention": "(n,) the target's attention from the last prompt token, second full layer",
+    "question-attention": "(n,) the target's attention from the question, mean over all layers",
+    "last-layer-attention": "(n,) the target's attention from the question, last full layer",
+    "cls": "(n,) attention from the class token of the vision tower that made the features",
+    "text": "(T, H) embeddings of the question's tokens, beside which the features are read",
+    "states": "(2, n, D) the target's hidden states of the picture: embedded, and early on",
+    "question-states": "(2, T, D) the same of the question's tokens",
+}
+Grid = tuple[int, ...]  # rows, columns; of a video frames, rows, columns
+Shape = tuple[int, int, int]  # frames, rows, columns
 
 
 @dataclass(frozen=True)
 class Features:
-    """The features of one picture, row by row where it has a grid."""
+    """The features of one picture or video, line by line where it has a grid."""
 
-    values: Tensor  # (N, H)
-    positions: Tensor  # (N,) int64 slots, ascending
+    values: Tensor  # (n, H)
+    positions: Tensor  # (n,) int64 slots, ascending
     grid: Grid | None = None
 
     def __post_init__(self) -> None:
         count = len(self.values)
         if self.positions.shape != (count,):
             raise ValueError(f"{count} features need {count} positions, not {self.positions.shape}")
-        if self.grid is not None and self.grid[0] * self.grid[1] != count:
+        if self.grid is not None and (len(self.grid) not in (2, 3) or prod(self.grid) != count):
             raise ValueError(
-                f"a grid of {self.grid} does not hold {count} features; give grid=None"
+                f"a grid of {self.grid} does not hold {count} features; give (rows, columns), "
+                "(frames, rows, columns) or grid=None"
             )
+
+    @property
+    def shape(self) -> Shape:
+        """Frames, rows and columns; one line where there is no grid."""
+        return shape_of(len(self.values), self.grid)
+
+
+def shape_of(count: int, grid: Grid | None) -> Shape:
+    """Frames, rows and columns of `count` features."""
+    if grid is None:
+        return 1, 1, count
+    frames, rows, columns = grid if len(grid) == 3 else (1, *grid)
+    return frames, rows, columns
 
 
 @dataclass(frozen=True)
@@ -49,12 +76,33 @@ class Compressed:
     sizes: Tensor  # (m,) int64
 
 
-class Compressor(Protocol):
+class Compressor(ABC):
     """Thins one picture. It changes what is accepted, never what comes out."""
 
-    needs: ClassVar[frozenset[str]]  # names out of SIGNALS
+    @declared
+    def needs(self) -> frozenset[str]:
+        """Names out of SIGNALS."""
+        return frozenset()
 
-    def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed: ...
+    @declared
+    def places(self) -> str:
+        """The map of positions in words: which slot a feature of the output stands at."""
+        return "not said"
+
+    def count(self, features: int, grid: Grid | None = None) -> int | None:
+        """How many features come out of so many; None = it depends on what they are."""
+        return None
+
+    def fitted(self, width: int, like: Tensor) -> Compressor:
+        """The compressor for features (n, width), on the device and in the dtype of `like`.
+
+        Raises ValueError for one whose parameters are missing or of another width.
+        """
+        return self
+
+    @abstractmethod
+    def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
+        """The picture with fewer features; `signals` are those of `needs`."""
 
 
 def keep_all(features: Features) -> Compressed:
@@ -109,37 +157,14 @@ def pictures(
 
 
 def compressed(
-    found: Sequence[Sequence[Features]], compressor: Compressor | None, signals: Mapping[str, Any]
+    found: Sequence[Sequence[Features]],
+    compressor: Compressor | None,
+    signals: Callable[[int, Features], Mapping[str, Tensor]],
 ) -> list[list[Compressed]]:
-    """Every picture through the compressor; `signals` are per row (slots,), without padding."""
+    """Every picture through the compressor; `signals(row, picture)` are what it needs."""
     if compressor is None:
         return [[keep_all(picture) for picture in row] for row in found]
     return [
-        [
-            compressor.compress(
-                picture,
-                {name: signals[name][at][picture.positions] for name in compressor.needs},
-            )
-            for picture in row
-        ]
+        [compressor.compress(picture, signals(at, picture)) for picture in row]
         for at, row in enumerate(found)
     ]
-
-
-COMPRESSORS: Mapping[str, tuple[str, str]] = {  # file and class; loaded when asked for
-    "average-pool": ("average_pool", "AveragePool"),
-    "attn-topk": ("attn_topk", "AttentionTopK"),
-    "bipartite-merge": ("bipartite_merge", "BipartiteMerge"),
-    "hide-all": ("hide_all", "HideAll"),
-    "identity": ("identity", "Identity"),
-}
-
-
-def named(name: str) -> Compressor:
-    """The compressor of that name, as it comes. Raises ValueError listing the known ones."""
-    if name not in COMPRESSORS:
-        known = ", ".join(sorted(COMPRESSORS))
-        raise ValueError(f"there is no compressor {name!r}; known: {known}, or pass an object")
-    file, maker = COMPRESSORS[name]
-    compressor: Compressor = getattr(import_module(f"mmspec.compressors.{file}"), maker)()
-    return compressor

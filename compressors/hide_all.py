@@ -8,18 +8,21 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mmspec.compressors.contract import Compressed, Features
+from mmspec.compressors.contract import Compressed, Compressor, Features, Grid
 
 
 @dataclass(frozen=True)
-class HideAll:
+class HideAll(Compressor):
     """No picture at all; the text keeps the slots it has behind the picture.
 
     That is the difference to `sees="nothing"` (SPD-MLLM), which numbers the text anew and takes
     out the frame tokens as well.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    places: ClassVar[str] = "nothing is left to place"
+
+    def count(self, features: int, grid: Grid | None = None) -> int:
+        return 0
 
     def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
         none = features.positions[:0]

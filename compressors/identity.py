@@ -8,14 +8,18 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mmspec.compressors.contract import Compressed, Features, keep_all
+from mmspec.compressors.contract import Compressed, Compressor, Features, Grid, keep_all
+from mmspec.compressors.selection import KEPT
 
 
 @dataclass(frozen=True)
-class Identity:
+class Identity(Compressor):
     """The picture as it is; the baseline of this shelf."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    places: ClassVar[str] = KEPT
+
+    def count(self, features: int, grid: Grid | None = None) -> int:
+        return features
 
     def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
         return keep_all(features)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec import _hf
-from mmspec.compressors.contract import named as compressor_named
+from mmspec.compressors.naming import named as compressor_named
 from mmspec.decode import Parts
 from mmspec.draft import Drafter, Gate, Verifier
 from mmspec.draft_models import BoundDraftModel, draft_model

@@ -184,9 +184,9 @@ def test_recipes_are_described_without_drafters() -> None:
             {"naming", "coupled", "walk"},
         ),
         (
-            "from mmspec.compressors.contract import named; named('identity')",
+            "from mmspec.compressors.naming import named; named('identity')",
             "compressors",
-            {"identity", "contract"},
+            {"identity", "contract", "naming", "selection"},
         ),
         ("import mmspec.drafters.plain", "drafters", {"plain"}),
     ],

@@ -13,11 +13,12 @@ from torch import Tensor
 from mmspec import _hf
 from mmspec.draft import Draft, Round, Scores
 from mmspec.laws.sampling import Prefix
+from mmspec.targets.attention_tap import OFFERED, AttentionTap, ClassTokenTap
 from mmspec.targets.backbone import Backbone, padding
 from mmspec.targets.check import check
 from mmspec.targets.context import Context, Request
 from mmspec.targets.encoder_decoder import EncoderDecoder
-from mmspec.targets.hooks import AttentionHook, HiddenStateHook
+from mmspec.targets.hooks import HiddenStateHook, SnapshotHook
 from mmspec.targets.memory import block
 from mmspec.targets.reader import Reader
 
@@ -28,9 +29,10 @@ class CausalTarget:
 
     `wants` names features for the drafter: "hidden" (last hidden states, (B, N + 1, H), after the
     final norm); and, in `context.shared` after the prefill, "vision" (the picture encoders'
-    outputs by modality), "attention" (of the last prompt token, (B, L), see
-    `mmspec.targets.hooks`), and, with "hidden", "embeds" and "hidden" of the whole
-    prompt, (B, L, H) each. Under guidance hidden states are those of both branches, 2B rows.
+    outputs by modality), "cls" (what the class token of the vision tower attends to, (n,) per
+    picture), attention of several kinds (see `mmspec.targets.attention_tap`), "states" (hidden
+    states embedded and early on, (2, B, L, H)), and, with "hidden", "embeds" and "hidden" of the
+    whole prompt, (B, L, H) each. Under guidance hidden states are those of both branches, 2B rows.
     Recurrent models replay lazily: their state stays at the last point where everything was
     accepted, and the tokens kept since then stay pending and are read again with the next draft.
     No forward is spent on that until `longest_replay` tokens wait.
@@ -45,8 +47,10 @@ class CausalTarget:
     checks: bool = True
 
     def __post_init__(self) -> None:
-        self._tap()  # refuses what cannot be tapped
+        self._tap([])  # refuses what cannot be tapped
         self._states()
+        self._snapshots()
+        self._class_token()
 
     def prefill(self, request: Request) -> Context:
         """Read the prompt; `context.scores` then gives the first token without a forward."""
@@ -58,12 +62,17 @@ class CausalTarget:
             self.backbone.border.check(_longest(request.inputs), request.room)
         inputs, offer = request.inputs, dict[str, Any](request.shared)
         if "vision" in self.wants:
-            inputs = _encoded(self.backbone, inputs)
+            with self._class_token() as token:
+                inputs = _encoded(self.backbone, inputs)
             offer["vision"] = inputs["mm_encoder_outputs"]
-        with self._tap() as tap, self._states() as states:
+            offer["cls"] = None if token is None else token.attention
+        rows = questions(request.inputs, self.backbone.visual_ids) if self.wants & OFFERED else []
+        with self._tap(rows) as tap, self._states() as states, self._snapshots() as early:
             memory, logits, _ = self.backbone.prefill(inputs, room=request.room + 64)
         if tap is not None:
-            offer["attention"] = tap.attention
+            offer |= tap.offer()
+        if early is not None:
+            offer["states"] = early.offer()
         if states is not None:
             offer["embeds"], offer["hidden"] = states.embeds, states.hidden
         history, pads = _prompt(request.inputs, memory.kept[0], memory.batch)
@@ -117,8 +126,20 @@ class CausalTarget:
         if self.checks and isinstance(self.backbone, Backbone) and not self.backbone.family.media:
             check(self.backbone, use, tokens)
 
-    def _tap(self) -> AbstractContextManager[AttentionHook | None]:
-        return AttentionHook(self.backbone) if "attention" in self.wants else nullcontext()
+    def _tap(self, rows: Sequence[int]) -> AbstractContextManager[AttentionTap | None]:
+        wanted = bool(self.wants & OFFERED)
+        return AttentionTap(self.backbone, self.wants, rows) if wanted else nullcontext()
+
+    def _snapshots(self) -> AbstractContextManager[SnapshotHook | None]:
+        return SnapshotHook(self.backbone) if "states" in self.wants else nullcontext()
+
+    def _class_token(self) -> AbstractContextManager[ClassTokenTap | None]:
+        tapped = (
+            ClassTokenTap(self.backbone.model, self.backbone.family)
+            if "cls" in self.wants
+            else None
+        )
+        return nullcontext() if tapped is None else tapped
 
     def _states(self) -> AbstractContextManager[HiddenStateHook | None]:
         return HiddenStateHook(self.backbone) if "hidden" in self.wants else nullcontext()
@@ -140,6 +161,23 @@ def _masked(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         return inputs
     mask = _hf.inferred_mask(backbone.model, ids)
     return inputs if mask is None else {**inputs, "attention_mask": mask}
+
+
+def questions(inputs: Mapping[str, Any], visual: Sequence[int]) -> list[int]:
+    """Per row, how many tokens stand behind the last of the `visual` ids; at least 1.
+
+    The last token alone in a row without any: nobody asks what it attends to.
+    """
+    ids = inputs.get("input_ids")
+    if ids is None:
+        return []
+    known = set(visual)
+    rows = []
+    for row, pad in zip(ids.tolist(), padding(inputs.get("attention_mask"), len(ids)), strict=True):
+        own = row[pad:]
+        text = next((at for at, token in enumerate(reversed(own)) if token in known), 1)
+        rows.append(max(text, 1))
+    return rows
 
 
 def _longest(inputs: Mapping[str, Any]) -> int:

@@ -18,6 +18,9 @@ class TowerFeatures:
 
     width: Callable[[Any], int]  # the model's config -> H
     parts: Callable[[Any, Any], Sequence[Tensor]]  # config, tower's output -> (n, H) per picture
+    class_layer: Callable[
+        [Any], int | None
+    ]  # config -> layer whose class token is read; None: none
 
 
 @dataclass(frozen=True)

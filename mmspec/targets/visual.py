@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isqrt
+from math import isqrt, prod
 from typing import Any
 
 from torch import Tensor
@@ -22,8 +22,9 @@ class FeatureLayout:
     """How the outputs of a model's picture encoders lie over its prompt."""
 
     placeholders: Mapping[str, int]  # "image" and "video" to the id that stands for its features
-    grid: Callable[[Mapping[str, Any], int, int], tuple[int, int] | None]
-    # (inputs, picture, features) -> rows, columns; None = unknown
+    grid: Callable[[Mapping[str, Any], str, int, int], tuple[int, ...] | None]
+    # (inputs, "image" or "video", its number, features) -> rows, columns, behind frames where
+    # there are some; None = unknown
     parts: Callable[[Any], Sequence[Tensor]]  # an encoder's output as (n, H) features per picture
 
 
@@ -81,15 +82,17 @@ def _projected(output: Any) -> Sequence[Tensor]:
 
 
 def _grid(
-    config: Any, family: Family, inputs: Mapping[str, Any], picture: int, count: int
-) -> tuple[int, int] | None:
-    """Rows and columns of a picture's features laid out line by line; None = unknown."""
-    patches = inputs.get("image_grid_thw")
-    if patches is not None and inputs.get("pixel_values_videos") is None:
-        time, height, width = (int(size) for size in patches[picture])
+    config: Any, family: Family, inputs: Mapping[str, Any], modality: str, index: int, count: int
+) -> tuple[int, ...] | None:
+    """The grid of a picture's or a video's features laid out line by line; None = unknown."""
+    patches = inputs.get(f"{modality}_grid_thw")
+    if patches is not None:
+        time, height, width = (int(size) for size in patches[index])
         merge = config.vision_config.spatial_merge_size
-        grid = (time * height // merge, width // merge)
-        return grid if time == 1 and grid[0] * grid[1] == count else None
+        grid = (time, height // merge, width // merge)
+        if prod(grid) != count:
+            return None
+        return grid if time > 1 else grid[1:]
     side = isqrt(count)
     return (side, side) if family.square and side * side == count else None
 

@@ -31,10 +31,20 @@ def _llava_parts(config: Any, output: Any) -> Sequence[Tensor]:
     return list(torch.cat([output.hidden_states[layer][:, first:] for layer in layers], -1))
 
 
-_LLAVA_TOWER = TowerFeatures(_llava_width, _llava_parts)
+def _llava_class_layer(config: Any) -> int | None:
+    """The layer of CLIP that the features come from, the last of several."""
+    layers, vision = config.vision_feature_layer, config.vision_config
+    if vision.model_type != "clip_vision_model":
+        return None
+    layer = layers if isinstance(layers, int) else layers[-1]
+    return int(layer % (vision.num_hidden_layers + 1)) - 1  # state 0 is the embedding
+
+
+_LLAVA_TOWER = TowerFeatures(_llava_width, _llava_parts, _llava_class_layer)
 _PALIGEMMA_TOWER = TowerFeatures(
     lambda config: int(config.vision_config.hidden_size),
     lambda config, output: list(output.last_hidden_state),
+    lambda config: None,
 )
 
 

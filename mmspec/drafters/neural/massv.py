@@ -113,8 +113,8 @@ def massv_model(kit: Kit) -> Drafter:
     source = kit.target.config.hidden_size if width is None else width
     check_widths(projector, source, kit.drafter.config.hidden_size)
     layout = kit.target.feature_layout(tower=True)
-    thinning = None if kit.compressor is None else checked(kit.compressor)
-    view = TargetFeatures(layout, thinning, projector)
+    thinning = None if kit.compressor is None else checked(kit.compressor, kit.target, source)
+    view = TargetFeatures(layout, kit.target, thinning, projector)
     return grown(kit, SmallModel(kit.drafter, view))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +16,9 @@ from mmspec import _hf
 from mmspec.compressors.contract import Compressed, Compressor, check_needs, compressed, pictures
 from mmspec.declared import declared
 from mmspec.drafters.neural.embed_prompt import unpadded, weave
+from mmspec.drafters.neural.signals import Seen, signals, wanted
 from mmspec.recipe import Kit
+from mmspec.targets.attention_tap import ClassTokenTap
 from mmspec.targets.context import Context
 from mmspec.targets.reader import Reader
 from mmspec.targets.visual import FeatureLayout
@@ -80,12 +84,17 @@ class CompressedPixels(Sight):
 
     @property
     def wants(self) -> frozenset[str]:
-        return self.compressor.needs
+        return wanted(self.compressor.needs)
 
     def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]:
         given = {**context.request.inputs, **context.request.drafter_inputs}
-        outputs = _hf.encode_media(backbone.model, given)["mm_encoder_outputs"]
-        visual = _see(self.layout, outputs, given, self.compressor, context)
+        token = None
+        if "cls" in self.compressor.needs:
+            token = ClassTokenTap(backbone.model, backbone.family)
+        with token or nullcontext():
+            outputs = _hf.encode_media(backbone.model, given)["mm_encoder_outputs"]
+        seen = _seen(given, backbone, () if token is None else token.attention)
+        visual = _see(self.layout, outputs, given, self.compressor, context, seen)
         return weave(backbone, given, visual, tuple(self.layout.placeholders.values()))
 
 
@@ -98,6 +107,7 @@ class TargetFeatures(Sight):
     """
 
     layout: FeatureLayout  # the target's
+    target: Reader
     compressor: Compressor | None = None
     projector: nn.Module | None = None
     name: str = "target-features"
@@ -105,14 +115,23 @@ class TargetFeatures(Sight):
     @property
     def wants(self) -> frozenset[str]:
         needs = frozenset() if self.compressor is None else self.compressor.needs
-        return frozenset({"vision"}) | needs
+        return frozenset({"vision"}) | wanted(needs) | (needs & {"cls"})
 
     def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]:
         given = context.request.inputs
-        visual = _see(self.layout, context.shared["vision"], given, self.compressor, context)
+        seen = _seen(given, self.target, context.shared["cls"] or ())
+        outputs = context.shared["vision"]
+        visual = _see(self.layout, outputs, given, self.compressor, context, seen)
         if self.projector is not None:
             visual = [[_projected(picture, self.projector) for picture in row] for row in visual]
         return weave(backbone, given, visual, tuple(self.layout.placeholders.values()))
+
+
+def _seen(inputs: Mapping[str, Any], reader: Reader, cls: Sequence[Tensor]) -> Seen:
+    """The prompt of `inputs`, as `reader`, whose features these are, has it."""
+    rows, _ = unpadded(inputs)
+    placeholder = reader.placeholder_ids[0]
+    return Seen(rows, frozenset(reader.visual_ids), reader.embed, cls, placeholder)
 
 
 def _see(
@@ -121,24 +140,20 @@ def _see(
     inputs: Mapping[str, Any],
     compressor: Compressor | None,
     context: Context,
+    seen: Seen,
 ) -> list[list[Compressed]]:
     """Encoder outputs as compressed pictures per row of the prompt in `inputs`."""
-    rows, _ = unpadded(inputs)
-    found = [[] for _ in rows]  # type: list[list[Any]]
+    found = [[] for _ in seen.rows]  # type: list[list[Any]]
     for modality, output in outputs.items():
-        seen = pictures(
+        laid = pictures(
             layout.parts(output),
-            rows,
+            seen.rows,
             layout.placeholders[modality],
-            lambda index, count: layout.grid(inputs, index, count),
+            partial(layout.grid, inputs, modality),
         )
-        found = [old + new for old, new in zip(found, seen, strict=True)]
+        found = [old + new for old, new in zip(found, laid, strict=True)]
     needs = frozenset() if compressor is None else compressor.needs
-    signals = {  # without the padding of the target's prompt
-        name: [row[pad:] for row, pad in zip(context.shared[name], context.padding, strict=True)]
-        for name in needs
-    }
-    return compressed(found, compressor, signals)
+    return compressed(found, compressor, signals(needs, context, seen))
 
 
 def _projected(picture: Compressed, projector: nn.Module) -> Compressed:
@@ -197,7 +212,10 @@ def compressed_pixels(drafter: Reader, compressor: Compressor) -> CompressedPixe
     """The draft model's own features, thinned. Raises ValueError where it has none to thin."""
     drafter.check_features()
     drafter.check_embeddable()
-    return CompressedPixels(drafter.feature_layout(), checked(compressor))
+    thinning = checked(compressor, drafter, drafter.config.hidden_size)
+    if "cls" in thinning.needs:
+        ClassTokenTap(drafter.model, drafter.family)  # refuses towers without a class token
+    return CompressedPixels(drafter.feature_layout(), thinning)
 
 
 def target_features(kit: Kit) -> TargetFeatures:
@@ -209,11 +227,21 @@ def target_features(kit: Kit) -> TargetFeatures:
             f"the target's vision features are {source} wide, but the draft model reads {own}; use "
             "a draft model with a projector (recipe='massv'), or sees='pixels'"
         )
-    thinning = None if kit.compressor is None else checked(kit.compressor)
-    return TargetFeatures(kit.target.feature_layout(), thinning)
+    thinning = None if kit.compressor is None else checked(kit.compressor, kit.target, source)
+    return TargetFeatures(kit.target.feature_layout(), kit.target, thinning)
 
 
-def checked(compressor: Compressor) -> Compressor:
-    """The compressor. Raises ValueError for one that needs a signal which nobody gives."""
+def checked(compressor: Compressor, reader: Reader, width: int) -> Compressor:
+    """The compressor for features of that width, which stand beside embeddings of `reader`.
+
+    Raises ValueError for one that needs a signal which nobody gives, or words in the space of
+    features that are not in it.
+    """
     check_needs(compressor)
-    return compressor
+    if "text" in compressor.needs and width != reader.config.hidden_size:
+        raise ValueError(
+            f"{type(compressor).__name__} compares pictures with words, but the features are "
+            f"{width} wide and the embeddings of {type(reader.model).__name__} "
+            f"{reader.config.hidden_size}; choose a compressor that needs no text"
+        )
+    return compressor.fitted(width, reader.model.get_input_embeddings().weight)

@@ -1,0 +1,72 @@
+"""Dividing a grid into cells of equal size, frame by frame; runs where there is no grid.
+
+stride 2 on 3 x 5      cells 0 0 1 1 2     centres  x . x . x     (upper left of the middle)
+                             0 0 1 1 2              . . . . .
+                             3 3 4 4 5              x . x . x
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmspec.compressors.contract import Features, Grid, shape_of
+
+PLACES = "the slot of the cell's centre"
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Which features make up each of C cells."""
+
+    cell: Tensor  # (n,) int64 cell of every feature
+    place: Tensor  # (n,) int64 place of every feature in its cell, line by line
+    centre: Tensor  # (C,) int64 feature in the middle of every cell
+
+    def sizes(self) -> Tensor:  # (C,)
+        return torch.bincount(self.cell, minlength=len(self.centre))
+
+    def stacked(self, values: Tensor, area: int) -> Tensor:  # (n, H) -> (C, area, H)
+        """The members of every cell; zeros where the edge cuts a cell off."""
+        cells = values.new_zeros(len(self.centre), area, values.shape[1])
+        cells[self.cell, self.place] = values
+        return cells
+
+
+def cells(features: Features, stride: int) -> Cells:
+    """Cells of `stride` x `stride`; runs of `stride`^2 features where there is no grid."""
+    device = features.values.device
+    frames, height, width = features.shape
+    tall, wide = (1, stride**2) if features.grid is None else (stride, stride)
+    row, row_place, row_centre = _bins(height, tall, device)
+    column, column_place, column_centre = _bins(width, wide, device)
+    rows, columns = len(row_centre), len(column_centre)
+    frame = torch.arange(frames, device=device)[:, None, None]
+    cell = (frame * rows + row[:, None]) * columns + column
+    place = (row_place[:, None] * wide + column_place).expand(frames, -1, -1)
+    centre = (frame * height + row_centre[:, None]) * width + column_centre
+    return Cells(cell.flatten(), place.flatten(), centre.flatten())
+
+
+def cell_count(features: int, grid: Grid | None, stride: int) -> int:
+    """How many cells there are."""
+    if grid is None:
+        return -(-features // stride**2)
+    frames, rows, columns = shape_of(features, grid)
+    return frames * -(-rows // stride) * -(-columns // stride)
+
+
+def check_stride(stride: int) -> None:
+    """Refuse what is no size of a cell. Raises ValueError."""
+    if stride < 1:
+        raise ValueError(f"stride={stride} is no cell size; give 1 (nothing pooled) or more")
+
+
+def _bins(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Bin of every index (length,), its place in there, and the middle index of every bin."""
+    index = torch.arange(length, device=device)
+    first = index[::size]
+    last = (first + size - 1).clamp_max(length - 1)
+    return index // size, index % size, (first + last) // 2

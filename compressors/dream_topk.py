@@ -1,0 +1,26 @@
+"""Keep the visual tokens that the question attends to most, late in the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from mmspec.compressors.contract import Features
+from mmspec.compressors.selection import Selection, best
+
+
+@dataclass(frozen=True)
+class DreamTopK(Selection):
+    """The share `keep` by the mean attention of the last layer, over heads and queries (DREAM).
+
+    Hu et al. 2025, whose release averages over all queries of the prompt; under a causal mask that
+    favours early tokens, so here the queries are those of the question. keep=1 is the identity.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"last-layer-attention"})
+
+    def kept(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
+        return best(signals["last-layer-attention"], count)

@@ -1,0 +1,52 @@
+"""Keep the tokens that hold most of the attention, and an even sample of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mmspec.compressors.contract import Features
+from mmspec.compressors.selection import Selection, best
+
+
+@dataclass(frozen=True)
+class TopPUniform(Selection):
+    """The share `keep`: first by attention up to `mass` of it, then evenly over the rest.
+
+    SpecVLM for video (Ji et al. 2025): drop 90 %, mass 0.4. The score is the mean attention of the
+    question over all layers and heads; the first stage takes the fewest tokens that hold `mass` of
+    all attention on the picture. mass=1 is plain top-k, mass=0 an even sample (the release keeps
+    one token by attention there); keep=1 is the identity.
+    """
+
+    keep: float = 0.1
+    mass: float = 0.4
+    needs: ClassVar[frozenset[str]] = frozenset({"question-attention"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.mass <= 1:
+            raise ValueError(f"mass={self.mass} is no share of the attention; give one in [0, 1]")
+
+    def kept(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
+        scores = signals["question-attention"].double()
+        head = best(scores, self._held(scores, count))
+        is_left = torch.ones_like(scores, dtype=torch.bool)
+        is_left[head] = False
+        rest = is_left.nonzero()[:, 0]
+        kept = torch.cat((head, rest[evenly(len(rest), count - len(head)).to(rest.device)]))
+        return kept.sort().values
+
+    def _held(self, scores: Tensor, most: int) -> int:
+        """The fewest tokens that hold the mass, at most `most`."""
+        held = scores.sort(descending=True).values.cumsum(0)
+        return min(int((held < self.mass * held[-1]).sum()) + (self.mass > 0), most)
+
+
+def evenly(length: int, count: int) -> Tensor:  # (count,)
+    """floor(linspace(0, length - 1, count)), in whole numbers; the first one for count=1."""
+    return torch.arange(count) * (length - 1) // max(count - 1, 1)

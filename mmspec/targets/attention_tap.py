@@ -1,0 +1,244 @@
+"""How much chosen prompt tokens attend to each slot, beside a prefill that is left as it is.
+
+The model stays with its fused kernel: its own calls of `scaled_dot_product_attention` are watched,
+and the softmax of the chosen queries alone is computed once more. Nothing stays on the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from mmspec.targets.backbone import FULL
+from mmspec.targets.encoder_decoder import EncoderDecoder
+from mmspec.targets.family import Family
+from mmspec.targets.reader import Reader
+
+FIRST, LAST, MEAN, HEADS = (
+    "attention",  # (B, L) of the last token, in the second layer with full attention (FastV)
+    "last-layer-attention",  # (B, L) of the question, in the last such layer (DREAM)
+    "question-attention",  # (B, L) of the question, mean over all such layers (SpecVLM, HIPPO)
+    "head-attention",  # per layer (B, G, L) of the question; G heads of keys, or of queries (StD)
+)
+ROWS = 64  # queries at a time: their attention to all slots may be large
+OFFERED = frozenset({FIRST, LAST, MEAN, HEADS})
+
+
+class AttentionTap(TorchFunctionMode):
+    """While entered, notes what the last prompt tokens of each row attend to.
+
+    `wants` are names out of OFFERED, `rows` how many of the last tokens of each row are asked:
+    the *question*, the same for all layers. Layers that slide are left out, but for
+    "head-attention". Raises ValueError at construction for a model that cannot give it.
+    """
+
+    def __init__(self, backbone: Reader, wants: frozenset[str], rows: Sequence[int] = ()) -> None:
+        super().__init__()
+        check_tappable(backbone)
+        self.wants, self.rows = wants & OFFERED, list(rows)
+        layers = tapped_layers(backbone.config, self.wants)
+        self.layers = {layer: backbone.decoder.layers[layer] for layer in layers}
+        self.full = full_layers(backbone.config) if self.wants - {HEADS} else []
+        self.last: dict[int, Tensor] = {}  # layer -> (B, G, L) of the last token
+        self.mean: dict[int, Tensor] = {}  # layer -> (B, G, L) of the question
+        self._listening: int | None = None
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> AttentionTap:
+        for index, layer in self.layers.items():
+            before, after = self._switch(index), self._switch(None)
+            self._hooks.append(layer.register_forward_pre_hook(before))
+            self._hooks.append(layer.register_forward_hook(after))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._listening is not None and func is functional.scaled_dot_product_attention:
+            layer, self._listening = self._listening, None
+            self.last[layer], self.mean[layer] = attention_of(self.rows, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _switch(self, layer: int | None) -> Callable[..., None]:
+        def listen(*_: Any) -> None:
+            self._listening = layer
+
+        return listen
+
+    def offer(self) -> dict[str, Any]:
+        """What was wanted, by name. Padding is included and 0."""
+        made: dict[str, Any] = {}
+        if FIRST in self.wants:
+            made[FIRST] = self.last[self.full[min(1, len(self.full) - 1)]].mean(1)
+        if LAST in self.wants:
+            made[LAST] = self.mean[self.full[-1]].mean(1)
+        if MEAN in self.wants:
+            made[MEAN] = torch.stack([self.mean[at].mean(1) for at in self.full]).mean(0)
+        if HEADS in self.wants:
+            made[HEADS] = [self.mean[at] for at in self.layers]
+        return made
+
+
+def check_tappable(backbone: Reader) -> None:
+    """Refuse a model whose attention cannot be watched. Raises ValueError."""
+    name = type(backbone.model).__name__
+    if isinstance(backbone, EncoderDecoder):
+        raise ValueError(
+            f"{name} reads its source in an encoder, so its decoder attends to no visual tokens; "
+            "choose a compressor that needs no attention"
+        )
+    if backbone.config._attn_implementation != "sdpa":
+        raise ValueError(
+            "attention can only be tapped from sdpa, not "
+            f"{backbone.config._attn_implementation!r}; load {name} with "
+            "attn_implementation='sdpa' or choose a compressor that needs no attention"
+        )
+
+
+def tapped_layers(config: Any, wants: frozenset[str]) -> list[int]:
+    """The layers to watch. Raises ValueError where a model has none that attends to all slots."""
+    if HEADS in wants:
+        return list(range(int(config.num_hidden_layers)))
+    full = full_layers(config)
+    if MEAN in wants:
+        return full
+    first = [full[min(1, len(full) - 1)]] if FIRST in wants else []
+    return sorted({*first, *([full[-1]] if LAST in wants else [])})
+
+
+def full_layers(config: Any) -> list[int]:
+    """Decoder layers with full attention. Raises ValueError where there is none."""
+    types = config.layer_types if getattr(config, "layer_types", None) else None
+    count = int(config.num_hidden_layers)
+    full = [at for at in range(count) if types is None or types[at] == FULL]
+    if not full:
+        raise ValueError(
+            f"{type(config).__name__} has no full-attention layer to tap; choose a compressor that "
+            "needs none"
+        )
+    return full
+
+
+def attention_of(
+    rows: Sequence[int],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor]:  # (B, G, S) each
+    """Attention of the last query, and its mean over the last `rows[b]` queries of row b.
+
+    Mean over the query heads of each of the G heads of keys, which transformers repeats for some
+    calls and not for others, so that G is the number of heads of either. The other arguments are
+    those of torch's `scaled_dot_product_attention`: query (B, heads, q, d), key (B, G, S, d).
+    """
+    most = max(rows, default=1)
+    asked = query[:, :, -most:].float().unflatten(1, (key.shape[1], -1))  # (B, G, g, R, d)
+    asked = asked * (query.shape[-1] ** -0.5 if scale is None else scale)
+    bias = _bias(attn_mask, is_causal, query, key, most)
+    counts = torch.tensor(list(rows) or [1] * len(query), device=query.device)[:, None]
+    back = torch.arange(most, 0, -1, device=query.device)  # the last query is 1 back
+    weights = (back <= counts) / counts  # (B, R)
+    mean = query.new_zeros(len(query), key.shape[1], key.shape[2], dtype=torch.float32)
+    last = torch.zeros_like(mean)
+    for group in range(key.shape[1]):
+        keys = key[:, group, None].float().mT
+        own = bias
+        if bias is not None and bias.shape[1] > 1:
+            own = bias.unflatten(1, (key.shape[1], -1))[:, group]
+        for first in range(0, most, ROWS):
+            lines = slice(first, first + ROWS)
+            scores = asked[:, group, :, lines] @ keys  # (B, g, r, S)
+            if own is not None:
+                scores = scores + own[:, :, lines]
+            attention = scores.softmax(-1).mean(1)
+            mean[:, group] += (attention * weights[:, lines, None]).sum(1)
+            last[:, group] = attention[:, -1]
+    return last, mean
+
+
+def _bias(
+    mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor, most: int
+) -> Tensor | None:  # (1 or B, 1 or heads, R, S)
+    """What is added to the scores of the last `most` queries."""
+    hide = torch.finfo(torch.float32).min
+    if mask is not None:
+        mask = mask[..., -most:, :]
+        if mask.dtype != torch.bool:
+            hidden = mask < torch.finfo(mask.dtype).min / 2
+            return mask.float().masked_fill(hidden, hide)
+    elif is_causal:
+        ones = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+        mask = ones.tril()[None, None, -most:]
+    if mask is None:
+        return None
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, hide)
+
+
+class ClassTokenTap(TorchFunctionMode):
+    """While the pictures are encoded, notes what the class token of the vision tower attends to.
+
+    Taken in the layer whose output the model uses. Raises ValueError at construction for a tower
+    that has no class token in front of one feature per placeholder.
+    """
+
+    def __init__(self, model: Any, family: Family) -> None:
+        super().__init__()
+        call = None if family.tower is None else family.tower.class_layer(model.config)
+        if call is None:
+            raise ValueError(
+                f"the vision tower of {type(model).__name__} gives no class token beside one "
+                "feature per image token; choose a compressor that needs none"
+            )
+        kernel = model.config.vision_config._attn_implementation
+        if kernel != "sdpa":
+            raise ValueError(
+                f"the class token's attention can only be tapped from sdpa, not {kernel!r}; load "
+                "the model with attn_implementation='sdpa'"
+            )
+        self.call = call
+        self.attention: list[Tensor] = []  # per picture (n,)
+        self._seen = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            if self._seen == self.call:
+                named = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
+                self.attention = list(_class_attention(named))
+            self._seen += 1
+        return func(*args, **kwargs)
+
+
+def _class_attention(call: Mapping[str, Any]) -> Tensor:  # (pictures, n)
+    """Attention of the first query, mean over heads, without its own share."""
+    query, key, scale = call["query"][:, :, :1].float(), call["key"].float(), call.get("scale")
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    attention: Tensor = scores.softmax(-1).mean(1)
+    return attention[:, 0, 1:]

@@ -1,0 +1,136 @@
+"""A drafter that sees less says other things; the target says what it says."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmspec
+from mmspec.compressors.naming import COMPRESSORS
+from tests import toys
+from tests.compressors.catalogue import neutral, usual
+from tests.conftest import noisy
+from tests.toys import readers
+
+torch.set_num_threads(1)
+
+ROOM = 6
+BATCHES: dict[str, dict[str, Any]] = {"one": {}, "ragged": {"batch": 3, "ragged": True}}
+SHAPES: dict[str, dict[str, Any]] = {"chain": {"length": 3}, "tree": {"tree": [2, 2]}}
+DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 3}
+NO_CLASS_TOKEN = "qwen2_5_vl"
+
+
+@lru_cache(maxsize=8)
+def pair(family: str) -> tuple[Any, Any]:
+    return toys.model(family), noisy(family)
+
+
+@lru_cache(maxsize=16)
+def expected(family: str, batch: str) -> tuple[Tensor, Tensor]:
+    """What the target says by itself, greedy and with a seed."""
+    model, request = pair(family)[0], toys.inputs(family, **BATCHES[batch])
+    greedy = model.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    drawn = mmspec.decode_plain(model, **request, max_new_tokens=ROOM, **DRAWN).sequences
+    return greedy, drawn
+
+
+COMBINED = [
+    ("llava", "chain", "one"),
+    ("qwen2_5_vl", "tree", "ragged"),
+    *(
+        pytest.param(*one, marks=pytest.mark.slow)
+        for one in product(("llava", "qwen2_5_vl"), SHAPES, BATCHES)
+        if one not in (("llava", "chain", "one"), ("qwen2_5_vl", "tree", "ragged"))
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "shape", "batch"), COMBINED)
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_the_targets_output_is_its_own(name: str, family: str, shape: str, batch: str) -> None:
+    """Greedy and seeded, for features of the draft model and of the target."""
+    if name == "cls-topk" and family == NO_CLASS_TOKEN:
+        pytest.skip("refused, see below")
+    model, drafter = pair(family)
+    request, right = toys.inputs(family, **BATCHES[batch]), expected(family, batch)
+    ways = (("pixels", {"do_sample": False}, right[0]), ("target-features", DRAWN, right[1]))
+    for sees, settings, text in ways:
+        parts: dict[str, Any] = {"compressor": name, "sees": sees, **SHAPES[shape]}
+        fast = mmspec.accelerate(model, "coupled", drafter=drafter, **parts)
+        out = fast.generate(**request, max_new_tokens=ROOM, **settings)
+        assert torch.equal(out.sequences, text)
+        assert out.stats.fallback is None
+        assert out.stats.drafter_saw == sees
+
+
+@pytest.mark.parametrize("compressor", neutral(), ids=repr)
+def test_a_copy_that_sees_all_is_always_right(compressor: Any) -> None:
+    model, request = pair("llava")[0], toys.inputs("llava", batch=3, ragged=True)
+    parts = {"compressor": compressor, "sees": "pixels", "length": 5}
+    fast = mmspec.accelerate(model, "coupled", drafter=toys.model("llava"), **parts)
+    out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    assert out.stats.target_calls == 1
+
+
+@pytest.mark.parametrize("compressor", usual(), ids=repr)
+def test_rows_with_several_pictures_one_and_none(compressor: Any) -> None:
+    model, drafter = pair("llava")
+    request = toys.unequal("llava")
+    fast = mmspec.accelerate(model, "coupled", drafter=drafter, compressor=compressor, length=3)
+    out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    right = model.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    assert torch.equal(out.sequences, right)
+    assert out.stats.fallback is None
+
+
+@pytest.mark.parametrize("name", ["temporal-redundancy", "holistic", "average-pool", "uv-prune"])
+def test_videos_are_thinned_as_videos(name: str) -> None:
+    model, drafter = pair("qwen2_5_vl")
+    request = toys.filmed("qwen2_5_vl", batch=2)
+    fast = mmspec.accelerate(model, "coupled", drafter=drafter, compressor=name, length=3)
+    out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    right = model.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    assert torch.equal(out.sequences, right)
+    layout = readers.backbone(model).feature_layout()
+    time, height, width = request["video_grid_thw"][0].tolist()
+    cells = time * height * width // 4
+    assert layout.grid(request, "video", 0, cells) == (time, height // 2, width // 2)
+
+
+@pytest.mark.parametrize("sees", ["pixels", "target-features"])
+def test_towers_without_a_class_token_are_refused(sees: str) -> None:
+    model, drafter = pair("qwen2_5_vl")
+    with pytest.raises(ValueError, match=r"vision tower of Qwen2_5_VL.* gives no class token"):
+        mmspec.accelerate(model, "coupled", drafter=drafter, compressor="cls-topk", sees=sees)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, one in zip(COMPRESSORS, usual(), strict=True)
+        if any("attention" in need for need in one.needs)
+    ],
+)
+def test_attention_that_cannot_be_had_is_refused(name: str) -> None:
+    model = toys.model("llava")
+    model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="only be tapped from sdpa"):
+        mmspec.accelerate(model, "coupled", drafter=pair("llava")[1], compressor=name)
+
+
+def test_a_compressor_of_the_targets_attention_wants_its_prompt() -> None:
+    model, drafter = pair("llava")
+    request, other = toys.inputs("llava"), toys.inputs("llava", seed=4)
+    other["input_ids"][:, -1] = 5
+    fast = mmspec.accelerate(model, "coupled", drafter=drafter, compressor="attn-topk")
+    out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False, drafter_inputs=other)
+    assert out.stats.fallback is not None
+    assert "got another prompt (drafter_inputs=)" in out.stats.fallback
+    assert torch.equal(out.sequences, expected("llava", "one")[0])
