@@ -191,7 +191,7 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
     ),
     "folder that is not there": (
         lambda: mmspec.accelerate("./nowhere"),
-        ["'./nowhere'", "give a folder, a hub name or zoo:NAME"],
+        ["./nowhere", "give a folder, a hub name or zoo:NAME"],
     ),
     "file in the place of a folder": (
         lambda: mmspec.accelerate(__file__, modality="vlm"),

@@ -24,7 +24,7 @@ def check_there(name: str, what: str = "model") -> None:
     is_folder = name.count("/") != 1 or name.startswith((".", "/", "~")) or path.parent.is_dir()
     if not name.strip() or (not path.exists() and is_folder):
         raise ValueError(
-            f"there is no {what} folder {name!r}; give a folder, a hub name or zoo:NAME"
+            f"there is no {what} folder {name or repr(name)}; give a folder, a hub name or zoo:NAME"
         )
 
 
