@@ -25,9 +25,9 @@ class Holistic(Selection):
     """
 
     keep: float = 0.1
-    relevance: float = 1 / 3
-    novelty: float = 1 / 3
-    complexity: float = 1 / 3
+    relevance: float = 1.0
+    novelty: float = 1.0
+    complexity: float = 1.0
     window: int = 3
     needs: ClassVar[frozenset[str]] = frozenset({"question-attention"})
 

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
+
+Part = TypeVar("Part")
 
 LIBRARIES = frozenset(
     ("torch", "transformers", "diffusers", "tokenizers", "huggingface_hub", "safetensors", "PIL")
@@ -23,6 +25,15 @@ def unknown_message(given: Sequence[str], known: Iterable[str], where: str) -> s
     hint = f"; did you mean {near[0]!r}?" if near else ";"
     shown = ", ".join(name or "''" for name in given)
     return f"unknown keyword {shown} for {where}{hint} known: {', '.join(names)}"
+
+
+def chosen(option: str, value: Any, known: Mapping[str, Part]) -> Part:
+    """The part of that name, or a part of their kinds itself. Raises ValueError with the names."""
+    if isinstance(value, str) and value in known:
+        return known[value]
+    if type(value) in {type(one) for one in known.values()}:
+        return cast("Part", value)
+    raise ValueError(f"{option}={value!r} is not known; choose one of {', '.join(known)}")
 
 
 def is_whole(value: Any) -> bool:
@@ -92,6 +103,11 @@ def reading(source: str | Path, what: str = "model") -> Iterator[None]:
         if is_ours or isinstance(error, MemoryError):
             raise
         reason = " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
+        if "trust_remote_code" in str(error):
+            raise ValueError(
+                f"{source} holds code of its own, which is not run; read that code, and pass "
+                "trust_remote_code=True where you trust it"
+            ) from error
         if Path(source).exists():
             raise ValueError(
                 f"{source} cannot be read as a {what} ({reason}); copy it again, or give a folder "

@@ -183,7 +183,7 @@ class Text:
         Sampling is on when `do_sample=True` or when a sampling setting (temperature, top_k, top_p,
         ...) is given. With `seed`, every exact coupled recipe returns the tokens of plain decoding.
         """
-        arguments = _placed(args, arguments)
+        arguments = placed(args, arguments)
         inputs = {name: value for name, value in arguments.items() if name in self.inputs}
         own = {name: arguments.get(name) for name in OWN}
         check_parts(own)
@@ -316,7 +316,7 @@ def save_drafter(bound: BoundTokens, folder: Path) -> None:
         bound.draft_model.save(folder, bound.backbone, bound.drafter)
 
 
-def _placed(args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def placed(args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by name; the prompt's ids may come by place, as in `model.generate(ids)`."""
     if not args:
         return dict(arguments)

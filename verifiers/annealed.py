@@ -33,11 +33,10 @@ class Annealed:
     """Accept with min(1, w_i p/q), w_i falling with the depth i (Cool-SD, Li et al. 2026).
 
     w_i = delta exp(-nu i - mu), never below 1. A token of depth i is tested only where all i before
-    it were accepted, so depth is the history. `delta` is the mean weight over the draft where no
-    w_i is raised to 1 (this fixes mu, which is not public); the paper runs delta=1.1 and 2 with
-    nu=0.7. Corrections are those of `inner`; norm((p - q)+) is the best for any weights, and the
-    over-accepted mass of a step is the sum of (q min(1, w p/q) - p)+. Lossy; delta=1 with nu=0 is
-    `inner`.
+    it were accepted, so depth is the history. `delta` is the mean weight over the draft (this fixes
+    mu, which is not public); the paper runs delta=1.1 and 2 with nu=0.7. Corrections are those of
+    `inner`; norm((p - q)+) is the best for any weights, and the over-accepted mass of a step is the
+    sum of (q min(1, w p/q) - p)+. Lossy; delta=1 is `inner`.
     """
 
     delta: float
@@ -48,8 +47,8 @@ class Annealed:
     def __post_init__(self) -> None:
         if self.delta < 1 or self.nu < 0:
             raise ValueError(
-                f"delta={self.delta}, nu={self.nu}; delta is at least 1 and nu at least 0, and "
-                "delta=1 with nu=0 is exact"
+                f"delta={self.delta}, nu={self.nu}; delta is at least 1 (which is exact) and nu at "
+                "least 0"
             )
 
     def at(self, depth: Tensor | int, longest: int) -> Rule:
@@ -60,6 +59,9 @@ class Annealed:
         return WeightedRule(self.inner, weights[depth])
 
     def weights(self, longest: int) -> Tensor:  # (longest,) float64
-        """w_0, w_1, ..."""
+        """w_0, w_1, ..., whose mean is delta: the first `above` fall, the others are 1."""
         falling = torch.exp(-self.nu * torch.arange(longest, dtype=torch.float64))
-        return (self.delta * falling / falling.mean()).clamp_min(1)
+        above = torch.arange(1, longest + 1)
+        scale = (self.delta * longest - (longest - above)) / falling.cumsum(0)
+        above = (scale * falling >= 1).sum()  # true for the first few: all that are above 1
+        return (scale[above - 1] * falling).clamp_min(1)

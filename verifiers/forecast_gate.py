@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
-from mmspec.targets.forecast_error import Metric, RelativeNorm
+from mmspec.targets.forecast_error import Metric, relative_norm
 from mmspec.targets.forecast_schedule import Cadence, DecayingThreshold, ForecastSchedule
 
 
@@ -25,7 +25,7 @@ class ForecastGate(Verifier):
     """
 
     schedule: ForecastSchedule = field(default_factory=DecayingThreshold)
-    metric: Metric = field(default_factory=RelativeNorm)
+    metric: Metric = relative_norm
     rollback: bool = True
     per_sample: bool = True
     lossless: ClassVar[bool] = False

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from mmspec.codes.codebook import Codebook
 from mmspec.laws.categorical import Categorical
 from mmspec.verifiers.walk import at_token, ratio
 
@@ -19,6 +19,27 @@ class Grouping(Protocol):
     def masses(
         self, p: Tensor, q: Tensor, x: Tensor
     ) -> tuple[Tensor, Tensor]: ...  # (..., V) x2, (...) -> (...) x2: the group of x under p and q
+
+
+class TokenDistance(Protocol):
+    """How far tokens are from each other, such as `mmspec.codes.codebook.Codebook`."""
+
+    def squared_distance(self, x: Tensor, y: Tensor) -> Tensor: ...  # (...) x2 broadcast -> (...)
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """Distances between what a model reads for its tokens, infinite but for picture tokens."""
+
+    embed: Callable[[Tensor], Tensor]  # (1, n) -> (1, n, D)
+    codes: Tensor  # (V,) of each token, -1 = none
+
+    def squared_distance(self, x: Tensor, y: Tensor) -> Tensor:  # (...) x2 broadcast -> (...)
+        none = (self.codes[x] < 0) | (self.codes[y] < 0)
+        return (self._rows(x) - self._rows(y)).square().sum(-1).masked_fill(none, torch.inf)
+
+    def _rows(self, tokens: Tensor) -> Tensor:  # (...) -> (..., D)
+        return self.embed(tokens.reshape(1, -1)).float().reshape(*tokens.shape, -1)
 
 
 @dataclass(frozen=True)
@@ -45,15 +66,16 @@ class RankWindow:
     """About `size` tokens that p ranks next to x, half of them below it.
 
     Of those, tokens whose probability differs by `gap` or more are left out, and with a `codebook`
-    those that are `distance` or more away, as a squared distance. The paper tries sizes 3, 10, 25
-    and 50; its code runs 14 with gap=0.15 and distance=0.5 between rows of the input embedding. A
-    token that the target rules out stays alone, where the released code gives it whichever group
-    the order of ties makes.
+    (or `Embeddings`) those that are `distance` or more away, as a squared distance. The paper tries
+    sizes 3, 10, 25 and 50; its code runs 14 with gap=0.15 and distance=0.5 between rows of the
+    input embedding. A token that the target rules out stays alone, where the released code gives it
+    whichever group the order of ties makes; and of a window with tokens that are no codes these are
+    left out, where the code then compares no distances at all.
     """
 
     size: int
     gap: float = 0.15
-    codebook: Codebook | None = None
+    codebook: TokenDistance | None = None
     distance: float = 0.5
 
     def __post_init__(self) -> None:

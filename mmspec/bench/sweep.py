@@ -14,7 +14,6 @@ from mmspec.bench.compare import compare
 from mmspec.bench.progress import Progress, silent
 from mmspec.bench.row import Row
 from mmspec.modality import Workload
-from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.recursive import Recursive
 
@@ -33,7 +32,9 @@ def _option(name: str, *values: float) -> Knob:
 
 
 KNOBS: Mapping[str, Knob] = {
-    "gsd": _option("size", 0, 3, 10, 25, 50),
+    "gsd": Knob(  # by rank alone: how near codes are depends on the embedding
+        "size", (0, 3, 10, 25, 50), lambda size: {"size": size, "distance": math.inf}
+    ),
     "sjd-pp": Knob(
         "tau", (math.inf, 4.0, 2.0, 1.0, 0.5), lambda tau: {"tau": tau, "reuse": "published"}
     ),
@@ -41,11 +42,7 @@ KNOBS: Mapping[str, Knob] = {
     "vvs": _option("interval", 20, 10, 5, 3, 2),
     "lantern": _option("delta", 0.0, 0.05, 0.1, 0.2, 0.4, 0.8),
     "lantern-pp": _option("factor", 1.0, 2.0, 5.0, 10.0, 20.0),
-    "cool-sd": Knob(
-        "delta",
-        (1.0, 1.1, 1.5, 2.0, 4.0),
-        lambda delta: {"verifier": Recursive(Annealed(delta, nu=0.7 if delta > 1 else 0.0))},
-    ),
+    "cool-sd": _option("delta", 1.0, 1.1, 1.5, 2.0, 4.0),
     "lenience": Knob(
         "ell", (1.0, 0.8, 0.6, 0.4, 0.2), lambda ell: {"verifier": Recursive(Lenience(ell))}
     ),

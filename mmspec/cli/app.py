@@ -61,6 +61,12 @@ def doctor(
     work("mmspec.cli.doctor", target, drafter, modality, json)
 
 
+@app.command("compressors")
+def compressors(json: Json = False) -> None:
+    """List the compressors of pictures: parameters, what each needs, how many tokens it keeps."""
+    work("mmspec.cli.compressors", json)
+
+
 @app.command("certify")
 @takes("mmspec.cli.certify", "certify", without=("recipe", "verifier", "knobs", *PARTS))
 def certify(

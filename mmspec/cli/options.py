@@ -21,7 +21,8 @@ from mmspec import registry
 from mmspec.cli.output import complain
 from mmspec.modality import Modality, setting
 
-PARTS = ("length", "tree", "window", "max_rows")  # options that a modality may have among its parts
+# options that a modality may have among its parts
+PARTS = ("length", "tree", "compressor", "window", "max_rows")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class Choice:
     json: bool = setting(False, "Print one JSON document on stdout.")
     length: str | None = setting(None, "Draft length: a number, auto, entropy, ...")
     tree: str | None = setting(None, "Branching widths such as 3,2,1, or dynamic.")
+    compressor: str | None = setting(
+        None, "Thins what the drafter sees: NAME or NAME:keep=0.25, of `mmspec compressors`."
+    )
     window: int | None = setting(None, "States that a round moves a chain at most.", min=1)
     max_rows: int | None = setting(None, "Rows of the network at a time.", min=1)
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the modality; given ones only
@@ -55,6 +59,7 @@ class Choice:
             "window": self.window,
             "max_rows": self.max_rows,
             "verifier": self.verifier,
+            "compressor": self.compressor,
         }
         if self.length is not None:
             made["length"] = int(self.length) if self.length.isdigit() else self.length

@@ -35,6 +35,7 @@ class GaussianKernel:
     alpha: Tensor
     sigma: Tensor
     is_predicted: bool = False  # whether the network says the std of a step, and s is its scale
+    ahead: Tensor | None = None  # of solvers of order 2, see `continued`; None = 0
 
     def __post_init__(self) -> None:
         sizes = {len(table) for table in (self.state, self.clean, self.std)}
@@ -143,6 +144,18 @@ class GaussianKernel:
         """The mean of the next state, given x at `step` and the clean sample seen in it."""
         a, b = (at_step(table, step, x) for table in (self.state, self.clean))
         return a * x + b * clean
+
+    def continued(self, clean: Tensor, before: Tensor, step: Tensor) -> Tensor:
+        """The clean sample that moves a state, (..., *E) x2, (...): x0 of a solver of two steps.
+
+        Multistep solvers (DPM-Solver++ of order 2, Lu et al. 2022) use clean + ahead (clean -
+        before), with what was seen one step `before`. Given that, the next state is Gaussian as
+        ever.
+        """
+        if self.ahead is None:
+            return clean
+        share = at_step(self.ahead, step, clean)
+        return clean + share * (clean - before)
 
     def deviation(self, step: Tensor, like: Tensor) -> Tensor:  # (...) -> (..., 1, 1, ...)
         """The standard deviation of the next state, shaped to broadcast against `like`."""

@@ -3,25 +3,33 @@
 Li et al. 2026, "Annealed relaxation of speculative decoding for faster autoregressive image
 generation". Accept with min(1, w_i p/q), w_i = delta exp(-nu i - mu); corrections from
 norm((p - q)+), which they prove optimal. The paper runs delta=1.1 (Lumina-mGPT) and 2 (LlamaGen).
-Lossy; runs report `over_accepted_mass`. `drafter` is a feature head, as in the paper (EAGLE-1), or
-a draft model. Reconstructed: mu, which is not public, makes delta the mean weight, and no weight is
-below 1.
+Lossy, delta=1 is exact; runs report `over_accepted_mass`. `drafter` is a feature head, as in the
+paper (EAGLE-1), or a draft model. Reconstructed: mu, which is not public, makes delta the mean
+weight, and no weight is below 1.
 """
 
+from mmspec.draft import Verifier
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Recipe
+from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.recursive import Recursive
+
+
+def annealed(kit: Kit) -> Verifier:
+    """The rule with the settings of this kit."""
+    return Recursive(Annealed(kit.options["delta"], kit.options["nu"]))
+
 
 RECIPE = Recipe(
     architecture=small_model,
     execution=Chain(Fixed(5)),
-    verifier=Recursive(Annealed(delta=1.1, nu=0.7)),
+    verifier=Deferred(annealed, "Recursive, annealed by depth, delta in the mean"),
     sees="auto",
     draft_model=(SMALL_MODEL, FEATURE_HEAD),
+    options={"delta": 1.1, "nu": 0.7},
     paper="Li et al. 2026",
     reconstructed="the constant mu",
 )

@@ -3,11 +3,12 @@
 So et al. 2025, "Grouped speculative decoding for autoregressive image generation". On top of SJD
 (Teng et al. 2025): draft token x is accepted with min(1, P/Q), P and Q the mass of its group under
 target and draft. A group is a window of `size` tokens around x in the order of p, less those whose
-probability differs by `gap` or more and, with a `codebook` (`mmspec.codes.codebook.Codebook`),
-those `distance` or more away. Lossy; size=0 is exact, as SJD is. The paper tries sizes 3, 10, 25
-and 50; the defaults are those of its code. Reconstructed: the code measures distances between rows
-of the input embedding (make a Codebook of them for that); without a codebook only rank and gap
-count.
+probability differs by `gap` or more, and those `distance` or more away: a squared distance between
+rows of the input embedding, as in the code, or between the vectors of a `codebook`
+(`mmspec.codes.codebook.Codebook`) where one is given. Lossy; size=0 is exact, as SJD is. The paper
+tries sizes 3, 10, 25 and 50; the defaults are those of its code, whose distance suits the embedding
+of Lumina-mGPT. Reconstructed: windows that reach tokens which are no codes; of a model that speaks
+no picture tokens only rank and gap count.
 """
 
 from mmspec.codes.codebook import Codebook
@@ -16,7 +17,7 @@ from mmspec.drafters.growth import Chain
 from mmspec.drafters.jacobi.carry_over import Jacobi
 from mmspec.drafters.length import Fixed
 from mmspec.recipe import Deferred, Kit, Recipe
-from mmspec.verifiers.grouped import Grouped, RankWindow
+from mmspec.verifiers.grouped import Embeddings, Grouped, RankWindow, TokenDistance
 from mmspec.verifiers.recursive import Recursive
 
 
@@ -29,17 +30,22 @@ def jacobi_iteration(kit: Kit) -> Drafter:
 
 def grouping(kit: Kit) -> Verifier:
     """The rule with the settings of this kit."""
-    codebook = kit.options["codebook"]
-    if codebook is not None:
-        if not isinstance(codebook, Codebook):
-            raise TypeError(
-                f"codebook is a {type(codebook).__name__}, but groups need the vectors themselves; "
-                "give codebook= a mmspec.codes.codebook.Codebook"
-            )
-        codebook.check(kit.target.vocabulary)
-        codebook = codebook.to(kit.target.device)
     size, gap, distance = (kit.options[name] for name in ("size", "gap", "distance"))
-    return Recursive(Grouped(RankWindow(size, gap, codebook, distance)))
+    return Recursive(Grouped(RankWindow(size, gap, token_distance(kit), distance)))
+
+
+def token_distance(kit: Kit) -> TokenDistance | None:
+    """The vectors that are given, else what a model that draws reads for its codes."""
+    codebook, drawn = kit.options["codebook"], kit.target.image_family
+    if codebook is None:
+        return None if drawn is None else Embeddings(kit.target.embed, drawn.codebook.codes)
+    if not isinstance(codebook, Codebook):
+        raise TypeError(
+            f"codebook is a {type(codebook).__name__}, but groups need the vectors themselves; "
+            "give codebook= a mmspec.codes.codebook.Codebook"
+        )
+    codebook.check(kit.target.vocabulary)
+    return codebook.to(kit.target.device)
 
 
 RECIPE = Recipe(
@@ -49,5 +55,5 @@ RECIPE = Recipe(
     sees="target-memory",
     options={"codebook": None, "size": 14, "gap": 0.15, "distance": 0.5},
     paper="So et al. 2025; Teng et al. 2025",
-    reconstructed="a codebook in place of the input embedding, and none by default",
+    reconstructed="windows that reach tokens which are no codes",
 )

@@ -4,8 +4,9 @@ Jang et al. 2025, "LANTERN: accelerating visual autoregressive models with relax
 decoding". The target's mass on the `neighbours` nearest codes of a draft token, up to `delta`,
 counts for the token. Lossy: delta bounds how far p is moved for one token, and the distance of the
 output can be much more; runs report it as `over_accepted_mass`. delta=0 is exact, as EAGLE-2 is.
-`codebook` is that of a model that draws, unless given: a `mmspec.codes.codebook.Codebook`, a table
-of neighbours or its file. `drafter` is a feature head, as in the paper (EAGLE-2), or a draft model.
+The tree has the 58 drafted nodes of the code, whose total_token=59 counts the root. `codebook` is
+that of a model that draws, unless given: a `mmspec.codes.codebook.Codebook`, a table of neighbours
+or its file. `drafter` is a feature head, as in the paper (EAGLE-2), or a draft model.
 Reconstructed: corrections from norm((p - q)+), the optimum, where the released code clears the
 neighbours out of p (`mmspec.verifiers.lantern_residuals`); greedy decoding stays exact unless
 delta=1.
@@ -39,7 +40,7 @@ def table_of(kit: Kit) -> Neighbours:
 
 RECIPE = Recipe(
     architecture=small_model,
-    execution=DynamicTree(depth=5, beam=10, nodes=59),
+    execution=DynamicTree(depth=5, beam=10, nodes=58),
     verifier=Deferred(pooling, "Recursive, latent neighbourhood within delta"),
     sees="auto",
     draft_model=(SMALL_MODEL, FEATURE_HEAD),

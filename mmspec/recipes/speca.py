@@ -13,8 +13,8 @@ less memory and time per forecast, under the same check. The defaults are ours, 
 `mmspec.drafters.forecast.presets.SPECA` has the published ones, per model.
 """
 
-from mmspec.drafters.forecast.forecast import chosen
 from mmspec.drafters.forecast.hooks import forecast_features
+from mmspec.errors import chosen
 from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.targets.forecast_error import METRICS
 from mmspec.targets.forecast_schedule import DecayingThreshold, Stepwise
@@ -22,7 +22,7 @@ from mmspec.verifiers.forecast_gate import ForecastGate
 
 
 def decaying_gate(kit: Kit) -> ForecastGate:
-    """The threshold and the check; `metric` is a name of METRICS or an object like them."""
+    """The threshold and the check; `metric` is a name of METRICS or a function like them."""
     named = ("base", "decay", "floor", "least", "most", "warm_up")
     schedule = DecayingThreshold(**{name: kit.options[name] for name in named})
     metric = chosen("metric", kit.options["metric"], METRICS)

@@ -61,7 +61,7 @@ def codebook(kit: Kit) -> Codebook:
 
 RECIPE = Recipe(
     architecture=small_model,
-    execution=DynamicTree(depth=5, beam=10, nodes=59),
+    execution=DynamicTree(depth=5, beam=10, nodes=58),
     verifier=Deferred(pooling, "Recursive, latent neighbourhood within delta"),
     gate=Deferred(skipping, "some rounds skipped"),
     sees="auto",

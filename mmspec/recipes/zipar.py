@@ -8,8 +8,12 @@ still missing above it. `over_accepted_mass` says how far that took it from the 
 variation per token. A window of a whole row, or no grid, is plain decoding.
 
 With verifier="rejection" or "coupled" the same rows are only drafts, and the output is exact.
-Reconstructed: codes are read again until the rows above are complete, where the published code
-keeps what it read first; the adaptive window of later versions is not there.
+
+Reconstructed; the released code has another schedule. It writes the first row whole before a second
+one begins (ours begins behind `window` codes: W - window calls fewer). The code before a new row,
+which nobody knows yet, it stands in for by the newest code two rows above the new one; here it is
+the newest of the row above. It keeps what it read first; here codes are read again until the rows
+above are complete. The adaptive window of later versions is not there.
 """
 
 from mmspec.draft import Drafter
@@ -32,5 +36,5 @@ RECIPE = Recipe(
     sees="target-memory",
     options={"window": 8},
     paper="He et al. 2025 (ZipAR)",
-    reconstructed="codes are read again until the rows above them are complete",
+    reconstructed="the schedule: when a row begins, what stands in, what is read again",
 )

@@ -66,14 +66,17 @@ class Known:
     what was seen in rejected states is never offered, it would give away noise not used yet.
     """
 
-    prediction: Prediction  # (B, *E)
+    prediction: Prediction  # (B, *E), its clean sample continued as the kernel's solver does
+    seen: Tensor  # (B, *E), the clean sample as it was seen, and what was seen one step before it
+    before: Tensor
     state: Tensor  # (B, *E)
     step: list[int]
     fresh: list[bool]
     ever: list[bool]  # whether anything was predicted yet
     calls: int = 0  # network calls not yet reported in a round
     rows: int = 0  # rows of the network so far
-    scored: Prediction | None = None  # (B, N + 1, *E) of the draft being verified
+    scored: Prediction | None = None  # (B, N + 1, *E) of the draft being verified, as seen
+    moved: Tensor | None = None  # its clean samples, continued
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,8 @@ class ChainTarget:
     def prefill(self, request: ChainRequest) -> Trajectory:
         """Nothing is read: a chain starts with noise."""
         start, batch = request.start, request.start.shape[0]
-        known = Known(Prediction(torch.zeros_like(start)), start, [0] * batch, *_flags(batch))
+        none = torch.zeros_like(start)
+        known = Known(Prediction(none), none, none, start, [0] * batch, *_flags(batch))
         return Trajectory(
             request,
             start,
@@ -183,7 +187,10 @@ class ChainTarget:
         known, index = context.known, torch.tensor(wanted, device=context.device)
         step = torch.tensor(context.step, device=context.device)[index]
         seen = self._predict(known, context.state[index], step, index)
-        clean = known.prediction.clean.index_copy(0, index, seen.clean)
+        known.before = known.before.index_copy(0, index, known.seen[index])
+        known.seen = known.seen.index_copy(0, index, seen.clean)
+        moved = self.denoiser.kernel.continued(seen.clean, known.before[index], step)
+        clean = known.prediction.clean.index_copy(0, index, moved)
         known.prediction = Prediction(clean, _merged(known.prediction.std, seen.std, index, clean))
         known.state = known.state.index_copy(0, index, context.state[index])
         for row in wanted:
@@ -202,7 +209,7 @@ class ChainTarget:
         row, node = mask.nonzero(as_tuple=True)
         step = (position - 1).clamp_max(self.denoiser.kernel.steps - 1)
         clean = torch.zeros_like(states)
-        clean[:, 0] = known.prediction.clean
+        clean[:, 0] = known.seen
         std = None
         if len(row):
             seen = self._predict(known, states[row, node], step[row, node], row)
@@ -215,6 +222,7 @@ class ChainTarget:
         else:
             std = None if known.prediction.std is None else known.prediction.std[:, None]
         known.scored = Prediction(clean, std)
+        clean = known.moved = self._continued(context, draft, clean, step)
         mean = self.denoiser.kernel.mean(states, clean, step)
         spread = self.denoiser.kernel.deviation(step, states) if std is None else std
         calls, known.calls = known.calls, 0
@@ -227,6 +235,7 @@ class ChainTarget:
         """Move every row to the last state kept of it; remember what was seen just before."""
         known, step, state = context.known, list(context.step), context.state.clone()
         assert known.scored is not None
+        assert known.moved is not None
         rows = [row for row, tokens in enumerate(kept.tokens) if tokens]
         last = torch.tensor([kept.path[row][-1] + 1 if kept.path[row] else 0 for row in rows])
         index = torch.tensor(rows, dtype=torch.int64, device=context.device)
@@ -236,7 +245,9 @@ class ChainTarget:
                 known.scored.clean[index, last],
                 None if known.scored.std is None else known.scored.std[index, last],
             )
-            clean = known.prediction.clean.index_copy(0, index, seen.clean)
+            known.seen = known.seen.index_copy(0, index, seen.clean)
+            moved = known.moved[index, last]
+            clean = known.prediction.clean.index_copy(0, index, moved)
             std = _merged(known.prediction.std, seen.std, index, clean)
             known.prediction = Prediction(clean, std)
             states = torch.cat((context.state[:, None], draft.tokens), 1)
@@ -245,8 +256,21 @@ class ChainTarget:
             state[row] = kept.tokens[row][-1]
             step[row] += len(kept.tokens[row])
             known.step[row], known.fresh[row], known.ever[row] = step[row] - 1, False, True
-        known.scored = None
+        known.scored = known.moved = None
         return replace(context, state=state, step=tuple(step), finished=kept.finished)
+
+    def _continued(
+        self, context: Trajectory, draft: Draft, clean: Tensor, step: Tensor
+    ) -> Tensor:  # (B, N + 1, *E), (B, N + 1)
+        """The clean samples that move the context and all nodes, by those of their parents."""
+        known, rows = context.known, torch.arange(context.batch, device=context.device)[:, None]
+        fresh = torch.tensor(known.fresh, device=clean.device).reshape(
+            -1, *(1,) * (clean.dim() - 2)
+        )
+        first = torch.where(fresh, known.before, known.seen)[:, None]
+        # what is known of a state that is not fresh yet is what was seen one step before it
+        before = torch.cat((first, clean[rows, draft.parents + 1]), 1)
+        return self.denoiser.kernel.continued(clean, before, step)
 
     def _predict(self, known: Known, states: Tensor, step: Tensor, row: Tensor) -> Prediction:
         """One network call, in pieces of `max_rows`."""

@@ -38,6 +38,7 @@ class Family:
     deepstack: bool = False  # the decoder adds further features where its vision config says so
     image_family: Callable[[Any], ImageFamily] | None = None  # of a model that draws
     writes: bool = True  # speaks text: `generate`
+    only_size: Callable[[Any], tuple[int, int]] | None = None  # config -> rows, columns of pictures
 
     @property
     def draws(self) -> bool:

@@ -5,76 +5,54 @@ All take G forecasts and G computed features, flattened, and give one number eac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
 
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 _TINY = 1e-10
+Metric = Callable[[Tensor, Tensor], Tensor]  # forecast, computed: (G, M) x2 -> (G,)
 
 
-class Metric(Protocol):
-    def __call__(self, forecast: Tensor, computed: Tensor) -> Tensor: ...  # (G, M) x2 -> (G,)
-
-
-@dataclass(frozen=True)
-class RelativeNorm:
+def relative_norm(forecast: Tensor, computed: Tensor) -> Tensor:
     """||a - b|| / ||b|| (the text of SpeCa)."""
-
-    def __call__(self, forecast: Tensor, computed: Tensor) -> Tensor:
-        gap, size = (part.square().sum(1).sqrt() for part in (forecast - computed, computed))
-        return gap / size.clamp_min(_TINY)
+    gap, size = (part.square().sum(1).sqrt() for part in (forecast - computed, computed))
+    return gap / size.clamp_min(_TINY)
 
 
-@dataclass(frozen=True)
-class RelativeL1:
+def relative_l1(forecast: Tensor, computed: Tensor) -> Tensor:
     """Mean of |a - b| / |b|, element by element (the code of SpeCa).
 
     Elements near zero dominate it: values far above 1 are common and mean little.
     """
-
-    def __call__(self, forecast: Tensor, computed: Tensor) -> Tensor:
-        return ((forecast - computed).abs() / (computed.abs() + _TINY)).mean(1)
+    return ((forecast - computed).abs() / (computed.abs() + _TINY)).mean(1)
 
 
-@dataclass(frozen=True)
-class RelativeL2:
+def relative_l2(forecast: Tensor, computed: Tensor) -> Tensor:
     """Root mean square of (a - b) / b, element by element."""
-
-    def __call__(self, forecast: Tensor, computed: Tensor) -> Tensor:
-        return ((forecast - computed) / (computed.abs() + _TINY)).square().mean(1).sqrt()
+    return ((forecast - computed) / (computed.abs() + _TINY)).square().mean(1).sqrt()
 
 
-@dataclass(frozen=True)
-class L1:
+def l1(forecast: Tensor, computed: Tensor) -> Tensor:
     """Mean of |a - b|."""
-
-    def __call__(self, forecast: Tensor, computed: Tensor) -> Tensor:
-        return (forecast - computed).abs().mean(1)
+    return (forecast - computed).abs().mean(1)
 
 
-@dataclass(frozen=True)
-class RootMeanSquare:
+def rms(forecast: Tensor, computed: Tensor) -> Tensor:
     """Root mean square of a - b."""
-
-    def __call__(self, forecast: Tensor, computed: Tensor) -> Tensor:
-        return (forecast - computed).square().mean(1).sqrt()
+    return (forecast - computed).square().mean(1).sqrt()
 
 
-@dataclass(frozen=True)
-class CosineDistance:
+def cosine(forecast: Tensor, computed: Tensor) -> Tensor:
     """1 - cosine of the angle between a and b."""
-
-    def __call__(self, forecast: Tensor, computed: Tensor) -> Tensor:
-        return 1 - cosine_similarity(forecast, computed, dim=1)
+    return 1 - cosine_similarity(forecast, computed, dim=1)
 
 
 METRICS: dict[str, Metric] = {
-    "relative-norm": RelativeNorm(),
-    "relative-l1": RelativeL1(),
-    "relative-l2": RelativeL2(),
-    "l1": L1(),
-    "rms": RootMeanSquare(),
-    "cosine": CosineDistance(),
+    "relative-norm": relative_norm,
+    "relative-l1": relative_l1,
+    "relative-l2": relative_l2,
+    "l1": l1,
+    "rms": rms,
+    "cosine": cosine,
 }

@@ -37,7 +37,7 @@ def owns(source: Source) -> bool:
 MODALITY = Modality(
     name="diffusion",
     decodes="latents",
-    recipe="asd",
+    recipe="accelerated-diffusion-carried",
     settings=DiffusionSettings,
     plug="mmspec.modalities.diffusion.plug",
     asking="mmspec.modalities.diffusion.asking",

@@ -15,11 +15,12 @@ from mmspec.drafters.denoising.window import Window
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.modalities.diffusion.network import (
     Network,
-    check_arguments,
     check_network,
     check_scheduler,
+    pictures,
 )
 from mmspec.modalities.diffusion.pipeline_trace import Noises, PreparedCall, perform
+from mmspec.modalities.diffusion.step_callback import StepCallback, Watch
 from mmspec.modality import Call, Loop
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.targets.denoising import ChainRequest, ChainTarget
@@ -48,9 +49,11 @@ class ChainRunner:
 
     def run(self, given: Mapping[str, Any], own: Mapping[str, Any], loop: Loop) -> Any:
         """The pipeline's output for its arguments `given`."""
-        check_arguments(given)
+        given = dict(given)
+        watch = StepCallback.of(given, self.pipe)
         if own["seed"] is not None and given.get("generator") is not None:
             raise ValueError("seed= and generator= both choose the noise; give one of them")
+        given = _seeded(given, own)
         eta = given.get("eta") if own["eta"] is None else own["eta"]
         noises, begun = Noises(eta, own["churn"], self.deterministic), list[int]()
 
@@ -59,7 +62,8 @@ class ChainRunner:
             small = self._draft_target(opening, given, noises)
             request = _request(opening, own, given)
             begun.append(self.network.rows)
-            return self._follow(self._call(target, small, request), request.start, loop)
+            call = self._call(target, small, request)
+            return self._follow(call, request.start, loop, watch.shown(opening))
 
         output = perform(self.pipe, self.network, given, sample, noises)
         loop.report(replace(loop.stats(), network_rows=self.network.rows - begun[0]))
@@ -89,18 +93,18 @@ class ChainRunner:
             )
         return ChainTarget(theirs.denoiser, self.max_rows)
 
-    def _follow(self, call: Call, start: Tensor, loop: Loop) -> Tensor:
-        """The last states (B, *E); shows the slowest picture's progress."""
-        steps = call.parts.stop.max_new_tokens
-        states, left = list(start), [steps] * len(start)
-        with self.pipe.progress_bar(total=steps) as bar:
+    def _follow(self, call: Call, start: Tensor, loop: Loop, watch: Watch) -> Tensor:
+        """The last states (B, *E); shows every step that the slowest picture has taken."""
+        ahead: list[list[Tensor]] = [[] for _ in start]  # states not shown yet
+        with self.pipe.progress_bar(total=call.parts.stop.max_new_tokens) as bar:
             for kept in loop(call):
-                slowest = max(left)
-                for row, new in enumerate(kept.tokens):
-                    states[row] = new[-1] if new else states[row]
-                    left[row] -= len(new)
-                bar.update(slowest - max(left))
-        return torch.stack(states)
+                for row, new in zip(ahead, kept.tokens, strict=True):
+                    row += new
+                while all(ahead):
+                    start = torch.stack([row.pop(0) for row in ahead])
+                    watch(start)
+                    bar.update(1)
+        return start
 
 
 def _request(
@@ -110,6 +114,8 @@ def _request(
     start, generator = opening.start, given.get("generator")
     batch, device = start.shape[0], start.device
     seed, row_ids = own["seed"], own["row_ids"]
+    if seed is not None:
+        generator = None
     if isinstance(generator, list) and row_ids is None:
         row_ids = [_drawn(one) for one in generator]
         seed = 0
@@ -118,10 +124,27 @@ def _request(
     elif seed is None:
         seed = fresh_seed()
     noise = KeyedNoise.seeded(seed, batch, device, row_ids)
-    if generator is None and given.get("latents") is None:
+    if generator is None and not _starts_elsewhere(given):
         at = torch.zeros(batch, 1, dtype=torch.int64, device=device)
         start = noise.shared(at).normal(*start.shape[1:])[:, 0] * opening.scale
     return ChainRequest(start, noise)
+
+
+def _starts_elsewhere(given: Mapping[str, Any]) -> bool:
+    """Whether the first state may be more than noise: some argument is a picture, or latents."""
+    words = ("image", "video", "latents")
+    named = {name: value for name, value in given.items() if any(word in name for word in words)}
+    return any(not isinstance(value, int | float | str | None) for value in named.values())
+
+
+def _seeded(given: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Where a pipeline draws for a picture of the user's: a generator per row, of its own seed."""
+    count = pictures(given)
+    if own["seed"] is None or count is None or not _starts_elsewhere(given):
+        return given
+    rows = KeyedNoise.seeded(own["seed"], count, torch.device("cpu"), own["row_ids"]).rows
+    seeds = [seed % 2**62 for seed in rows.tolist()]
+    return {**given, "generator": [torch.Generator().manual_seed(seed) for seed in seeds]}
 
 
 def _drawn(generator: torch.Generator) -> int:

@@ -10,7 +10,7 @@ such a call are branch major, and so are those of a replay, whatever its states:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ class NetworkCall:
     kwargs: Mapping[str, Any]
     states: Path
     told: Mapping[Path, Tensor] = field(default_factory=dict)  # (N,) each: timesteps
+    beside: Tensor | None = None  # (rows, *E'), shown behind the latents on an axis: a picture
+    axis: int = 1
 
     @property
     def rows(self) -> int:
@@ -44,6 +46,12 @@ class NetworkCall:
         """The states of the recorded call."""
         shown: Tensor = _at((self.args, self.kwargs), self.states)
         return shown
+
+    def completed(self, latents: Tensor, index: Tensor) -> Tensor:  # (R, *E), (R,)
+        """The states to show for `latents` in the rows `index`."""
+        if self.beside is None:
+            return latents
+        return torch.cat((latents, self.beside[index].to(latents)), self.axis)
 
     def replay(
         self, states: Tensor, index: Tensor, step: Tensor
@@ -86,6 +94,8 @@ class Recorder:
         self.first = NetworkCall(args, kwargs, _find_states(args, kwargs))
         self.told: dict[Path, list[Tensor]] = {}
         self.shown = self.first.shown  # the states of the latest step
+        self.beside: Tensor | None = None  # what they hold behind the latents, if anything
+        self.axis = 1
         self.steps = 1
 
     def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -104,10 +114,31 @@ class Recorder:
         self.shown = _at((args, kwargs), self.first.states)
         self.steps += 1
 
+    def shows(self, latents: Tensor) -> bool:  # (rows, *E)
+        """Whether the latest states are these latents, and behind them what was there before.
+
+        That may be a picture to start from or a mask, more channels or more places of a sequence.
+        """
+        sizes = list(zip(self.shown.shape, latents.shape, strict=False))
+        longer = [axis for axis, (size, own) in enumerate(sizes) if size != own]
+        if self.shown.dim() != latents.dim() or len(longer) > 1 or 0 in longer:
+            return False
+        shown = self.shown
+        if longer:
+            axis, own = longer[0], latents.shape[longer[0]]
+            if shown.shape[axis] < own:
+                return False
+            shown, beside = shown.tensor_split([own], axis)
+            if self.beside is None and self.steps == 1:
+                self.axis, self.beside = axis, beside
+            if self.beside is None or not torch.equal(self.beside, beside):
+                return False
+        return torch.allclose(shown.float(), latents, rtol=2e-2, atol=2e-2, equal_nan=True)
+
     def call(self) -> NetworkCall:
         """The call, with its tables over the steps."""
         told = {path: torch.stack(values) for path, values in self.told.items()}
-        return NetworkCall(self.first.args, self.first.kwargs, self.first.states, told)
+        return replace(self.first, told=told, beside=self.beside, axis=self.axis)
 
 
 def _find_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Path:

@@ -19,6 +19,7 @@ from mmspec.laws.kernels import at_step
 
 _FITTED = 4096  # numbers that a scale is fitted to
 _RESCALE = "guidance_rescale"
+_SCALES = ("guidance_scale", _RESCALE, "true_cfg_scale")
 # Arguments of pipelines that make guidance depend on what the branches are.
 _DEPENDENT = (
     _RESCALE,
@@ -58,25 +59,33 @@ class WeightedJoin:
 
 @dataclass(frozen=True)
 class Rescaled:
-    """Guidance brought back to the deviation of the positive branch (Lin et al. 2024, eq. 15-16).
+    """Guidance brought back to the size of the positive branch.
 
-    `negative` and `positive` are the places of the branches.
+    That is its deviation over the picture (Lin et al. 2024, eq. 15-16), or with `along_last` its
+    norm along the last axis, as Lumina 2 and Qwen-Image have it. `negative` and `positive` are the
+    places of the branches; `sign` is -1 where the network predicts the flow the other way round.
     """
 
     scale: float
-    share: float  # of the rescaled prediction; diffusers calls it guidance_rescale
+    share: float = 1.0  # of the rescaled prediction; diffusers calls it guidance_rescale
     negative: int = 0
     positive: int = 1
     axis: int = 1
     size: int | None = None
+    along_last: bool = False
+    sign: float = 1.0
 
     def __call__(self, branches: Sequence[Tensor], step: Tensor) -> Tensor:
         cut = [_cut(branch, self.axis, self.size).float() for branch in branches]
         negative, positive = cut[self.negative], cut[self.positive]
         guided = negative + self.scale * (positive - negative)
-        inner = tuple(range(1, guided.dim()))
-        ratio = positive.std(inner, keepdim=True) / guided.std(inner, keepdim=True)
-        return self.share * (guided * ratio) + (1 - self.share) * guided
+        if self.along_last:
+            ratio = positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
+        else:
+            inner = tuple(range(1, guided.dim()))
+            ratio = positive.std(inner, keepdim=True) / guided.std(inner, keepdim=True)
+        made: Tensor = self.share * (guided * ratio) + (1 - self.share) * guided
+        return self.sign * made
 
 
 class Fitter:
@@ -129,11 +138,22 @@ class Fitter:
 
     def _known(self, branches: int) -> list[Rescaled]:
         """The rules that the pipeline's arguments name."""
-        scale, share = (self.arguments.get(name) for name in ("guidance_scale", _RESCALE))
-        if branches != 2 or scale is None or not share:
-            return []
-        orders = [(0, 1), (1, 0)]
-        return [Rescaled(scale, share, *pair, self.axis, self.size) for pair in orders]
+        scale, share, other = (self.arguments.get(name) for name in _SCALES)
+        orders = [(0, 1), (1, 0)] if branches == 2 else []
+        signs = [(pair, sign) for pair in orders for sign in (1.0, -1.0)]
+        return [
+            *(
+                Rescaled(scale, share, *pair, self.axis, self.size)
+                for pair in orders
+                if scale is not None and share
+            ),
+            *(
+                Rescaled(one, 1.0, *pair, self.axis, self.size, True, sign)
+                for one in (scale, other)
+                for pair, sign in signs
+                if one not in (None, 1)
+            ),
+        ]
 
     def _fit(self, branches: Sequence[Tensor], raw: Tensor) -> Tensor | None:  # (W,)
         cut = [_cut(branch, self.axis, self.size) for branch in branches]
@@ -160,8 +180,9 @@ class Fitter:
         remedy = f"switch off {', '.join(causes)}, or " if causes else ""
         return ValueError(
             f"this pipeline makes its prediction of the {self.count} outputs of its network by a "
-            f"rule that is {what} (known are a sum with fixed weights in every step, and "
-            f"guidance_rescale throughout); {remedy}choose a recipe that leaves the loop to the "
+            f"rule that is {what} (known are a sum with fixed weights in every step, "
+            f"guidance_rescale, and the norm of the positive branch along the last axis, in all "
+            f"steps alike); {remedy}choose a recipe that leaves the loop to the "
             "pipeline: speca or taylorseer"
         )
 

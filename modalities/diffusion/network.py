@@ -21,7 +21,6 @@ from mmspec.modalities.diffusion.schedulers import Sampler, sampler
 from mmspec.targets.denoising import Prediction
 
 NETWORKS = ("unet", "transformer")
-_CALLBACKS = ("callback_on_step_end", "callback")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,8 @@ class PipelineDenoiser:
         for call in self.calls:
             count = call.rows // self.images
             index = (torch.arange(count, device=row.device)[:, None] * self.images + row).flatten()
-            args, kwargs = call.replay(repeated(shown, count), index, step.repeat(count))
+            full = call.completed(repeated(shown, count), index)
+            args, kwargs = call.replay(full, index, step.repeat(count))
             branches += self.network(args, kwargs, len(index)).chunk(count)
         return self.sampler.clean(self.join(branches, step), states, step)
 
@@ -138,16 +138,6 @@ class Outline:
         if isinstance(self.example, tuple):
             return (content, *self.example[1:])
         return type(self.example)(content)
-
-
-def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that a chain out of order cannot serve. Raises ValueError."""
-    for name in _CALLBACKS:
-        if arguments.get(name) is not None:
-            raise ValueError(
-                f"{name} is called after every step of a pipeline, but steps are taken out of "
-                "order here; leave it out, and give on_round= to follow verified states"
-            )
 
 
 def pictures(arguments: Mapping[str, Any]) -> int | None:

@@ -12,9 +12,10 @@ network is told at every step (`conditions`) and how the branches of guidance be
 
 Outputs and states are drawn anew in every step, from seeds of our own: what depends on them is
 found out and refused, such as guidance that is no fixed sum of its branches, or a network that is
-told something about its state. So is what looks at more than the latents, or changes them between
-steps: image conditions, inpainting, ControlNet, a start in mid-chain. Where guidance changes from
-step to step a second rehearsal has to agree with the first.
+told something about its state. A chain may begin in the middle of the grid (image to image), and
+the network may see a picture beside its latents, the same one in all steps. Where guidance changes
+from step to step, or a picture is pasted into the latents (`inpainting`), a second rehearsal has to
+agree with the first.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ from torch import Tensor
 
 from mmspec.modalities.diffusion.conditions import Recorder
 from mmspec.modalities.diffusion.guidance_fit import Fitter
+from mmspec.modalities.diffusion.inpainting import PartialDenoiser, Pasting
 from mmspec.modalities.diffusion.network import Network, PipelineDenoiser, repeated
-from mmspec.modalities.diffusion.schedulers import Sampler, sampler
+from mmspec.modalities.diffusion.schedulers import Sampler, begun_at, sampler
+from mmspec.targets.denoising import Denoiser
 
 _STEP_KEYWORDS = frozenset(("eta", "generator", "return_dict"))
 _SEED = 0x5DEECE66D_1B2C5E  # of the numbers of a rehearsal: nobody else's, so none are the latents
@@ -44,9 +47,12 @@ _SEED = 0x5DEECE66D_1B2C5E  # of the numbers of a rehearsal: nobody else's, so n
 class PreparedCall:
     """What a pipeline has prepared when its loop begins."""
 
-    denoiser: PipelineDenoiser
+    denoiser: Denoiser
     start: Tensor  # (B, *E) float32, the first state as the pipeline drew it
     scale: float  # the std of that noise
+    whole: Callable[[Tensor, int], Tensor]  # (B, *E), step -> (B, *F), latents of the pipeline
+    timesteps: Tensor  # (N,)
+    dtype: torch.dtype  # of the pipeline's latents
 
 
 Perform = Callable[[PreparedCall], Tensor]  # -> (B, *E), the last state
@@ -78,11 +84,13 @@ def perform(
     """
     plain = pipe.scheduler if scheduler is None else scheduler
     guiders = [name for name, part in pipe.components.items() if isinstance(part, BaseGuidance)]
-    fitter, seeds = Fitter(arguments, guiders), itertools.count(_SEED)
+    fitter, pasting, seeds = Fitter(arguments, guiders), Pasting(), itertools.count(_SEED)
     rewind = _rewinding(arguments)
     try:
         for last in (False, True):
-            rehearsal = _Rehearsal(plain, network, fitter, seeds, act, noises or Noises(), last)
+            rehearsal = _Rehearsal(
+                plain, network, fitter, pasting, seeds, act, noises or Noises(), last
+            )
             try:
                 output = _shadow(pipe, rehearsal)(**arguments)
                 break
@@ -138,6 +146,7 @@ class _Rehearsal:
         scheduler: Any,
         network: Network,
         fitter: Fitter,
+        pasting: Pasting,
         seeds: Iterator[int],
         act: Perform,
         noises: Noises,
@@ -149,13 +158,15 @@ class _Rehearsal:
         self.scheduler.step = stepped  # on the copy
         self.network, self.act, self.noises = network, act, noises
         self.fitter, self.seeds, self.is_last = fitter, seeds, is_last
+        self.pasting = pasting
+        pasting.begin()
         self.recorders: list[Recorder] = []  # one per network call of a step
         self.outputs: list[Tensor] = []  # what each returns in this step
         self.sampler: Sampler | None = None
         self.start: Tensor | None = None
         self.state: Tensor | None = None  # what the pipeline was given last
         self.images, self.copies = 0, 1  # B, and how often the pipeline carries every state
-        self.steps = 0
+        self.begun, self.steps = 0, 0  # where in the scheduler's grid, and steps taken
         self.done = False
 
     def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -177,47 +188,53 @@ class _Rehearsal:
     ) -> Any:
         """The scheduler's step."""
         step, self.steps = self.steps, self.steps + 1
-        grid = self.scheduler.timesteps
+        if step == 0:
+            self.begun = self._place(timestep)
         self._check_step(step, timestep, rest, given)
         if step == 0:
             self._open(model_output, sample)
-        assert self.state is not None
-        if self.state is not sample and not torch.equal(self.state, sample):
-            raise ValueError(
-                "this pipeline changes its latents between steps (as inpainting does), which "
-                "cannot be done in parallel; use it without a mask"
-            )
+        else:
+            assert self.state is not None
+            self.pasting.add(self.state[: self.images], sample[: self.images])
         self._check_shown(step, sample)
         branches = [part for out in self.outputs for part in out.split(self.images)]
         self.fitter.add(step, branches, model_output[: self.images])
         self.outputs = []
         if "_step_index" in vars(self.scheduler):  # counted by the step that we replace
-            self.scheduler._step_index = self.steps
-        self.state = self._next(sample, step == len(grid) - 1)
+            self.scheduler._step_index = self.begun + self.steps
+        self.state = self._next(sample, self.begun + self.steps == len(self.scheduler.timesteps))
         state = self.state
         return (state, state) if given.get("return_dict") is False else SchedulerOutput(state)
 
     def _next(self, sample: Tensor, is_end: bool) -> Tensor:
         """The state that the pipeline is given: a random one, and at the end that of the chain."""
-        if is_end and not self.fitter.is_sure and not self.is_last:
+        is_sure = is_end and self.pasting.is_sure(self.steps) and self.fitter.is_sure
+        if is_end and not is_sure and not self.is_last:
             raise _Again
         if is_end:
-            state, self.done = self.act(self._opening()), True
+            opening = self._opening()
+            state, self.done = opening.whole(self.act(opening), self.steps - 1), True
         else:
             generator = torch.Generator(sample.device).manual_seed(next(self.seeds))
             shape = (self.images, *sample.shape[1:])
             state = torch.randn(shape, generator=generator, device=sample.device)
         return state.to(sample.dtype).repeat(self.copies, *(1,) * (sample.dim() - 1))
 
+    def _place(self, timestep: Any) -> int:
+        """Where the chain begins: later than at the first timestep, if it starts from a picture."""
+        grid = self.scheduler.timesteps.cpu()
+        found: list[int] = (grid.double() == float(timestep)).nonzero().flatten().tolist()
+        return found[0] if found else 0
+
     def _check_step(
         self, step: int, timestep: Any, rest: Sequence[Any], given: Mapping[str, Any]
     ) -> None:
-        grid = self.scheduler.timesteps
+        grid = self.scheduler.timesteps[self.begun :]
         if step >= len(grid) or float(timestep) != float(grid[step]):
             raise ValueError(
                 f"the pipeline is at timestep {float(timestep):g} in step {step}, where its "
-                "scheduler has another; only whole chains from pure noise are supported, so leave "
-                "out strength, denoising_start and denoising_end"
+                "scheduler has another; only steps in the scheduler's order are supported, by "
+                "recipes that sample chains: use speca or taylorseer"
             )
         unknown = [name for name in set(given) - _STEP_KEYWORDS if given[name]]
         if rest or unknown:
@@ -240,10 +257,11 @@ class _Rehearsal:
         half = len(raw) // 2  # the network's numbers are random: equal halves are copies
         if len(raw) > 1 and len(raw) % 2 == 0 and torch.equal(raw[:half], raw[half:]):
             self.copies = 2
-        self.start = self.state = sample
+        self.start = sample
         self.images = len(sample) // self.copies
         noises = self.noises
-        self.sampler = sampler(self.scheduler, noises.eta, noises.churn, noises.deterministic)
+        whole = sampler(self.scheduler, noises.eta, noises.churn, noises.deterministic)
+        self.sampler = begun_at(whole, self.begun) if self.begun else whole
 
     def _check_shown(self, step: int, sample: Tensor) -> None:
         """The network must see the latents as the scheduler scales them, and nothing else."""
@@ -251,17 +269,13 @@ class _Rehearsal:
         at = torch.full((self.images,), step, device=sample.device)
         expected = self.sampler.scaled(sample[: self.images].float(), at)
         for recorder in self.recorders:
-            shown = recorder.shown
-            branches, left = divmod(len(shown), self.images)
-            fits = not left and shown.shape[1:] == expected.shape[1:]
-            wanted = repeated(expected, branches)
-            if not fits or not torch.allclose(
-                shown.float(), wanted, rtol=2e-2, atol=2e-2, equal_nan=True
-            ):
+            branches, left = divmod(len(recorder.shown), self.images)
+            if left or not recorder.shows(repeated(expected, branches)):
                 raise ValueError(
-                    f"the network sees {tuple(shown.shape)} where the latents are "
-                    f"{tuple(expected.shape)}, or other numbers than these: it is shown more than "
-                    "the latents (an image, a mask), and such pipelines are not supported"
+                    f"the network sees {tuple(recorder.shown.shape)} where the latents are "
+                    f"{tuple(expected.shape)}, and not these with the same picture or mask behind "
+                    "them in every step; recipes that sample chains do not support that: use speca "
+                    "or taylorseer"
                 )
 
     def _opening(self) -> PreparedCall:
@@ -272,7 +286,17 @@ class _Rehearsal:
             self.network, calls, self.images, self.fitter.join(), self.sampler
         )
         scale = float(getattr(self.scheduler, "init_noise_sigma", 1.0))
-        return PreparedCall(denoiser, self.start[: self.images].float(), scale)
+        start, grid = self.start[: self.images].float(), (self.sampler.timesteps, self.start.dtype)
+        if self.pasting.free is None:
+            return PreparedCall(denoiser, start, scale, lambda states, step: states, *grid)
+        free, known = self.pasting.known(start)
+        partial = PartialDenoiser(denoiser, start.shape[1:], free, known)
+        rows = torch.arange(self.images, device=start.device)
+
+        def whole(states: Tensor, step: int) -> Tensor:
+            return partial.whole(states, torch.full_like(rows, step), rows)
+
+        return PreparedCall(partial, start.flatten(1)[:, free], scale, whole, *grid)
 
 
 class _StandIn:

@@ -6,15 +6,16 @@ their own `step` unless the spacing is "leading". So the tables are made here, f
 the scheduler's real grid.
 
 An exact recipe needs steps that draw noise. DDPM, DDIM with eta > 0, Euler ancestral, SDE-DPM++ of
-order 1 and stochastic flow matching do; a deterministic flow may be run with `eta` or `churn`,
-which changes the sampler but not the law it approximates. Tolerances judge steps without noise too:
-DDIM, Euler in sigma, DPM-Solver of order 1 and the Euler flow, all of them one kernel with std 0.
+orders 1 and 2 and stochastic flow matching do; a deterministic flow may be run with `eta` or
+`churn`, which changes the sampler but not the law it approximates. Tolerances judge steps without
+noise too: DDIM, Euler in sigma, DPM-Solver++ of orders 1 and 2 and the Euler flow, all of them one
+kernel with std 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import diffusers
@@ -52,6 +53,20 @@ class Sampler:
         Raises ValueError where the output has not the shape that the scheduler expects.
         """
         return self.reading(raw, states, step, self.kernel)
+
+
+def begun_at(tables: Any, step: int) -> Any:
+    """A sampler of the steps from `step` on: a chain that is entered in the middle."""
+    cut: dict[str, Any] = {}
+    for one in fields(tables):
+        value = vars(tables)[one.name]
+        if isinstance(value, Tensor):
+            cut[one.name] = value[step:]
+        elif isinstance(value, GaussianKernel | PredictionReading | PredictedStd):
+            cut[one.name] = begun_at(value, step)
+    if cut.get("ahead") is not None:  # the first step has nothing before it
+        cut["ahead"] = cut["ahead"] * (torch.arange(len(cut["ahead"])) > 0)
+    return replace(tables, **cut)
 
 
 def sampler(
@@ -152,7 +167,10 @@ def _in_sigma(scheduler: Any, eta: float, *kinds: str) -> Sampler:
 
 
 def _dpm(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
-    """DPM-Solver++ of order 1 (Lu et al. 2022): DDIM's step, and as an SDE the ancestral one."""
+    """DPM-Solver++ of order 1 or 2 (Lu et al. 2022): DDIM's step, and as an SDE the ancestral one.
+
+    Order 2 moves by a clean sample that goes on from the one before (`GaussianKernel.continued`).
+    """
     config, shares = scheduler.config, {"dpmsolver++": 0.0, "sde-dpmsolver++": 1.0}
     if config.algorithm_type not in shares:
         raise ValueError(
@@ -160,13 +178,12 @@ def _dpm(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
             f"read here; set pipe.scheduler = {_SDE}. {_LOSSY_LOOP}"
         )
     share = shares[config.algorithm_type]
-    if config.solver_order != 1:
-        wanted = "needs that" if share else 'needs algorithm_type="sde-dpmsolver++" as well'
-        silent = "" if share else "; as set here it draws no noise in its steps"
+    if config.solver_order > 2:
         raise ValueError(
-            f"solver_order={config.solver_order} makes a step depend on earlier states{silent}: "
-            "set pipe.scheduler = DPMSolverMultistepScheduler.from_config(pipe.scheduler.config, "
-            f"solver_order=1); an exact recipe {wanted}. {_LOSSY_LOOP}"
+            f"solver_order={config.solver_order} makes a step depend on the last "
+            f"{config.solver_order} predictions, of which two are kept here: set pipe.scheduler = "
+            "DPMSolverMultistepScheduler.from_config(pipe.scheduler.config, solver_order=2); an "
+            f'exact recipe needs algorithm_type="sde-dpmsolver++" as well. {_LOSSY_LOOP}'
         )
     _only(scheduler, eta=eta, churn=churn)
     sigma = _sigmas(scheduler)
@@ -181,7 +198,26 @@ def _dpm(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
     ignores = kind == "epsilon" and config.variance_type in ("learned", "learned_range")
     reading = replace(reading, limit=limit, ignores_variance=ignores)
     kernel = GaussianKernel.ddim(alpha, level, share)
+    if config.solver_order == 2:
+        kernel = replace(kernel, ahead=_second_order(config, alpha, level))
     return Sampler(kernel, scheduler.timesteps, reading, draws=bool(share))
+
+
+def _second_order(config: Any, alpha: Tensor, sigma: Tensor) -> Tensor:  # (N + 1,) x2 -> (N,)
+    """How far a step goes on from the clean sample before: first order where diffusers is."""
+    ratio = alpha.log() - sigma.log()
+    h = ratio.diff()  # infinite in a step to sigma = 0
+    share = torch.cat((h[:1] * 0, h[1:] / h[:-1]))  # 1 / r0
+    if config.solver_type == "heun":
+        reach = (2.0 if config.algorithm_type.startswith("sde") else 1.0) * h
+        share = share * (1 - (1 - (-reach).exp()) / reach) / (1 - (-reach).exp())
+    else:
+        share = share / 2
+    few = config.lower_order_final and len(h) < 15
+    if few or config.euler_at_final or config.final_sigmas_type == "zero":
+        share[-1] = 0.0
+    share[0] = 0.0
+    return share
 
 
 def _flow(scheduler: Any, eta: float | None, churn: float | None) -> Sampler:
@@ -229,7 +265,7 @@ _LOSSY = "Or choose a recipe that keeps it but is lossy: paradigms, speca or tay
 _LOSSY_LOOP = "Or choose a recipe that keeps it but is lossy: speca or taylorseer."
 _SDE = (
     "DPMSolverMultistepScheduler.from_config(pipe.scheduler.config, "
-    'algorithm_type="sde-dpmsolver++", solver_order=1)'
+    'algorithm_type="sde-dpmsolver++")'
 )
 _ANCESTRAL = "EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)"
 _STOCHASTIC = {  # how to make each deterministic scheduler draw noise

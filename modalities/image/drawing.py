@@ -7,7 +7,7 @@ knows nothing of pictures: guidance is part of the backbone, structure is part o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,12 +21,16 @@ from mmspec.errors import check_number, described, is_whole, unknown_message
 from mmspec.laws.noise import fresh_seed
 from mmspec.laws.sampling import Sampling
 from mmspec.stats import Stats
-from mmspec.targets.generation_settings import SAMPLED, sampled
+from mmspec.targets.code_backbone import FOREIGN
+from mmspec.targets.generation_settings import SAMPLED, resolve, sampled
 from mmspec.targets.guidance import NEGATIVE, SCALE
 from mmspec.targets.inputs import check_inputs
 from mmspec.targets.stop import Stop
 
-OWN = ("prompt", "grid", "guidance", "negative", "seed", "row_ids", "do_sample", *SAMPLED)
+DRAWN = ("do_sample", *SAMPLED)
+OWN = ("prompt", "grid", "guidance", "negative", "num_return_sequences", "seed", "row_ids", *DRAWN)
+MASK = "negative_prompt_attention_mask"
+THEIRS = {"guidance_scale": "guidance", "negative_prompt_ids": "negative", "image_sizes": "grid"}
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Drawing:
 
 def prepare(
     image_family: ImageFamily,
+    model: Any,
     vocabulary: int,
     most: int | None,
     arguments: Mapping[str, Any],
@@ -76,17 +81,20 @@ def prepare(
 ) -> Drawing:
     """Check the arguments of `generate_images`.
 
-    `vocabulary` is the size of the target's, `most` its longest sequence; `processor` turns prompts
-    into tensors. Raises ValueError for unknown names, a grid that the model cannot draw, guidance
-    without an unconditional prompt, words for a model that reads none.
+    What is not said, the generation configuration of `model` says. `vocabulary` is the size of the
+    target's, `most` its longest sequence; `processor` turns prompts into tensors. Raises ValueError
+    for unknown names, a grid that the model cannot draw, guidance without an unconditional prompt,
+    words for a model that reads none.
     """
-    unknown = sorted(set(arguments) - set(OWN) - set(image_family.inputs))
+    unknown = sorted(set(arguments) - {*OWN, *THEIRS, MASK, *image_family.inputs})
     if unknown:
-        known = [*image_family.inputs, *OWN]
+        known = [*image_family.inputs, *OWN, *THEIRS, MASK]
         raise ValueError(unknown_message(unknown, known, "generate_images()"))
+    arguments = _translated(arguments)
     grid = _grid(image_family, arguments.get("grid"), vocabulary)
     arguments = _read(image_family, processor, grid, arguments)
-    inputs = image_family.request({n: arguments[n] for n in image_family.inputs if n in arguments})
+    asked = image_family.request({n: arguments[n] for n in image_family.inputs if n in arguments})
+    inputs = _repeated(asked, _times(arguments.get("num_return_sequences")))
     length = inputs["attention_mask"].shape[1]
     if most is not None and length + grid.length > most:
         raise ValueError(
@@ -98,8 +106,8 @@ def prepare(
     return Drawing(
         image_family,
         grid,
-        _guided(image_family, inputs, arguments),
-        _sampling(arguments, GridMask(grid, start)),
+        _guided(image_family, model, inputs, arguments),
+        replace(_sampling(model, grid, inputs, arguments), places=(GridMask(grid, start),)),
         Stop(grid.length),
         fresh_seed() if seed is None else int(seed),
         arguments.get("row_ids"),
@@ -127,6 +135,38 @@ def token_request(inputs: Mapping[str, Any], vocabulary: int | None = None) -> d
     return {"input_ids": ids, "attention_mask": mask}
 
 
+def _translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by our names, where transformers' `generate()` and processors have others."""
+    said = {n: value for n, value in arguments.items() if n not in THEIRS and n != MASK}
+    mask = arguments.get(MASK)
+    if mask is not None and arguments.get("negative_prompt_ids") is None:
+        raise ValueError(f"{MASK}= belongs to negative_prompt_ids=, which is missing; give both")
+    for theirs, ours in THEIRS.items():
+        value = arguments.get(theirs)
+        if value is None:
+            continue
+        if said.get(ours) is not None:
+            raise ValueError(f"{theirs}= and {ours}= say the same thing; give one of them")
+        if ours == "grid":
+            value = _same_size(value)
+        elif ours == "negative":
+            value = {"input_ids": value, "attention_mask": mask}
+        said[ours] = value
+    return said
+
+
+def _same_size(sizes: Any) -> tuple[int, int]:
+    """The rows and columns that a processor names for every prompt."""
+    found = {tuple(size) for size in torch.as_tensor(sizes).tolist()}
+    if len(found) > 1:
+        raise ValueError(
+            f"image_sizes={sorted(found)} differ, but pictures of one call have one size; draw "
+            "them in calls of their own"
+        )
+    height, width = found.pop()
+    return int(height), int(width)
+
+
 def _read(
     image_family: ImageFamily, processor: Any, grid: Grid, arguments: Mapping[str, Any]
 ) -> Mapping[str, Any]:
@@ -140,13 +180,12 @@ def _read(
             raise ValueError(f"prompt= and {', '.join(clash)}= both say what to draw; give one")
         rest |= worded(image_family, processor, texts, grid)
     if negative is not None and not (isinstance(negative, Mapping) and negative):
-        if not isinstance(negative, str | list | tuple) or not negative:
+        if not isinstance(negative, str | list | tuple):
             raise ValueError(
                 f"negative={described(negative)} is no prompt; give a text, a list of texts, or "
                 "the processor's output for one"
             )
-        count = 1 if texts is None else len(texts)
-        others = [negative] * count if isinstance(negative, str) else negative
+        others = [negative] if isinstance(negative, str) else negative
         rest["negative"] = worded(image_family, processor, others, grid)
     return rest
 
@@ -165,11 +204,9 @@ def worded(
             "a prompt in words needs the model's processor; give it once, as accelerate(model, "
             f"processor=...), or pass its tensors ({', '.join(image_family.inputs)})"
         )
-    if not isinstance(texts, list | tuple) or not texts:
+    listed = isinstance(texts, list | tuple) and len(texts) > 0
+    if not listed or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"prompt={texts!r} is neither a text nor a list of texts; give one")
-    odd = [text for text in texts if not isinstance(text, str) or not text.strip()]
-    if odd:
-        raise ValueError(f"prompt={odd[0]!r} says nothing to draw; give a text, such as 'a circle'")
     made, device = image_family.words(processor, texts, grid), image_family.codebook.vectors.device
     return {name: value.to(device) for name, value in made.items()}
 
@@ -205,17 +242,18 @@ def laid_out(family: ImageFamily, given: Any) -> Grid:
 
 
 def _guided(
-    family: ImageFamily, inputs: dict[str, Any], arguments: Mapping[str, Any]
+    family: ImageFamily, model: Any, inputs: dict[str, Any], arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The inputs, with scale and unconditional prompt where there is guidance."""
-    given = arguments.get("guidance")
-    scale = family.guidance if given is None else given
+    own = model.generation_config.guidance_scale if model.can_generate() else None
+    said = (arguments.get("guidance"), own, family.guidance)
+    scale = next(value for value in said if value is not None)
     check_number("guidance", scale, 0, example=5)
     if scale == 1:
         return inputs
     negative = arguments.get("negative")
     if negative is not None:
-        negative = family.request(negative)
+        negative = _shared(family.request(negative), inputs, arguments)
     elif family.unconditional is not None:
         negative = family.unconditional(inputs)
     else:
@@ -226,7 +264,55 @@ def _guided(
     return {**inputs, SCALE: scale, NEGATIVE: negative}
 
 
-def _sampling(arguments: Mapping[str, Any], raster: GridMask) -> Sampling:
-    names = ("do_sample", *SAMPLED)
-    settings = sampled({n: arguments[n] for n in names if arguments.get(n) is not None})
-    return Sampling(**settings, places=(raster,))
+def _shared(
+    negative: dict[str, Any], inputs: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """An unconditional prompt for every picture: one for all, or one per prompt."""
+    pictures = len(inputs["attention_mask"])
+    prompts = pictures // _times(arguments.get("num_return_sequences"))
+    given = len(negative["attention_mask"])
+    if given not in (1, prompts):
+        raise ValueError(
+            f"{prompts} prompts have {given} unconditional ones; give one for all, or one for each"
+        )
+    return _repeated(negative, pictures // given)
+
+
+def _repeated(request: Mapping[str, Any], times: int) -> dict[str, Any]:
+    """Every row of a request so many times, one behind the other."""
+    return {name: value.repeat_interleave(times, 0) for name, value in request.items()}
+
+
+def _times(given: Any) -> int:
+    """How many pictures are drawn of a prompt."""
+    times = 1 if given is None else given
+    if not isinstance(times, int) or times < 1:
+        raise ValueError(f"num_return_sequences={given!r} is no number of pictures; give 1 or more")
+    return times
+
+
+def _sampling(
+    model: Any, grid: Grid, inputs: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> Sampling:
+    """How the model's own `generate()` draws: as is said, else by its generation configuration.
+
+    What neither says are transformers' defaults (of a model without `generate()`, such as LlamaGen:
+    the whole law).
+    """
+    said = sampled({name: arguments[name] for name in DRAWN if arguments.get(name) is not None})
+    if not model.can_generate():
+        return Sampling(**said)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    # guidance is part of the backbone, and how many pictures there are stands in the inputs
+    settings = {**said, "guidance_scale": 1.0, "num_return_sequences": 1}
+    settings["max_new_tokens"] = grid.length
+    sampling, _ = resolve(
+        model, settings, ids.shape[1], ids.device, batch=len(ids), inputs=ids, attention_mask=mask
+    )
+    if sampling.needs_prefix and bool((ids == FOREIGN).any()):
+        names = ", ".join(sorted(type(one).__name__ for one in sampling.processors))
+        raise ValueError(
+            f"{names} looks at tokens before, but the prompt of {type(model).__name__} is not of "
+            "the vocabulary of its codes; take the setting out of the model's generation_config"
+        )
+    return sampling

@@ -44,7 +44,7 @@ def reader(model: Any) -> CodeBackbone:
 def image_family(model: Any) -> ImageFamily:
     """How a `JanusForConditionalGeneration` draws: one square, of the size it was trained for."""
     name, weight = type(model).__name__, model.model.vqmodel.quantize.embedding.weight
-    side = model.config.vq_config.num_patches
+    side, _ = only_size(model.config)
     count = model.model.generation_head.vision_head.out_features
     book = codebook(name, weight, torch.arange(count), count, "normalised")
 
@@ -128,4 +128,9 @@ def unconditional(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {**inputs, "prompt_ids": ids.masked_fill(~kept, config.pad_token_id)}
 
 
-FAMILY = Family("Janus", direct=True, image_family=image_family, writes=False)
+def only_size(config: Any) -> tuple[int, int]:
+    """The one size it draws: rows and columns of codes."""
+    return (config.vq_config.num_patches,) * 2
+
+
+FAMILY = Family("Janus", direct=True, image_family=image_family, writes=False, only_size=only_size)

@@ -111,4 +111,11 @@ def unconditional(model: LlamaGenForImageGeneration, inputs: Mapping[str, Any]) 
     return {**inputs, "condition": learned.to(given).expand_as(given)}
 
 
-FAMILY = Family("LlamaGen", direct=True, image_family=image_family, writes=False)
+def only_size(config: Any) -> tuple[int, int]:
+    """The one size it draws: rows and columns of codes."""
+    return (config.side,) * 2
+
+
+FAMILY = Family(
+    "LlamaGen", direct=True, image_family=image_family, writes=False, only_size=only_size
+)

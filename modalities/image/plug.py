@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from mmspec import zoo
 from mmspec.modalities import tokens
-from mmspec.modalities.image import drawing
+from mmspec.modalities.image import drawing, guided_text
 from mmspec.modalities.image.families import CLASSES, reader
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal
@@ -25,7 +25,6 @@ class DrawingSession:
         self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
         self.processor = processor
         self.image_family = bound.backbone.image_family
-        self.text = tokens.Text(bound, dict)
         writes = bound.backbone.family.writes
         self.calls = ("generate_images", *(("generate", "__call__") if writes else ()))
         self.signature = tokens.HOOK if writes else None
@@ -41,19 +40,35 @@ class DrawingSession:
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         if call == "generate":
-            return self.text.generate(args, arguments, loop)
+            rest, guidance = guided_text.of_call(tokens.placed(args, arguments))
+            return self.text(guidance).generate((), rest, loop)
         if call == "__call__":
-            return self.text.hook(args, arguments, loop)
+            given = tokens.HOOK.bind(*args, **arguments)
+            rest, guidance = guided_text.of_hook(arguments, given.arguments["input_ids"])
+            return self.text(guidance).hook(args, rest, loop)
         return self.draw(args, arguments, loop)
+
+    def text(self, guidance: Mapping[str, Any]) -> tokens.Text:
+        """What writes with this model, guided by further inputs; both prompts are placed anew."""
+        placed = tokens.PREPARED if guidance else ()
+
+        def prepared(inputs: Mapping[str, Any]) -> dict[str, Any]:
+            return {n: value for n, value in inputs.items() if n not in placed} | dict(guidance)
+
+        return tokens.Text(self.bound, prepared)
 
     def draw(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> drawing.Images:
         """Pictures, under the same promises as text.
 
         Takes `prompt=`, a text or a list, where `accelerate` was given the processor, or what the
         model draws behind (`input_ids` and `attention_mask`, a class, caption features); `grid=`
-        (height, width) in codes or a `Grid`, `guidance=` a scale (default: the published one;
-        1 = none), `negative=` inputs or words of unconditional prompts, and `seed`, `row_ids` and
-        sampling settings as `generate` does. Greedy without any.
+        (height, width) in codes or a `Grid`, `guidance=` a scale (default: that of the generation
+        configuration, else the published one; 1 = none), `negative=` inputs or words of
+        unconditional prompts, one for all or one each, `num_return_sequences` pictures of every
+        prompt, and `seed`, `row_ids` and sampling settings as `generate` does. What is not said is
+        as in the model's own `generate()`: its generation configuration, transformers' defaults.
+        Names of transformers' scripts are taken too (`guidance_scale`, `negative_prompt_ids`, the
+        processor's `image_sizes`).
         """
         if args:
             raise ValueError("generate_images() takes its arguments by name; give prompt=...")
@@ -70,7 +85,7 @@ class DrawingSession:
         backbone = self.bound.backbone
         most = getattr(backbone.config, "max_position_embeddings", None)
         return drawing.prepare(
-            self.image_family, backbone.vocabulary, most, arguments, self.processor
+            self.image_family, self.model, backbone.vocabulary, most, arguments, self.processor
         )
 
     def save(self, folder: Path) -> None:

@@ -66,7 +66,7 @@ def test_pictures_are_drawn_by_class_or_by_nothing(
     stats = found["stats"]
     assert stats["target_calls"] + stats["num_accepted_draft_tokens"] == 4
     found = run(capsys, "generate", "--model", folders["ddpm"], "--prompt", "any", *common)
-    assert found["recipe"] == "asd"
+    assert found["recipe"] == "accelerated-diffusion-carried"
     assert "calls" not in found
 
 

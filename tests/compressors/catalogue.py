@@ -6,11 +6,17 @@ import torch
 from torch import Tensor
 
 from mmspec.compressors.contract import SIGNALS, Compressed, Compressor, Features
-from mmspec.compressors.naming import COMPRESSORS, named
+from mmspec.compressors.naming import COMPRESSORS, about, named
 
 GRIDS = [(4, 6), (5, 3), (1, 1), (3, 2, 4), None]
 # at its own settings, and at one by which nothing is lost
 NEUTRAL = {
+    "conv": "stride=1,untrained=true",
+    "elastic-gate": "branch=prune,keep=1.0,untrained=true",
+    "latent": None,
+    "q-former": None,
+    "resampler": None,
+    "space-to-depth": "stride=1,untrained=true",
     "average-pool": "stride=1",
     "hide-all": None,
     "similarity-prune": "keep=1.0,limit=1.0",
@@ -27,8 +33,13 @@ def neutral() -> list[Compressor]:
 
 
 def usual() -> list[Compressor]:
-    """Every compressor, as it comes."""
-    return [named(name) for name in COMPRESSORS]
+    """Every compressor, as it comes; with initial weights where it has some."""
+    return [named(spoken(name)) for name in COMPRESSORS]
+
+
+def spoken(name: str) -> str:
+    """A name with what must be said beside it."""
+    return f"{name}:untrained=true" if about(name)["trained"] else name
 
 
 def picture(grid: tuple[int, ...] | None, width: int = WIDTH) -> Features:
@@ -56,4 +67,5 @@ def signals(count: int, width: int = WIDTH) -> dict[str, Tensor]:
 def compress(compressor: Compressor, features: Features) -> Compressed:
     """With those of the signals that it needs."""
     told = signals(len(features.values))
+    compressor = compressor.fitted(features.values.shape[1], features.values)
     return compressor.compress(features, {name: told[name] for name in compressor.needs})

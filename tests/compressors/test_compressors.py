@@ -133,11 +133,16 @@ def test_a_share_leaves_at_least_one() -> None:
         lambda: named("similarity-prune:limit=1.5"),
         lambda: named("temporal-redundancy:limit=-2"),
         lambda: named("top-p-uniform:mass=1.5"),
+        lambda: named("conv:stride=0"),
+        lambda: named("resampler:queries=0"),
+        lambda: named("q-former:blocks=0"),
+        lambda: named("elastic-gate:branch=merge"),
+        lambda: named("resampler:heads=5,untrained=true").fitted(8, torch.zeros(1)),
         lambda: Features(torch.zeros(4, 2), torch.arange(3)),
         lambda: Features(torch.zeros(4, 2), torch.arange(4), (3, 2)),
         lambda: Features(torch.zeros(4, 2), torch.arange(4), (4,)),
     ],
 )
 def test_bad_settings_are_refused(make: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=r"give|need"):
+    with pytest.raises(ValueError, match=r"give|need|divide"):
         make()

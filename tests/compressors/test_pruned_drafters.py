@@ -13,7 +13,7 @@ from torch import Tensor
 import mmspec
 from mmspec.compressors.naming import COMPRESSORS
 from tests import toys
-from tests.compressors.catalogue import neutral, usual
+from tests.compressors.catalogue import neutral, spoken, usual
 from tests.conftest import noisy
 from tests.toys import readers
 
@@ -61,7 +61,7 @@ def test_the_targets_output_is_its_own(name: str, family: str, shape: str, batch
     request, right = toys.inputs(family, **BATCHES[batch]), expected(family, batch)
     ways = (("pixels", {"do_sample": False}, right[0]), ("target-features", DRAWN, right[1]))
     for sees, settings, text in ways:
-        parts: dict[str, Any] = {"compressor": name, "sees": sees, **SHAPES[shape]}
+        parts: dict[str, Any] = {"compressor": spoken(name), "sees": sees, **SHAPES[shape]}
         fast = mmspec.accelerate(model, "coupled", drafter=drafter, **parts)
         out = fast.generate(**request, max_new_tokens=ROOM, **settings)
         assert torch.equal(out.sequences, text)
@@ -122,7 +122,7 @@ def test_attention_that_cannot_be_had_is_refused(name: str) -> None:
     model = toys.model("llava")
     model.set_attn_implementation("eager")
     with pytest.raises(ValueError, match="only be tapped from sdpa"):
-        mmspec.accelerate(model, "coupled", drafter=pair("llava")[1], compressor=name)
+        mmspec.accelerate(model, "coupled", drafter=pair("llava")[1], compressor=spoken(name))
 
 
 def test_a_compressor_of_the_targets_attention_wants_its_prompt() -> None:

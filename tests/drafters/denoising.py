@@ -146,6 +146,8 @@ def surprise(done: Run) -> float:
     here, after = states[:, random], states[:, [step + 1 for step in random]]
     seen = done.target.denoiser.predict(here.flatten(0, 1), steps.flatten(), rows.flatten())
     clean = seen.clean.view_as(here)
+    before = torch.cat((clean[:, :1], clean[:, :-1]), 1)  # steps without noise come last
+    clean = kernel.continued(clean, before, steps)
     std = kernel.deviation(steps, here) if seen.std is None else seen.std.view_as(here)
     noise = (after - kernel.mean(here, clean, steps)) / std
     turn = (clean[:, 1:] - clean[:, :-1]).flatten(2)

@@ -41,14 +41,14 @@ class Off:
 def test_a_copy_of_the_target_gives_its_chain_in_a_call_a_window() -> None:
     network = denoiser(20)
     for window in (1, 3, 5, 20):
-        done = run(Independent(network, Window.fixed(window)), network, max_rows=1)
+        done = run(Independent(Window.fixed(window), denoiser=network), network, max_rows=1)
         assert torch.equal(done.states, plain(network, max_rows=1).states)
         assert done.calls == -(-20 // window)
 
 
 def test_a_copy_agrees_with_every_verifier_that_compares() -> None:
     network = denoiser(20)
-    done = run(Independent(network, Window.fixed(5)), network, Coupled(), max_rows=1)
+    done = run(Independent(Window.fixed(5), denoiser=network), network, Coupled(), max_rows=1)
     assert torch.equal(done.states, plain(network, max_rows=1).states)
     assert done.calls == 4
 
@@ -56,7 +56,7 @@ def test_a_copy_agrees_with_every_verifier_that_compares() -> None:
 @pytest.mark.parametrize("shift", [0.3, 1e3])
 def test_wrong_drafts_are_exact(shift: float) -> None:
     asked: list[int] = []
-    done = run(Independent(Off(STEEP, shift, asked), Window.fixed(4)), STEEP, batch=800)
+    done = run(Independent(Window.fixed(4), denoiser=Off(STEEP, shift, asked)), STEEP, batch=800)
     assert surprise(done) < 4.5
     accepted = sum(sum(kept.accepted) for kept in done.rounds)
     assert (accepted == 0) == (shift > 1)
@@ -67,14 +67,14 @@ def test_wrong_drafts_are_exact(shift: float) -> None:
 def test_only_states_that_are_drafted_are_asked_for() -> None:
     asked: list[int] = []
     network = denoiser(20)
-    drafter = Independent(Off(network, 0.2, asked), Window.fixed(5))
+    drafter = Independent(Window.fixed(5), denoiser=Off(network, 0.2, asked))
     done = run(drafter, network, batch=4)
     assert sum(asked) == sum(sum(kept.drafted) for kept in done.rounds)
 
 
 def test_a_tree_asks_once_per_parent() -> None:
     asked: list[int] = []
-    drafter = Independent(Off(STEEP, 0.2, asked), Window.tree((3, 2)))
+    drafter = Independent(Window.tree((3, 2)), denoiser=Off(STEEP, 0.2, asked))
     done = run(drafter, STEEP, Sequence(), batch=500)
     assert surprise(done) < 4.5
 

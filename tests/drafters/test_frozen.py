@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.drafters.denoising.freeze import FREEZES, Clean, Freeze, freeze_named
-from mmspec.drafters.denoising.frozen import ROOTS, Frozen, Prefetch, Refresh, Root, root_named
+from mmspec.drafters.denoising.freeze import FREEZES, Clean, Freeze
+from mmspec.drafters.denoising.frozen import ROOTS, Frozen, Prefetch, Refresh, Root
 from mmspec.drafters.denoising.window import Mismatch, Window
+from mmspec.errors import chosen
 from mmspec.laws.gaussian import Driving
 from mmspec.laws.kernels import GaussianKernel
 from mmspec.recipe import pair
@@ -252,9 +253,9 @@ def test_steps_without_noise_are_never_drafted() -> None:
 
 
 def test_names() -> None:
-    assert freeze_named("clean") == Clean() == freeze_named(Clean())
-    assert root_named("refresh") == Refresh() == root_named(Refresh())
+    assert chosen("freeze", "clean", FREEZES) == Clean() == chosen("freeze", Clean(), FREEZES)
+    assert chosen("root", "refresh", ROOTS) == Refresh() == chosen("root", Refresh(), ROOTS)
     with pytest.raises(ValueError, match="freeze='x0' is not known; choose one of clean, velocity"):
-        freeze_named("x0")
-    with pytest.raises(ValueError, match="root='never' is not known; choose one of refresh"):
-        root_named("never")
+        chosen("freeze", "x0", FREEZES)
+    with pytest.raises(ValueError, match="root=3 is not known; choose one of refresh"):
+        chosen("root", 3, ROOTS)

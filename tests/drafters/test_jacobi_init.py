@@ -27,6 +27,7 @@ from mmspec.laws.noise import KeyedNoise
 from mmspec.laws.sampling import Sampling
 from mmspec.targets.context import Context, Request
 from mmspec.verifiers import Recursive
+from tests import toys
 from tests.drafters.tables import CPU, TableTarget, sample
 from tests.toys import painters
 
@@ -99,8 +100,15 @@ def test_above_copies_the_row_before_and_what_was_copied() -> None:
 def test_above_is_random_in_the_first_row() -> None:
     (row,) = filled(Above(), frame([[2]], [[0] * 3], [0]))
     assert set(row) <= set(range(4, 9))
-    with pytest.raises(ValueError, match="Above copies the row before"):
-        Above().fill(frame([[2]], [[0] * 3], [0], grid=None))
+    (row,) = filled(Above(), frame([[2]], [[0] * 3], [0], grid=None))
+    assert len(row) == 3
+
+
+@pytest.mark.parametrize("given", ["above", Above()], ids=["name", "object"])
+def test_above_is_refused_where_no_grid_can_be(given: Any) -> None:
+    """Before anything is decoded, and not by a drafter that retires in the first round."""
+    with pytest.raises(ValueError, match=r"initial='above' copies .* LlamaForCausalLM draws none"):
+        mmspec.accelerate(toys.model("llama"), "sjd", initial=given)
 
 
 def test_forced_tokens_are_drafted_as_such() -> None:

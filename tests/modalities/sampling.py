@@ -56,10 +56,12 @@ def alone(
     images: int,
     monkeypatch: pytest.MonkeyPatch,
     call: Callable[[torch.Generator], Tensor],
+    free: Tensor | None = None,
 ) -> Tensor:
     """What a pipeline makes by itself of generator 5, its scheduler fed the noise of the chain.
 
-    That is keyed by a number drawn from the generator after the first state.
+    That is keyed by a number drawn from the generator after the first state, and drawn for the
+    places `free` (*E) bool, if not for all.
     """
     generator = torch.Generator().manual_seed(5)
     noise: list[KeyedNoise] = []
@@ -71,7 +73,11 @@ def alone(
             state.append(1)
         keys = noise[0].shared(torch.full((images, 1), state[0]))
         state[0] += 1
-        drawn: Tensor = keys.normal(*shape[1:])[:, 0].to(dtype)
+        if free is None:
+            drawn = keys.normal(*shape[1:])[:, 0].to(dtype)
+        else:
+            drawn = torch.zeros(images, *shape[1:])
+            drawn[:, free] = keys.normal(int(free.sum()))[:, 0]
         return drawn.repeat(shape[0] // images, *(1,) * (drawn.dim() - 1))
 
     state: list[int] = []

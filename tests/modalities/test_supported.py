@@ -11,6 +11,7 @@ import torch
 import mmspec
 from tests.modalities.sampling import FROZEN, PLAIN, STEPS, alone, draw, shared
 from tests.toys.embedded_pipelines import embedded
+from tests.toys.picture_pipelines import from_picture
 from tests.toys.pipelines import pipeline
 
 
@@ -28,6 +29,26 @@ def test_a_chain_of_one_step_is_the_pipelines_own(
         found = draw(fast, name, generator=torch.Generator().manual_seed(5), **more)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
         assert fast.last_stats.target_calls == 1
+
+
+@pytest.mark.parametrize("name", ["sd", "sd-image"])
+def test_sde_dpm_of_order_2_is_the_pipelines_own(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "DPM++ 2M SDE": the step depends on the prediction before, but not in the first one."""
+    if name == "sd":
+        pipe, given = pipeline("sd"), dict[str, Any](prompt="a red square")
+    else:
+        pipe, given = from_picture(name)
+    pipe.scheduler = diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++")
+    given = {**given, "num_inference_steps": 8, "output_type": "latent"}
+    expected = alone(pipe, 1, monkeypatch, lambda one: pipe(generator=one, **given)[0])
+    fast: Any = mmspec.accelerate(pipe, PLAIN)
+    found = fast(generator=torch.Generator().manual_seed(5), **given)[0]
+    torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.std()), rtol=1e-4)
+    windows: Any = mmspec.accelerate(pipe, FROZEN)
+    assert bool(windows(**given, seed=0)[0].isfinite().all())
+    assert windows.last_stats.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("noise", [{"eta": 1.0}, {"churn": 1.0}])

@@ -16,6 +16,7 @@ from mmspec.draft import Kind
 from mmspec.drafters.growth import StaticTree
 from mmspec.modalities.image import families as image
 from mmspec.recipe import Deferred
+from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.grouped import Grouped
 from mmspec.verifiers.latent_neighbourhood import AdditiveBound, LatentNeighbourhood, Multiplicative
@@ -64,6 +65,42 @@ def test_groups_need_vectors() -> None:
         bound("gsd", codebook=book(vocabulary=50))
     with pytest.raises(ValueError, match="Jacobi windows are chains"):
         bound("gsd", tree=[2, 1])
+
+
+def test_groups_compare_what_the_model_reads_for_its_codes() -> None:
+    """As the released code does with the rows of the input embedding."""
+    toy = painters.emu3()
+    verifier = mmspec.accelerate(toy, "gsd", size=6, gap=2.0, distance=50.0).recipe.verifier
+    assert isinstance(verifier, Recursive)
+    rule: Any = verifier.rule
+    rows = toy.get_input_embeddings().weight.double()
+    codes = torch.arange(painters.FIRST, painters.FIRST + painters.CODES)
+    apart = torch.cdist(rows[codes], rows[codes]).square()
+    found = rule.grouping.codebook.squared_distance(codes[:, None], codes)
+    assert torch.allclose(found.double(), apart, rtol=1e-4, atol=1e-3)
+    assert bool(rule.grouping.codebook.squared_distance(codes[0], torch.tensor(3)).isinf())
+    p = torch.zeros(200)
+    p[codes] = torch.rand(len(codes), generator=torch.Generator().manual_seed(0))
+    x = codes[p[codes].argsort()[30]]  # 3 below it, itself, 2 above
+    near = codes[p[codes].argsort()[27:33]]
+    kept = near[apart[x - painters.FIRST, near - painters.FIRST] < 50.0]
+    assert 1 < len(kept) < 6
+    masses = rule.grouping.masses(p, p, x)
+    assert torch.allclose(masses[0], p[kept].sum())
+
+
+def test_the_trees_are_those_of_the_code() -> None:
+    """total_token=59 of LANTERN counts the root."""
+    for name in ("lantern", "vvs"):
+        assert recipes.get(name).execution.nodes == 58
+
+
+def test_annealing_has_a_knob() -> None:
+    verifier = bound("cool-sd", delta=2, nu=0.5).recipe.verifier
+    assert isinstance(verifier, Recursive)
+    assert verifier.rule == Annealed(2, 0.5)
+    with pytest.raises(ValueError, match=r"delta=0.9.*at least 1"):
+        bound("cool-sd", delta=0.9)
 
 
 def rule_of(fast: mmspec.Accelerated) -> LatentNeighbourhood:

@@ -159,18 +159,18 @@ def stable_diffusion_xl() -> Any:
     )
 
 
-def stable_diffusion_3() -> Any:
+def stable_diffusion_3(channels: int = 4) -> Any:
     transformer = diffusers.SD3Transformer2DModel(
         sample_size=8,
         patch_size=1,
-        in_channels=4,
+        in_channels=channels,
         num_layers=2,
         attention_head_dim=8,
         num_attention_heads=4,
         joint_attention_dim=TEXT,
         caption_projection_dim=32,
         pooled_projection_dim=2 * TEXT,
-        out_channels=4,
+        out_channels=channels,
         pos_embed_max_size=8,
     )
     return diffusers.StableDiffusion3Pipeline(
@@ -186,10 +186,12 @@ def stable_diffusion_3() -> Any:
     )
 
 
-def flux() -> Any:
+def flux(shown: int = 16) -> Any:
+    """FLUX; `shown` channels are seen, the first 16 of them the latents'."""
     transformer = diffusers.FluxTransformer2DModel(
         patch_size=1,
-        in_channels=16,
+        in_channels=shown,
+        out_channels=16,
         num_layers=1,
         num_single_layers=1,
         attention_head_dim=16,

@@ -77,8 +77,8 @@ PICTURES: dict[str, tuple[Any, ...]] = {
     "temperature": (-1.0, NAN, "hot", [0.5], 1e300),
     "top_k": (-3, 2.5, "many"),
     "top_p": (-0.1, 1.5, "x", NAN),
-    "negative": (5, [], "", {"input_ids": "x"}, {}, torch.ones(1, 3)),
-    "prompt": (5, [], "", [5], b"x", {"a": 1}),
+    "negative": (5, [], {"input_ids": "x"}, {}, torch.ones(1, 3)),
+    "prompt": (5, [], [5], b"x", {"a": 1}),
     "do_sample": ("yes", 2),
 }
 MAR: dict[str, tuple[Any, ...]] = {

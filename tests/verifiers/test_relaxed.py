@@ -75,8 +75,8 @@ class Partition:
 NEUTRAL: list[Rule | RuleSchedule] = [
     LatentNeighbourhood(near(3, 2), 2, AdditiveBound(0)),
     LatentNeighbourhood(near(3, 2), 2, Multiplicative(1)),
-    Annealed(1, nu=0),
-    Annealed(1, nu=0, inner=Grouped(RankWindow(1))),
+    Annealed(1),
+    Annealed(1, inner=Grouped(RankWindow(1))),
     Grouped(RankWindow(0)),
     Grouped(RankWindow(1)),
     Grouped(RankWindow(3, codebook=book(3), distance=1e-9)),
@@ -165,9 +165,12 @@ def test_weights_fall_and_keep_their_mean() -> None:
         assert_close(weights.mean(), torch.tensor(20.0).double())
         ratio = weights[1:] / weights[:-1]
         assert_close(ratio, torch.full_like(ratio, -0.1).exp())
-    low = Annealed(1.1).weights(5)
-    assert (low[:2] > 1).all()
-    assert torch.equal(low[2:], torch.ones(3).double())
+    for delta, above in ((1.1, 1), (1.3, 2), (2.0, 3), (9.0, 5)):  # how many are above 1
+        low = Annealed(delta).weights(5)
+        assert_close(low.mean(), torch.tensor(delta).double())
+        assert int((low > 1).sum()) == above
+        assert (low.diff() <= 0).all()
+    assert torch.equal(Annealed(1).weights(5), torch.ones(5).double())
 
 
 def test_every_depth_is_tested_with_its_own_weight() -> None:

@@ -13,99 +13,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.denoising.freeze import Clean, Freeze, freeze_named
-from mmspec.drafters.denoising.frozen import Refresh, Root, opening, root_named, seen_levels
-from mmspec.drafters.denoising.unroll import kinds, unroll
-from mmspec.drafters.denoising.window import Progress, Window, window_of
-from mmspec.laws.kernels import GaussianKernel
+from mmspec.draft import Draft, Drafter, Round, Scores
+from mmspec.drafters.denoising.frozen import PredictionDrafter, opening, prediction_options
+from mmspec.drafters.denoising.unroll import unroll
+from mmspec.drafters.denoising.window import Progress, window_of
 from mmspec.recipe import Kit
 from mmspec.targets.denoising import Trajectory
 
 
-class Extrapolator(Protocol):
-    """A linear rule from what was seen to what comes: one weight per place seen."""
-
-    @property
-    def order(self) -> int: ...  # order + 1 places are looked at, fewer where there are fewer
-    def weights(self, seen: Sequence[float], at: float) -> list[float]: ...  # `seen` rises
-
-
-@dataclass(frozen=True)
-class NewtonExtrapolator:
-    """The polynomial through the last order + 1 places, exact for polynomials of that degree."""
-
-    order: int = 1
-
-    def __post_init__(self) -> None:
-        _check(self.order)
-
-    def weights(self, seen: Sequence[float], at: float) -> list[float]:
-        return [
-            math.prod((at - other) / (place - other) for other in seen if other != place)
-            for place in seen
-        ]
-
-
-@dataclass(frozen=True)
-class TaylorExtrapolator:
-    """Taylor's series with backward differences for derivatives (TaylorSeer, Liu et al. 2025).
-
-    The differences are divided by the newest spacing alone, so beyond order 1 it is not exact even
-    for a parabola; it reacts less to noise than `NewtonExtrapolator`.
-    """
-
-    order: int = 1
-
-    def __post_init__(self) -> None:
-        _check(self.order)
-
-    def weights(self, seen: Sequence[float], at: float) -> list[float]:
-        count = len(seen)
-        factor = [[float(i == j) for j in range(count)] for i in range(count)]  # per place
-        total, power = factor[-1], 1.0
-        for order in range(1, count):
-            power *= (at - seen[-1]) / order
-            factor = [
-                [
-                    (new - old) / (seen[i] - seen[i - 1])
-                    for new, old in zip(now, before, strict=True)
-                ]
-                for i, (before, now) in enumerate(pairwise(factor), order)
-            ]
-            total = [sum(pair) for pair in zip(total, (power * f for f in factor[-1]), strict=True)]
-        return total
-
-
-class Axis(Protocol):
-    """What a forecast runs along."""
-
-    def places(self, kernel: GaussianKernel) -> list[float]: ...  # (N,), rising
-
-
-@dataclass(frozen=True)
-class Index:
-    """The number of the step."""
-
-    def places(self, kernel: GaussianKernel) -> list[float]:
-        return [float(step) for step in range(kernel.steps)]
-
-
-@dataclass(frozen=True)
-class LogRatio:
-    """log(alpha / sigma), half the logarithm of the signal-to-noise ratio (as in DPM-Solver)."""
-
-    def places(self, kernel: GaussianKernel) -> list[float]:
-        ratio = (kernel.alpha[:-1] / kernel.sigma[:-1]).clamp_min(1e-4)
-        places: list[float] = ratio.log().tolist()
-        return places
+def newton_weights(seen: Sequence[float], at: float) -> list[float]:
+    """Weights of the values at `seen` in the polynomial through them, at `at`."""
+    return [
+        math.prod((at - other) / (place - other) for other in seen if other != place)
+        for place in seen
+    ]
 
 
 @dataclass
@@ -118,40 +44,28 @@ class History:
 
 
 @dataclass(frozen=True)
-class Extrapolated(Drafter):
+class Extrapolated(PredictionDrafter):
     """Like `Frozen`, but what is frozen moves on as it did over the last committed states.
 
-    Order 0 is `Frozen`. Exact with any verifier that is. An ideal denoiser's clean sample is a
-    martingale along a random chain, which no extrapolation improves on; that of a real network, and
-    other quantities (`Velocity`), may drift.
+    By the polynomial through the last `order` + 1 places seen, fewer where there are fewer. Order 0
+    is `Frozen`. Exact with any verifier that is. An ideal denoiser's clean sample is a martingale
+    along a random chain, which no extrapolation improves on; that of a real network, and other
+    quantities (`Velocity`), may drift.
     """
 
-    window: Window = field(default_factory=Window)
-    freeze: Freeze = field(default_factory=Clean)
-    forecast: Extrapolator = field(default_factory=NewtonExtrapolator)
-    axis: Axis = field(default_factory=Index)
-    root: Root = field(default_factory=Refresh)
-    kind: Kind = Kind.RACE
-    sees: ClassVar[str] = "target-memory"
+    order: int = 1
 
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        return kinds(self.window)
-
-    @property
-    def trees(self) -> bool:
-        return bool(self.window.branching)
-
-    def drawing(self, kind: Kind) -> Drafter:
-        return replace(self, kind=kind)
+    def __post_init__(self) -> None:
+        if self.order < 0:
+            raise ValueError(f"order={self.order} is below 0; give 0 (frozen), 1 or 2")
 
     def begin(self, context: Trajectory) -> History:
-        size = (context.batch, self.forecast.order + 1, *context.event)
+        size = (context.batch, self.order + 1, *context.event)
         memory = torch.zeros(size, dtype=context.state.dtype, device=context.device)
         return History(self.window.begin(context), memory, [[] for _ in range(context.batch)])
 
     def propose(self, context: Trajectory, state: History) -> Draft:
-        levels = seen_levels(context, state.progress, self.window, self.root)
+        levels = self.levels(context, state.progress)
         tree = self.window.topology(max(levels))
         if not tree.nodes:
             return context.nothing()
@@ -205,49 +119,15 @@ class Extrapolated(Drafter):
 
     def _weights(self, context: Trajectory, steps: list[list[int]], depth: int) -> Tensor:
         """Weights (B, depth, H) float64 of what was seen, for every drafted step."""
-        places, size = self.axis.places(context.kernel), self.forecast.order + 1
+        last, size = context.kernel.steps - 1, self.order + 1
         table = []
-        for begun, row in zip(context.step, steps, strict=True):
-            seen = [places[step] for step in row]
-            ahead = [places[min(begun + k, len(places) - 1)] for k in range(depth)]
+        for begun, seen in zip(context.step, steps, strict=True):
             pad = [0.0] * (size - len(seen))
-            table.append([pad + (self.forecast.weights(seen, at) if seen else []) for at in ahead])
+            ahead = [min(begun + k, last) for k in range(depth)]
+            table.append([pad + newton_weights(seen, at) for at in ahead])
         return torch.tensor(table, dtype=torch.float64)
-
-
-def forecast_named(choice: Any, order: int) -> Extrapolator:
-    """A `Extrapolator` by name, or the object itself. Raises ValueError listing the names."""
-    if choice == "newton":
-        return NewtonExtrapolator(order)
-    if choice == "taylor":
-        return TaylorExtrapolator(order)
-    if isinstance(choice, NewtonExtrapolator | TaylorExtrapolator):
-        return choice
-    raise ValueError(f"forecast={choice!r} is not known; choose one of newton, taylor")
-
-
-def axis_named(choice: Any) -> Axis:
-    """An `Axis` by name, or the object itself. Raises ValueError listing the names."""
-    if choice == "index":
-        return Index()
-    if choice == "log-ratio":
-        return LogRatio()
-    if isinstance(choice, Index | LogRatio):
-        return choice
-    raise ValueError(f"axis={choice!r} is not known; choose one of index, log-ratio")
-
-
-def _check(order: int) -> None:
-    if order < 0:
-        raise ValueError(f"order={order} is below 0; give 0 (frozen), 1 or 2")
 
 
 def extrapolated_prediction(kit: Kit) -> Drafter:
     """The target's last predictions, continued."""
-    return Extrapolated(
-        window_of(kit),
-        freeze_named(kit.options["freeze"]),
-        forecast_named(kit.options["forecast"], kit.options["order"]),
-        axis_named(kit.options["axis"]),
-        root_named(kit.options["root"]),
-    )
+    return Extrapolated(window_of(kit), *prediction_options(kit), kit.options["order"])

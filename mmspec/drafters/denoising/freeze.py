@@ -7,7 +7,7 @@ any state; at the state it was taken from that is the target's own mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -84,12 +84,3 @@ FREEZES: dict[str, Freeze] = {
     "noise": FrozenNoise(),
     "increment": Increment(),
 }
-
-
-def freeze_named(choice: Any) -> Freeze:
-    """A `Freeze` by its name, or the object itself. Raises ValueError listing the names."""
-    if isinstance(choice, str) and choice in FREEZES:
-        return FREEZES[choice]
-    if isinstance(choice, Clean | Velocity | FrozenNoise | Increment):
-        return choice
-    raise ValueError(f"freeze={choice!r} is not known; choose one of {', '.join(FREEZES)}")

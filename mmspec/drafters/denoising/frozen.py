@@ -11,16 +11,17 @@ sampling"); with a frozen clean sample, autospeculative decoding (Hu et al. 2025
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.denoising.freeze import Clean, Freeze, freeze_named
-from mmspec.drafters.denoising.unroll import kinds, unroll
-from mmspec.drafters.denoising.window import Progress, Window, window_of
+from mmspec.draft import Draft, Drafter
+from mmspec.drafters.denoising.freeze import FREEZES, Clean, Freeze
+from mmspec.drafters.denoising.unroll import WindowDrafter, unroll
+from mmspec.drafters.denoising.window import Progress, window_of
+from mmspec.errors import chosen
 from mmspec.recipe import Kit
 from mmspec.targets.denoising import Trajectory
 
@@ -55,48 +56,38 @@ class Prefetch:
 ROOTS: dict[str, Root] = {"refresh": Refresh(), "prefetch": Prefetch()}
 
 
-def root_named(choice: Any) -> Root:
-    """A `Root` by its name, or the object itself. Raises ValueError listing the names."""
-    if isinstance(choice, str) and choice in ROOTS:
-        return ROOTS[choice]
-    if isinstance(choice, Refresh | Prefetch):
-        return choice
-    raise ValueError(f"root={choice!r} is not known; choose one of {', '.join(ROOTS)}")
+@dataclass(frozen=True)
+class PredictionDrafter(WindowDrafter):
+    """Drafts with predictions that the target made; `freeze` says what is kept of them."""
+
+    freeze: Freeze = field(default_factory=Clean)
+    root: Root = field(default_factory=Refresh)
+    sees: ClassVar[str] = "target-memory"
+
+    def levels(self, context: Trajectory, progress: Progress) -> Sequence[int]:
+        """How deep each row is drafted.
+
+        Looks where `root` wants it, leaves out what was never seen.
+        """
+        levels = self.window.levels(progress, context)
+        wanted = self.root.wanted(context, progress)
+        context.look(context, [row for row, deep in enumerate(levels) if deep and wanted[row]])
+        rows = zip(levels, context.known.ever, strict=True)
+        progress.levels = [deep if ever else 0 for deep, ever in rows]
+        return progress.levels
 
 
 @dataclass(frozen=True)
-class Frozen(Drafter):
+class Frozen(PredictionDrafter):
     """Draft every state ahead with the newest prediction at a committed one.
 
     Exact with any verifier that is. A row of which nothing was seen yet, and is not refreshed,
     drafts nothing.
     """
 
-    window: Window = field(default_factory=Window)
-    freeze: Freeze = field(default_factory=Clean)
-    root: Root = field(default_factory=Refresh)
-    kind: Kind = Kind.RACE
-    sees: ClassVar[str] = "target-memory"
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        return kinds(self.window)
-
-    @property
-    def trees(self) -> bool:
-        return bool(self.window.branching)
-
-    def drawing(self, kind: Kind) -> Drafter:
-        return replace(self, kind=kind)
-
-    def begin(self, context: Trajectory) -> Progress:
-        return self.window.begin(context)
-
     def propose(self, context: Trajectory, state: Progress) -> Draft:
-        levels = seen_levels(context, state, self.window, self.root)
+        levels = self.levels(context, state)
         tree = self.window.topology(max(levels))
-        if not tree.nodes:
-            return context.nothing()
         known, kernel = context.known, context.kernel
         at = torch.tensor(known.step, device=context.device)
         memory = self.freeze.freeze(kernel, known.state, known.prediction.clean, at)[:, None]
@@ -106,24 +97,6 @@ class Frozen(Drafter):
             return opening(context, depth, x, step, mean)
 
         return unroll(context, tree, levels, law, self.kind)
-
-    def observe(
-        self, context: Trajectory, state: Progress, draft: Draft, scores: Scores, kept: Round
-    ) -> Progress:
-        return self.window.observe(state, context, draft, scores, kept)
-
-
-def seen_levels(
-    context: Trajectory, progress: Progress, window: Window, root: Root
-) -> Sequence[int]:
-    """How deep each row is drafted; looks where `root` wants it, leaves out what was never seen."""
-    levels = window.levels(progress, context)
-    wanted = root.wanted(context, progress)
-    looked = [row for row, deep in enumerate(levels) if deep and wanted[row]]
-    context.look(context, looked)
-    rows = zip(levels, context.known.ever, strict=True)
-    progress.levels = [deep if ever else 0 for deep, ever in rows]
-    return progress.levels
 
 
 def opening(
@@ -149,15 +122,20 @@ def opening(
     return torch.where(fresh, clean, mean), sure
 
 
+def prediction_options(kit: Kit) -> tuple[Freeze, Root]:
+    """Options `freeze`, where the recipe has it (else the clean sample), and `root`."""
+    freeze = chosen("freeze", kit.options.get("freeze", "clean"), FREEZES)
+    return freeze, chosen("root", kit.options["root"], ROOTS)
+
+
 def frozen_prediction(kit: Kit) -> Drafter:
     """What the target predicted last."""
-    freeze, root = freeze_named(kit.options["freeze"]), root_named(kit.options["root"])
-    return Frozen(window_of(kit), freeze, root)
+    return Frozen(window_of(kit), *prediction_options(kit))
 
 
 def frozen_clean_sample(kit: Kit) -> Drafter:
     """The clean sample that the target predicted last: exchangeable increments."""
-    return Frozen(window_of(kit), Clean(), root_named(kit.options["root"]))
+    return Frozen(window_of(kit), *prediction_options(kit))
 
 
 def frozen_with_one_deviation(kit: Kit) -> Drafter:
@@ -173,4 +151,4 @@ def frozen_with_one_deviation(kit: Kit) -> Drafter:
             "accelerated-diffusion-carried or asd, or pipe.scheduler = "
             'DDPMScheduler.from_config(pipe.scheduler.config, variance_type="fixed_small")'
         )
-    return frozen_prediction(kit) if "freeze" in kit.options else frozen_clean_sample(kit)
+    return frozen_prediction(kit)

@@ -17,10 +17,15 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.denoising.freeze import Clean, Freeze, freeze_named
-from mmspec.drafters.denoising.frozen import Prefetch, Root, opening, root_named, seen_levels
+from mmspec.drafters.denoising.frozen import (
+    PredictionDrafter,
+    Prefetch,
+    Root,
+    opening,
+    prediction_options,
+)
 from mmspec.drafters.denoising.unroll import unroll
-from mmspec.drafters.denoising.window import Progress, Window, window_of
+from mmspec.drafters.denoising.window import Progress, window_of
 from mmspec.recipe import Kit
 from mmspec.targets.denoising import Trajectory
 
@@ -37,7 +42,7 @@ class Carried:
 
 
 @dataclass(frozen=True)
-class Picard(Drafter):
+class Picard(PredictionDrafter):
     """Draft each state with the prediction made at its step in the last call.
 
     `freeze` says what of that prediction is used at the new state: with `Increment` this is
@@ -50,12 +55,9 @@ class Picard(Drafter):
     an earlier one it would be biased.) With `ToleranceWindow` it is ParaDiGMS.
     """
 
-    window: Window = field(default_factory=Window)
-    freeze: Freeze = field(default_factory=Clean)
     root: Root = field(default_factory=Prefetch)
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE,)
     carries: ClassVar[bool] = True
-    sees: ClassVar[str] = "target-memory"
 
     def __post_init__(self) -> None:
         if self.window.branching:
@@ -66,7 +68,7 @@ class Picard(Drafter):
         return Carried(self.window.begin(context), start, start, [0] * batch, [0] * batch)
 
     def propose(self, context: Trajectory, state: Carried) -> Draft:
-        levels = seen_levels(context, state.progress, self.window, self.root)
+        levels = self.levels(context, state.progress)
         tree = self.window.topology(max(levels))
         rows = torch.arange(context.batch, device=context.device)
         ahead = zip(context.step, state.step, strict=True)
@@ -98,5 +100,4 @@ class Picard(Drafter):
 
 def carried_window(kit: Kit) -> Drafter:
     """The window of the last call, every state moved by what was seen at its step."""
-    freeze, root = freeze_named(kit.options["freeze"]), root_named(kit.options["root"])
-    return Picard(window_of(kit), freeze, root)
+    return Picard(window_of(kit), *prediction_options(kit))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.denoising.unroll import kinds, unroll
-from mmspec.drafters.denoising.window import Progress, Window, window_of
+from mmspec.draft import Draft, Drafter
+from mmspec.drafters.denoising.unroll import WindowDrafter, unroll
+from mmspec.drafters.denoising.window import Progress, window_of
 from mmspec.laws.kernels import GaussianKernel
 from mmspec.models.folder import configuration
 from mmspec.models.loading import is_pipeline, load_network, load_pipeline
@@ -21,27 +21,15 @@ from mmspec.targets.denoising import Denoiser, Trajectory
 
 
 @dataclass(frozen=True)
-class Independent(Drafter):
+class Independent(WindowDrafter):
     """One call of another denoiser per drafted state (De Bortoli et al. 2025, independent draft).
 
     It may be a smaller network, or a cached or forecast version of the target: what it gets wrong
     costs acceptance, never exactness. It has to stand on the target's grid, see `check_grids`.
     """
 
+    _: KW_ONLY
     denoiser: Denoiser
-    window: Window = field(default_factory=Window)
-    kind: Kind = Kind.RACE
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        return kinds(self.window)
-
-    @property
-    def trees(self) -> bool:
-        return bool(self.window.branching)
-
-    def drawing(self, kind: Kind) -> Drafter:
-        return replace(self, kind=kind)
 
     def begin(self, context: Trajectory) -> Progress:
         check_grids(self.denoiser.kernel, context.kernel)
@@ -55,11 +43,6 @@ class Independent(Drafter):
             return self._law(context, x, step, torch.tensor(rows, device=x.device))
 
         return unroll(context, self.window.topology(max(levels)), levels, law, self.kind)
-
-    def observe(
-        self, context: Trajectory, state: Progress, draft: Draft, scores: Scores, kept: Round
-    ) -> Progress:
-        return self.window.observe(state, context, draft, scores, kept)
 
     def _law(
         self, context: Trajectory, x: Tensor, step: Tensor, rows: Tensor
@@ -96,7 +79,7 @@ def small_denoiser(kit: Kit) -> Drafter:
     """An independent denoiser on the target's grid, one call per drafted state."""
     assert kit.drafter is not None
     check_grids(kit.drafter.denoiser.kernel, kit.target.denoiser.kernel)
-    return Independent(kit.drafter.denoiser, window_of(kit))
+    return Independent(window_of(kit), denoiser=kit.drafter.denoiser)
 
 
 class PipelineNetwork(Protocol):

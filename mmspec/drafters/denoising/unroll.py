@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.denoising.window import Window
 from mmspec.laws.gaussian import Driving, Gaussian
 from mmspec.laws.noise import Lane
 from mmspec.targets.denoising import Trajectory
 from mmspec.trees import Tree
+
+
+@dataclass(frozen=True)
+class WindowDrafter(Drafter):
+    """Drafts a window of states; its state is that of the window, or holds it.
+
+    Chains may be drawn with either noise, trees with that of the step (see `driving`).
+    """
+
+    window: Window = field(default_factory=Window)
+    _: KW_ONLY
+    kind: Kind = Kind.RACE
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return (Kind.RACE,) if self.window.branching else (Kind.RACE, Kind.IID)
+
+    @property
+    def trees(self) -> bool:
+        return bool(self.window.branching)
+
+    def drawing(self, kind: Kind) -> Drafter:
+        return replace(self, kind=kind)
+
+    def begin(self, context: Trajectory) -> Any:
+        return self.window.begin(context)
+
+    def observe(
+        self, context: Trajectory, state: Any, draft: Draft, scores: Scores, kept: Round
+    ) -> Any:
+        return self.window.observe(state, context, draft, scores, kept)
 
 
 class UnrolledStep(Protocol):
@@ -48,11 +80,6 @@ def driving(context: Trajectory, tree: Tree, kind: Kind) -> Tensor:  # (B, N, *E
     first = torch.tensor([node in firsts for node in range(tree.nodes)], device=context.device)
     first = first.reshape(-1, *(1,) * len(context.event))
     return torch.where(first, shared[:, list(tree.depths)], fresh.normal(*context.event))
-
-
-def kinds(window: Window) -> tuple[Kind, ...]:
-    """What such a window may draw: chains either way, trees with the noise of the step."""
-    return (Kind.RACE,) if window.branching else (Kind.RACE, Kind.IID)
 
 
 def unroll(

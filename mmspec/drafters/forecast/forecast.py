@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -133,15 +133,3 @@ class Factors:
 def _beside(values: Tensor, like: Tensor) -> Tensor:
     """One number per row (R,), shaped and typed to multiply `like` (R, *F)."""
     return values.to(like.dtype).reshape(-1, *(1,) * (like.dim() - 1))
-
-
-Part = TypeVar("Part")
-
-
-def chosen(option: str, value: Part | str, known: dict[str, Part]) -> Part:
-    """An object, or the one of that name. Raises ValueError with the known names."""
-    if not isinstance(value, str):
-        return value
-    if value not in known:
-        raise ValueError(f"{option}={value!r} is none of {', '.join(known)}")
-    return known[value]

@@ -203,7 +203,7 @@ def reused_window(kit: Kit) -> Drafter:
 
 
 def _window(kit: Kit, suffix: Suffix, proactive: Proactive | None = None) -> Drafter:
-    initial = initialiser(kit.options["initial"])
+    initial = initialiser(kit)
     return Jacobi(window_length(kit), suffix, initial, proactive=proactive)
 
 

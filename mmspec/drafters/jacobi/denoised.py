@@ -224,7 +224,7 @@ def denoised_window(kit: Kit) -> Drafter:
             f"{type(kit.target.model).__name__} reads its decoder's tokens behind an encoder and "
             "takes no embeddings in their place; use recipe='sjd'"
         )
-    window = Jacobi(window_length(kit), initial=initialiser(kit.options["initial"]))
+    window = Jacobi(window_length(kit), initial=initialiser(kit))
     return Denoised(window, space(kit), Levels.karras(kit.options["steps"]), encoding(kit))
 
 

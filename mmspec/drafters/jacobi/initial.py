@@ -17,6 +17,7 @@ from torch import Tensor
 from mmspec.codes.grid import Grid
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane
+from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 
 FILL = Lane.DRAFT  # the lane of the draws made here
@@ -112,17 +113,11 @@ class LeftArgmax:
 
 @dataclass(frozen=True)
 class Above:
-    """The code above in the grid; the first row is random.
-
-    Needs a grid; raises ValueError where the request has none.
-    """
+    """The code above in the grid; the first row is random, and without a grid everything is."""
 
     def fill(self, frame: Frame) -> Tensor:  # (B, N)
         if frame.map is None:
-            raise ValueError(
-                "Above copies the row before, but this request has no grid; give grid=, or another "
-                "initialiser"
-            )
+            return RandomInitial().fill(frame)
         period = frame.map.grid.period
         before = torch.cat((_tail(frame, period), frame.tokens), 1)
         return _copied(frame, before, period, frame.map.row[frame.offsets()] > 0)
@@ -187,8 +182,12 @@ INITIAL: Mapping[str, Initialiser] = {
 }
 
 
-def initialiser(given: str | Initialiser) -> Initialiser:
-    """What fills new slots, by name or as an object; forced tokens are always drafted as such."""
+def initialiser(kit: Kit) -> Initialiser:
+    """What fills new slots, by name or as an object; forced tokens are always drafted as such.
+
+    Raises ValueError for an unknown name, and for `Above` with a model that draws no grids.
+    """
+    given = kit.options["initial"]
     if isinstance(given, str):
         if given not in INITIAL:
             raise ValueError(
@@ -198,4 +197,9 @@ def initialiser(given: str | Initialiser) -> Initialiser:
         given = INITIAL[given]
     if not callable(given) and type(given).__module__ == "builtins":
         raise ValueError(f"initial={given!r} fills nothing; give one of {', '.join(INITIAL)}")
+    if isinstance(given, Above) and not kit.target.family.draws:
+        raise ValueError(
+            "initial='above' copies the code above in a picture, but "
+            f"{type(kit.target.model).__name__} draws none; give one of random, left, left-argmax"
+        )
     return Structural(given)

@@ -206,13 +206,19 @@ def check_pair(target: Reader, drafter: Reader, sees: str) -> None:
     """Refuse a draft model that cannot draft for this target.
 
     Raises ValueError: vocabularies that differ by more than padding, a picture for a draft model
-    without an encoder, another image token.
+    without an encoder, another image token, a prompt that is not of the tokens it knows.
     """
     ours, theirs = target.vocabulary, drafter.vocabulary
     if abs(ours - theirs) > VOCABULARY_PADDING:
         raise ValueError(
             f"the draft model has a vocabulary of {theirs} tokens, the target one of {ours}: their "
             "token ids do not mean the same; choose a draft model with the target's tokenizer"
+        )
+    if sees in ("nothing", "placeholders") and target.family.draws and not target.family.writes:
+        raise ValueError(
+            f"sees={sees!r} reads the prompt as tokens, but {type(target.model).__name__} draws "
+            "behind a prompt that is not of the vocabulary of its codes; give sees='prompt', or a "
+            "recipe for models that draw, such as 'coupled'"
         )
     if sees == "pixels" and not drafter.family.media:
         raise ValueError(
@@ -238,6 +244,22 @@ def check_pair(target: Reader, drafter: Reader, sees: str) -> None:
                 f"the prompt frames pictures with token {frame}, but the draft model knows "
                 f"{theirs} tokens only; give sees='nothing' or resize its embeddings"
             )
+
+
+def check_same_size(target: Reader, drafter: Reader) -> None:
+    """Refuse a draft model that draws pictures of another size only. Raises ValueError."""
+    size = drafter.family.only_size
+    if not target.family.draws or size is None:
+        return
+    theirs, sizes = size(drafter.model.config), target.family.only_size
+    ours = None if sizes is None else sizes(target.model.config)
+    if ours != theirs:
+        raise ValueError(
+            f"the draft model draws pictures of {theirs[0]} x {theirs[1]} codes, the target "
+            f"{'any size' if ours is None else f'{ours[0]} x {ours[1]}'}, so its codes stand "
+            "elsewhere; use recipe='mulo-sd', which enlarges smaller pictures, or a draft model of "
+            "the target's size"
+        )
 
 
 @dataclass(frozen=True)
@@ -270,7 +292,13 @@ class SmallModelKind(DraftModelKind):
 
     def load(self, source: str | Path, target: Reader, dtype: torch.dtype | None = None) -> Any:
         """By the target's own class where it is of the same type, as transformers files it else."""
-        same = isinstance(target.model, PreTrainedModel) and _is_type(source, target.model)
+        found = model_type(source)
+        if found not in CONFIG_MAPPING:
+            raise ValueError(
+                f"{source} holds a {found}, which is no {self.words}; give drafter= a whole model, "
+                "or use a recipe for what it is"
+            )
+        same = isinstance(target.model, PreTrainedModel) and found == target.model.config.model_type
         return load_causal(source, dtype or "auto", type(target.model) if same else None)
 
     def default_sees(self, model: Any, target: Reader, asked: str) -> str:
@@ -310,9 +338,4 @@ class SmallModelKind(DraftModelKind):
             self.beside(drafter, folder)
 
 
-SMALL_MODEL = SmallModelKind()
-
-
-def _is_type(source: str | Path, model: PreTrainedModel) -> bool:
-    """Whether a folder or hub name holds a model of the same type."""
-    return model_type(source) == model.config.model_type
+SMALL_MODEL = SmallModelKind(check=check_same_size)

@@ -143,7 +143,9 @@ def janus(
     begin_near_paper(model.model.vqmodel, model.model.vqmodel.decoder.conv_out)
     configure: Any = GenerationConfig
     begin = {"boi_token_id": ids["<begin_of_image>"]}
-    model.generation_config = configure(**special, generation_kwargs=begin)
+    # pictures are drawn, and of the whole codebook: transformers would take its likeliest 50 codes
+    sampled = {"do_sample": True, "top_k": 0}
+    model.generation_config = configure(**special, generation_kwargs=begin, **sampled)
     return model
 
 

@@ -45,5 +45,5 @@ def test_guidance_that_is_not_known_is_refused() -> None:
     fitter.add(0, [positive, negative], rescaled)
     assert fitter.is_sure
     assert fitter.join() == Rescaled(2.0, 0.5, 1, 0)
-    with pytest.raises(ValueError, match=r"guidance_rescale throughout.*guidance_rescale=0\.5"):
+    with pytest.raises(ValueError, match=r"guidance_rescale, and.*guidance_rescale=0\.5"):
         fitter.add(1, [positive, negative], negative + 2 * (positive - negative))

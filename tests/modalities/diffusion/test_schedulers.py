@@ -50,7 +50,7 @@ def _gap(scheduler: Any, found: Sampler, channels: int = 3, **step: Any) -> floa
     if isinstance(scheduler, DPMSolverMultistepScheduler | FlowMatchEulerDiscreteScheduler):
         drawn = torch.float32
     x = _noise(1000, torch.float64) * float(found.kernel.sigma[0])
-    worst = 0.0
+    worst, before = 0.0, x
     for n, t in enumerate(scheduler.timesteps):
         index, size = torch.full((2,), n), float(x.abs().max().clamp_min(1))
         assert found.timesteps[n] == t
@@ -59,7 +59,8 @@ def _gap(scheduler: Any, found: Sampler, channels: int = 3, **step: Any) -> floa
         raw = _network(shown, t.expand(2), channels)
         seen = found.clean(raw, x, index)
         std = found.kernel.deviation(index, x) if seen.std is None else seen.std
-        ours = found.kernel.mean(x, seen.clean, index) + std * _noise(n, drawn).double()
+        clean, before = found.kernel.continued(seen.clean, before, index), seen.clean
+        ours = found.kernel.mean(x, clean, index) + std * _noise(n, drawn).double()
         seeded = torch.Generator().manual_seed(n)
         x = scheduler.step(raw, t, x, generator=seeded, **step).prev_sample.double()
         worst = max(worst, float((ours - x).abs().max()) / size)
@@ -231,6 +232,28 @@ def test_dpm(solver: dict[str, Any], spacing: str, kind: str, extra: dict[str, A
     assert _gap(scheduler, found) < 2e-6  # its states are float32
 
 
+@pytest.mark.parametrize("steps", [5, 20])
+@pytest.mark.parametrize("solver", ["midpoint", "heun"])
+@pytest.mark.parametrize("kind", ["dpmsolver++", "sde-dpmsolver++"])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"use_karras_sigmas": True},
+        {"final_sigmas_type": "sigma_min"},
+        {"lower_order_final": False, "euler_at_final": True},
+        {"use_flow_sigmas": True, "prediction_type": "flow_prediction"},
+    ],
+)
+def test_dpm_of_order_2(kind: str, solver: str, steps: int, extra: dict[str, Any]) -> None:
+    scheduler = DPMSolverMultistepScheduler(algorithm_type=kind, solver_type=solver, **extra)
+    scheduler.set_timesteps(steps)
+    found = sampler(_widen(scheduler), deterministic=True)
+    assert found.kernel.ahead is not None
+    assert bool((found.kernel.ahead[1:-1] > 0).all())
+    assert _gap(scheduler, found) < 1e-6
+
+
 def test_dpm_ignores_a_predicted_variance() -> None:
     scheduler = DPMSolverMultistepScheduler(variance_type="learned_range", **SDE)
     scheduler.set_timesteps(5)
@@ -301,7 +324,7 @@ def test_the_parallel_helper_of_diffusers_is_another_sampler() -> None:
         ("HeunDiscreteScheduler", {}, "EulerAncestralDiscreteScheduler"),
         ("DPMSolverMultistepScheduler", {}, 'algorithm_type="sde-dpmsolver'),
         ("DPMSolverMultistepScheduler", {"solver_order": 1}, 'algorithm_type="sde-dpmsolver'),
-        ("DPMSolverMultistepScheduler", {**SDE, "solver_order": 2}, "solver_order=1"),
+        ("DPMSolverMultistepScheduler", {**SDE, "solver_order": 3}, "solver_order=2"),
         ("UniPCMultistepScheduler", {}, 'algorithm_type="sde-dpmsolver'),
         ("PNDMScheduler", {}, "DDIMScheduler"),
         ("FlowMatchEulerDiscreteScheduler", {}, "churn=1.0"),

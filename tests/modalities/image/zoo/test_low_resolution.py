@@ -115,7 +115,8 @@ def test_exact_drafting_draws_plains_very_picture_in_few_calls(target: Any, sket
 
 
 def test_greedy_drafting_is_greedy_decoding(target: Any, sketch: Any) -> None:
-    how = {"guidance": models.GUIDANCE, "prompt": [one.text for one in ASKED[:3]]}
+    prompts = [one.text for one in ASKED[:3]]
+    how = {"guidance": models.GUIDANCE, "prompt": prompts, "do_sample": False}
     wanted = bound(target, sketch, "plain").generate_images(**how).sequences
     for verifier in ("coupled", "rejection"):
         made = bound(target, sketch, verifier=verifier).generate_images(**how)

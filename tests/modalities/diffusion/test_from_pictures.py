@@ -1,0 +1,138 @@
+"""Pipelines that begin from a picture: through the loop they are their own call, or are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmspec
+from mmspec.modalities.diffusion.inpainting import Pasting
+from tests.modalities.sampling import FROZEN, PLAIN, STEPS, alone
+from tests.toys.picture_pipelines import BUILDERS, from_picture, mask
+
+
+def drawn(fast: Any, given: dict[str, Any], **more: Any) -> Tensor:
+    settings = {"num_inference_steps": STEPS, "output_type": "latent", **given, **more}
+    found: Tensor = fast(**settings)[0]
+    return found
+
+
+def free(pipe: Any, name: str) -> Tensor | None:
+    """The places of latents that a mask leaves free, where a picture is pasted into them."""
+    if not name.endswith("-inpaint"):
+        return None
+    channels = 16 if name == "sd3-inpaint" else 4
+    shown = mask().repeat(1, channels, 1, 1)
+    return ((pipe._pack_latents(shown, 1, 4, 8, 8) if name == "flux-inpaint" else shown) > 0)[0]
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_plain_sampling_is_the_pipelines_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, given = from_picture(name)
+    where = free(pipe, name)
+    expected = alone(pipe, 1, monkeypatch, lambda one: drawn(pipe, given, generator=one), where)
+    steps = pipe.num_timesteps
+    assert steps < STEPS or "strength" not in given
+    fast: Any = mmspec.accelerate(pipe, PLAIN)
+    found = drawn(fast, given, generator=torch.Generator().manual_seed(5))
+    assert expected.std() > 0.05
+    torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.std()), rtol=1e-4)
+    assert fast.last_stats.target_calls == steps
+
+
+@pytest.mark.parametrize("name", ["sd-image", "sd-inpaint", "flux-control"])
+def test_a_seed_is_a_picture_and_windows_keep_its_known_part(name: str) -> None:
+    pipe, given = from_picture(name)
+    fast: Any = mmspec.accelerate(pipe, FROZEN)
+    one, again, other = (drawn(fast, given, seed=seed) for seed in (0, 0, 1))
+    assert fast.last_stats.num_draft_tokens > 0
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    where = free(pipe, name)
+    if where is not None:
+        plain = drawn(mmspec.accelerate(pipe, PLAIN), given, seed=0)
+        assert torch.equal(one[:, ~where], plain[:, ~where])  # the picture, as it was encoded
+
+
+def test_a_chain_starts_from_the_picture_and_not_from_noise() -> None:
+    """At strength 1 all steps are taken, and the first state is still the picture's, noised."""
+    pipe, given = from_picture("sdxl-image")
+    fast: Any = mmspec.accelerate(pipe, PLAIN)
+    shown: list[Tensor] = []
+    pipe.unet.register_forward_pre_hook(lambda module, args: shown.append(args[0]))
+    starts = []
+    for image in (given["image"], 1 - given["image"]):
+        drawn(fast, {**given, "image": image, "strength": 1.0}, seed=0)
+        starts.append(shown[-STEPS])
+    assert fast.last_stats.target_calls == STEPS
+    assert not torch.equal(*starts)
+
+
+def pasted(mask: Tensor) -> Pasting:
+    """Two rehearsals of three steps that put `mask` of a state in the place of a picture."""
+    found, states = Pasting(), iter(torch.randn(6, 2, 4, 8, 8))
+    for _ in range(2):
+        found.begin()
+        for _ in range(2):
+            state = next(states)
+            found.add(state, mask * state + (1 - mask) * 0.5)
+    return found
+
+
+def test_only_a_hard_mask_that_all_pictures_share_is_taken() -> None:
+    hard = mask().expand(2, 4, 8, 8)
+    found = pasted(hard)
+    assert found.is_sure(3)
+    places, known = found.known(torch.zeros(2, 4, 8, 8))
+    assert places.tolist() == hard[0].flatten().nonzero().flatten().tolist()
+    assert known.shape == (3, 2, 4 * 8 * 8)
+    with pytest.raises(ValueError, match=r"by what they are.*without a soft mask"):
+        pasted(0.9 * hard).is_sure(3)
+    with pytest.raises(ValueError, match="masks of these pictures differ"):
+        pasted(torch.stack((hard[0], 1 - hard[0]))).is_sure(3)
+    with pytest.raises(ValueError, match="in some steps only"):
+        pasted(hard).is_sure(4)
+    half = Pasting()
+    half.begin()
+    half.add(torch.ones(1, 2), torch.tensor([[1.0, 0.0]]))
+    assert not half.is_sure(2)  # one draw proves nothing
+
+
+def test_a_callback_sees_every_step_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, given = from_picture("sd-image")
+    told: list[list[Any]] = [[], [], []]
+
+    def watching(place: int) -> Any:
+        def watch(one: Any, step: int, timestep: Any, tensors: dict[str, Tensor]) -> Any:
+            told[place].append((step, int(timestep), tensors["latents"].clone()))
+            return tensors
+
+        return {"callback_on_step_end": watch}
+
+    alone(pipe, 1, monkeypatch, lambda g: drawn(pipe, given, generator=g, **watching(0)))
+    generator = torch.Generator().manual_seed(5)
+    drawn(mmspec.accelerate(pipe, PLAIN), given, generator=generator, **watching(1))
+    drawn(mmspec.accelerate(pipe, FROZEN), {**given, "prompt": ["a", "b"]}, seed=0, **watching(2))
+    for own, found in zip(told[0], told[1], strict=True):
+        assert own[:2] == found[:2]
+        torch.testing.assert_close(found[2], own[2], atol=1e-4, rtol=1e-4)
+    assert [one[:2] for one in told[2]] == [one[:2] for one in told[0]]
+    assert told[2][0][2].shape[0] == 2
+
+
+def test_a_callback_may_look_only() -> None:
+    pipe, given = from_picture("sd-image")
+    fast: Any = mmspec.accelerate(pipe, FROZEN)
+
+    def changing(one: Any, step: int, timestep: Any, tensors: dict[str, Tensor]) -> Any:
+        return {"latents": tensors["latents"] + 1}
+
+    with pytest.raises(ValueError, match=r"changes latents in step 0.*let it look only"):
+        drawn(fast, given, seed=0, callback_on_step_end=changing)
+    names = ["latents", "prompt_embeds"]
+    settings: dict[str, Any] = {"callback_on_step_end_tensor_inputs": names}
+    with pytest.raises(ValueError, match="asks for more than the states"):
+        drawn(fast, given, seed=0, callback_on_step_end=lambda *news: {}, **settings)

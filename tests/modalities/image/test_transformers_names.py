@@ -1,0 +1,131 @@
+"""Scripts written for transformers' own classes: their names, and `model.generate` itself."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmspec
+from mmspec.modalities.image import families as image
+from tests.modalities import drawing
+from tests.toys import painters, speaking
+
+BATCH = 2
+
+
+@lru_cache(maxsize=8)
+def fast(family: str, recipe: str = "sjd") -> Any:
+    processor = speaking.emu3() if family == "emu3" else None
+    return mmspec.accelerate(painters.PAINTERS[family](), recipe, processor=processor)
+
+
+def emu3_script() -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the documented script of Emu3 hands over, and the same by our names."""
+    made = speaking.emu3()(
+        text=["a red circle", "a blue square"],
+        padding=True,
+        padding_side="left",
+        return_tensors="pt",
+        return_for_image_generation=True,
+        ratio="3:2",
+        image_area=6 * speaking.emu3().downsample_ratio ** 2,
+    )
+    inputs = {name: made[name] for name in ("input_ids", "attention_mask", "image_sizes")}
+    negative = painters.padded([[1, 30, 31, 9], [1, 40, 9]])
+    theirs = inputs | {
+        "guidance_scale": 2.0,
+        "negative_prompt_ids": negative["input_ids"],
+        "negative_prompt_attention_mask": negative["attention_mask"],
+    }
+    ours = {name: made[name] for name in ("input_ids", "attention_mask")}
+    return theirs, ours | {"grid": (2, 3), "guidance": 2.0, "negative": negative}
+
+
+def allowed_of(start: int) -> Any:
+    grid = drawing.grid_of("emu3", image.image_family(painters.emu3()))
+
+    def allowed(_: int, ids: Tensor) -> list[int]:
+        forced = grid.forced(len(ids) - start)
+        codes: list[int] = grid.ids().tolist()
+        return codes if forced is None else [forced]
+
+    return {"prefix_allowed_tokens_fn": allowed, "max_new_tokens": grid.length}
+
+
+def test_emu3_s_documented_names_are_taken() -> None:
+    theirs, ours = emu3_script()
+    how = {"temperature": 1.0, "seed": 3}
+    found = fast("emu3").generate_images(**theirs, **how)
+    assert torch.equal(found.sequences, fast("emu3").generate_images(**ours, **how).sequences)
+    assert found.ids.shape == (BATCH, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"guidance": 3.0}, r"guidance_scale= and guidance= say the same"),
+        ({"image_sizes": [[2, 3], [3, 2]]}, "pictures of one call have one size"),
+        ({"negative_prompt_ids": None}, "negative_prompt_ids=, which is missing"),
+        ({"num_return_sequences": 0}, "num_return_sequences=0 is no number of pictures"),
+    ],
+)
+def test_names_that_contradict_each_other_are_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fast("emu3").generate_images(**{**emu3_script()[0], **more})
+
+
+@pytest.mark.parametrize("family", painters.PAINTERS)
+def test_several_pictures_of_every_prompt(family: str) -> None:
+    """One behind the other, as `generate()` orders them; rows draw what they draw alone."""
+    given, how = painters.request(family, BATCH), {"temperature": 1.0, "seed": 5, "guidance": 2.0}
+    how |= drawing.sized(family)
+    found = fast(family).generate_images(**given, **how, num_return_sequences=2).sequences
+    twice: dict[str, Any] = {
+        name: {key: each.repeat_interleave(2, 0) for key, each in value.items()}
+        if isinstance(value, dict)
+        else value.repeat_interleave(2, 0)
+        for name, value in given.items()
+    }
+    assert torch.equal(found, fast(family).generate_images(**twice, **how).sequences)
+    assert not torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("family", ["emu3", "janus", "chameleon"])
+def test_one_unconditional_prompt_serves_a_batch(family: str) -> None:
+    given, how = painters.request(family, 3), {"guidance": 2.0, **drawing.sized(family)}
+    one = painters.padded([[1, 30, 31, painters.BOI]])
+    given["negative"] = one
+    found = fast(family).generate_images(**given, **how).sequences
+    given["negative"] = {name: value.expand(3, -1) for name, value in one.items()}
+    assert torch.equal(found, fast(family).generate_images(**given, **how).sequences)
+    given["negative"] = {name: value.expand(2, -1) for name, value in one.items()}
+    with pytest.raises(ValueError, match="3 prompts have 2 unconditional ones; give one for all"):
+        fast(family).generate_images(**given, **how)
+
+
+@pytest.mark.parametrize("negative", [True, False], ids=["negative prompt", "last token"])
+def test_emu3_is_guided_in_generate_too(negative: bool) -> None:
+    """The documented script, with `custom_generate` and by our own `generate`."""
+    theirs, _ = emu3_script()
+    theirs = {**theirs, **allowed_of(theirs["input_ids"].shape[1]), "do_sample": False}
+    del theirs["image_sizes"]
+    if not negative:
+        del theirs["negative_prompt_ids"], theirs["negative_prompt_attention_mask"]
+    model = fast("emu3").model
+    wanted = model.generate(**theirs)
+    assert not torch.equal(wanted, model.generate(**{**theirs, "guidance_scale": None}))
+    assert torch.equal(model.generate(**theirs, custom_generate=fast("emu3")), wanted)
+    assert torch.equal(fast("emu3").generate(**theirs).sequences, wanted)
+
+
+def test_janus_under_custom_generate_is_refused() -> None:
+    """Its own loop takes no other; in text mode there is nothing that reads its words here."""
+    quick, given = fast("janus"), painters.request("janus", 1)
+    with pytest.raises(ValueError, match="custom_generate"):
+        quick.model.generate(**given, generation_mode="image", custom_generate=quick)
+    with pytest.raises(ValueError, match=r"call generate_images\(\)"):
+        quick.model.generate(**given, custom_generate=quick)
