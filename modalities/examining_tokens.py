@@ -101,13 +101,14 @@ def _branches(model: Any) -> bool:
 
 def _pair(target: Reader, drafter: Reader) -> Iterator[Finding]:
     """What the draft model can see; refused where it can draft for this target in no way."""
-    for sees in ("nothing", "pixels"):
+    least = "prompt" if target.family.draws else "nothing"
+    for sees in (least, "pixels"):
         if sees == "pixels" and not target.family.media:
             continue
         try:
             check_pair(target, drafter, sees)
         except ValueError as error:
-            verdict: Outcome = "refused" if sees == "nothing" else "note"
+            verdict: Outcome = "refused" if sees == least else "note"
             yield Finding(f"drafter sees {sees}", None, False, verdict, str(error))
         else:
             yield Finding(f"drafter sees {sees}", None, True)
