@@ -30,6 +30,11 @@ def default_config() -> GenerationConfig:
     return GenerationConfig()
 
 
+def default_settings(model: Any) -> dict[str, Any]:
+    """What `generate()` takes for settings that neither the user nor the model says."""
+    return dict(model.generation_config._get_default_generation_params())
+
+
 def merge_config(
     model: Any, config: GenerationConfig | None, settings: Mapping[str, Any]
 ) -> GenerationConfig:
@@ -53,17 +58,19 @@ def set_lengths(
     *,
     default_max: bool,
     default_min: bool,
+    embeds: Tensor | None = None,
 ) -> GenerationConfig:
     """Fold `max_new_tokens` and `min_new_tokens` into `max_length` and `min_length`.
 
-    `default_max` and `default_min`: nobody set `max_length` / `min_length`.
+    `default_max` and `default_min`: nobody set `max_length` / `min_length`. `prompt_length` counts
+    ids: none of a prompt of `embeds` (B, L, D) alone, which the lengths count all the same.
     """
     prepared = model._prepare_generated_length(
         generation_config=config,
         has_default_max_length=default_max,
         has_default_min_length=default_min,
-        model_input_name="input_ids",
-        inputs_tensor=None,
+        model_input_name="input_ids" if embeds is None else "inputs_embeds",
+        inputs_tensor=embeds,
         input_ids_length=prompt_length,
     )
     assert isinstance(prepared, GenerationConfig)
@@ -123,6 +130,17 @@ def stopping_criteria(
     return made
 
 
+def is_given(cache: Any) -> bool:
+    """Whether a cache is the user's own, and not one that `generate()` has just made."""
+    return bool(vars(cache).get("_is_user_defined"))
+
+
+def mask_length(config: GenerationConfig) -> int | None:
+    """Columns of the attention mask that `generate()` took away because it hid nothing."""
+    length: int | None = vars(config).get("_mask_length")
+    return length
+
+
 def eos_ids(config: GenerationConfig) -> frozenset[int]:
     """The end-of-sequence ids of a config, whether or not `set_special_tokens` ran on it."""
     ids = vars(config).get("_eos_token_tensor")
@@ -142,18 +160,30 @@ def forward_names(model: Any) -> frozenset[str]:
     return frozenset(inspect.signature(inner.forward).parameters)
 
 
-def prefill_inputs(model: Any, inputs: Mapping[str, Any], cache: Any) -> dict[str, Any]:
+def prefill_inputs(
+    model: Any, inputs: Mapping[str, Any], cache: Any, is_told: bool = False
+) -> dict[str, Any]:
     """The arguments of the first forward, positions and first-iteration preparation included.
 
-    `inputs` are the processor's tensors; `position_ids` may be among them already.
+    `inputs` are the processor's tensors; `position_ids` may be among them already. With `is_told`
+    their tokens begin with those that the cache holds, which are not read again.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
     ids = given.pop("input_ids", None)
     mask = given.pop("attention_mask", None)
+    start = 0 if cache is None else int(cache.get_seq_length())
+    source = ids if ids is not None else given["inputs_embeds"]
     if "position_ids" not in given:  # M-RoPE wants a mask: it knows the number of rows by it
-        source = ids if ids is not None else given["inputs_embeds"]
-        seen = torch.ones(source.shape[:2], dtype=torch.int64, device=source.device)
-        hints = {**given, "attention_mask": seen if mask is None else mask, "past_key_values": None}
+        shape = (source.shape[0], source.shape[1] + (0 if is_told else start))
+        seen = torch.ones(shape, dtype=torch.int64, device=source.device)
+        # behind a cache M-RoPE goes by what the model noted last, unless the grids tell all
+        grids = is_told and any(given.get(f"{kind}_grid_thw") is not None for kind in _GRIDS)
+        known = None if grids or not start else cache
+        hints = {
+            **given,
+            "attention_mask": seen if mask is None else mask,
+            "past_key_values": known,
+        }
         given["position_ids"] = model._prepare_position_ids_for_generation(source, hints)
     if mask is not None and bool(mask.all()):
         mask = None  # lets the kernel use its own causal mask
@@ -166,10 +196,14 @@ def prefill_inputs(model: Any, inputs: Mapping[str, Any], cache: Any) -> dict[st
         is_first_iteration=True,
         use_cache=True,
         logits_to_keep=1,
+        next_sequence_length=source.shape[1] - start if is_told else None,
         **given,
     )
     assert isinstance(prepared, dict)
     return prepared
+
+
+_GRIDS = ("image", "video")
 
 
 def whole_logits(model: Any, inputs: Mapping[str, Any]) -> Tensor:  # (B, L, V)

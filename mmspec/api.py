@@ -299,11 +299,12 @@ def decode_plain(model: Any, **arguments: Any) -> Any:
     return accelerate(model, recipe, **parts).generate(**arguments)
 
 
-def load(folder: str | Path, model: Any = None) -> Accelerated:
+def load(folder: str | Path, model: Any = None, **parts: Any) -> Accelerated:
     """Load what `save_pretrained` saved; without `model`, the target that the file names.
 
-    Raises ValueError where the folder holds none, or the target is unknown.
+    `parts` are added to those saved or take their place: `processor`, which belongs to the target
+    and is never saved. Raises ValueError where the folder holds none, or the target is unknown.
     """
     if not isinstance(folder, str | Path):
         raise ValueError(f"folder={folder!r} is none; give one that save_pretrained wrote")
-    return accelerate(**restore(Path(folder), model))
+    return accelerate(**{**restore(Path(folder), model), **parts})

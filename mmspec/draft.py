@@ -251,7 +251,8 @@ class Target(Protocol):
 class Drafter(ABC):
     """Proposes, and learns from what became of the proposals.
 
-    What follows `kinds` has a default, and whoever differs says so; nobody probes for it.
+    What follows `kinds` has a default, and whoever differs says so; nobody probes for it. One that
+    remembers nothing of a request only proposes.
     """
 
     @property
@@ -268,6 +269,11 @@ class Drafter(ABC):
     def wants(self) -> frozenset[str]:
         """What the target shall offer: "vision", "attention", "hidden"."""
         return frozenset()
+
+    @declared
+    def reads(self) -> bool:
+        """Whether it reads the prompt's tokens by itself, and is lost without them."""
+        return False
 
     @declared
     def trees(self) -> bool:
@@ -288,14 +294,16 @@ class Drafter(ABC):
         """The same drafter, drawing that kind only, where it has a choice."""
         return self
 
-    @abstractmethod
-    def begin(self, context: Any) -> Any: ...
+    def begin(self, context: Any) -> Any:
+        """What is remembered of a request."""
+        return None
+
     @abstractmethod
     def propose(self, context: Any, state: Any) -> Draft: ...
-    @abstractmethod
-    def observe(
-        self, context: Any, state: Any, draft: Draft, scores: Scores, kept: Round
-    ) -> Any: ...
+
+    def observe(self, context: Any, state: Any, draft: Draft, scores: Scores, kept: Round) -> Any:
+        """What is remembered after a round."""
+        return state
 
 
 class Verifier(ABC):

@@ -2,7 +2,7 @@
 
 A modality has two halves. The light one (`Modality`, the `MODALITY` of `modalities/<name>/`) is
 data and may be read without importing torch: names, settings, checkpoints. The heavy one (`Plug`,
-the module that `Modality.plug` names) does the work and is imported when a model of it is met.
+the modules of `Modality.package`) does the work and is imported when a model of it is met.
 Nothing outside a modality's folder names it: everybody asks `mmspec.registry`.
 """
 
@@ -69,9 +69,7 @@ class Modality:
     decodes: str
     recipe: str  # the default one; `drafted` where a draft model is given
     settings: type
-    plug: str  # the module of the heavy half
-    asking: str  # the module that stands between people and its models
-    measures: str  # the module that knows workloads and certificates
+    package: str  # where the heavy half stands: its modules `plug`, `asking` and `measures`
     owns: Callable[[Source], bool]
     zoo: tuple[Entry, ...] = ()
     parts: tuple[str, ...] = ()
@@ -185,7 +183,9 @@ class Contestant(Protocol):
     """
 
     def answer(self, request: Mapping[str, Any], seed: int) -> Answer: ...
-    def first(self, request: Mapping[str, Any], seed: int) -> Answer | None: ...
+
+    def first(self, request: Mapping[str, Any], seed: int) -> Answer | None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ class Finding:
 
 
 class Plug(Protocol):
-    """The heavy half of a modality: functions of one module.
+    """The heavy half of a modality: functions of its module `plug`.
 
     `load` reads a folder, a name on a hub or "zoo:NAME"; it runs no code that lies there, unless
     `trust_remote_code` is given.
@@ -278,7 +278,7 @@ class Plug(Protocol):
 
 
 class Asking(Protocol):
-    """How people ask models of a modality: functions of the module that `Modality.asking` names.
+    """How people ask models of a modality: functions of its module `asking`.
 
     `load_drafter` and `asker` run no code of a folder either. `examine` looks at a model, or at a
     pair, without reading weights into memory.
@@ -289,23 +289,25 @@ class Asking(Protocol):
     def examine(self, target: str, drafter: str | None) -> list[Finding]: ...
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Which requests a workload is made of."""
+
+    prompts: Sequence[str] | None  # of the user; None = the zoo's held-out ones
+    count: int  # requests in all, at least `batch`
+    batch: int
+    seed: int
+    drafter: Any = None  # a draft model, for peers that take one
+
+
 class Measures(Protocol):
-    """How a modality is measured: functions of the module that `Modality.measures` names.
+    """How a modality is measured: functions of its module `measures`.
 
     It stands above the benchmark and may import it; nothing imports it but by name.
     """
 
     def workload(
-        self,
-        model: Any,
-        asker: Asker,
-        settings: Any,
-        *,
-        prompts: Sequence[str] | None,  # of the user; None = the zoo's held-out ones
-        count: int,
-        batch: int,
-        seed: int,
-        drafter: Any = None,  # a draft model, for peers that take one
+        self, model: Any, asker: Asker, settings: Any, selection: Selection
     ) -> Workload: ...
     def certify(self, recipe: Recipe, trial: Any) -> tuple[Recipe, Iterable[Any]]:
         """The recipe as it was bound, and `Check`s out of a `Trial` (`mmspec.bench.certificate`).

@@ -47,17 +47,17 @@ def get(name: str) -> Modality:
 
 def plug(modality: Modality) -> Plug:
     """The heavy half, imported now."""
-    return cast(Plug, import_module(modality.plug))
+    return cast(Plug, import_module(f"{modality.package}.plug"))
 
 
 def asking(modality: Modality) -> Asking:
     """How its models are asked by people, imported now."""
-    return cast(Asking, import_module(modality.asking))
+    return cast(Asking, import_module(f"{modality.package}.asking"))
 
 
 def measures(modality: Modality) -> Measures:
     """How a modality is measured, imported now."""
-    return cast(Measures, import_module(modality.measures))
+    return cast(Measures, import_module(f"{modality.package}.measures"))
 
 
 def of(given: Any, name: str | None = None) -> Modality:
@@ -68,7 +68,7 @@ def of(given: Any, name: str | None = None) -> Modality:
     if name is not None:
         return get(name)
     source = describe(given)
-    owners = [one for one in modalities().values() if one.owns(source)]
+    owners = [one for one in modalities().values() if _owns(one, source)]
     owners.sort(key=lambda one: one.is_general)
     if not owners:
         what = given if isinstance(given, str | Path) else type(given).__name__
@@ -77,6 +77,13 @@ def of(given: Any, name: str | None = None) -> Modality:
             "transformers or a pipeline of diffusers, its folder, or zoo:NAME"
         )
     return owners[0]
+
+
+def _owns(modality: Modality, source: Source) -> bool:
+    """A checkpoint of the zoo belongs to whoever lists it."""
+    if source.checkpoint is not None:
+        return source.checkpoint in {entry.name for entry in modality.zoo}
+    return modality.owns(source)
 
 
 def describe(given: Any) -> Source:

@@ -1,9 +1,8 @@
-"""What modalities share that decode token ids: a model bound to a recipe, and text out of it."""
+"""What modalities share that decode token ids: a model bound to a recipe, and a request to it."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec import _hf
 from mmspec.compressors.naming import named as compressor_named
 from mmspec.decode import Parts
 from mmspec.draft import Drafter, Gate, Verifier
@@ -22,35 +20,10 @@ from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.laws.sampling import Sampling
 from mmspec.modality import Call, Loop
 from mmspec.recipe import Kit, Recipe, pair, resolve
-from mmspec.stats import Stats
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Request
-from mmspec.targets.generation_settings import check_parts, refuse_modes, sampled
-from mmspec.targets.generation_settings import resolve as resolve_settings
-from mmspec.targets.inputs import check_inputs
 from mmspec.targets.stop import Stop
-from mmspec.targets.visual import check_request, visual_ids
-
-# what `generate` takes beside a model's inputs and generation settings
-OWN = (
-    *("seed", "row_ids", "streamer", "drafter_inputs", "tokenizer"),
-    *("generation_config", "stopping_criteria", "logits_processor", "prefix_allowed_tokens_fn"),
-)
-# inputs that some forwards take under `**kwargs`, or that a text model must be able to refuse
-MODEL_INPUTS = frozenset(
-    {
-        *("pixel_values", "pixel_values_videos", "input_ids", "attention_mask", "inputs_embeds"),
-        *("token_type_ids", "mm_token_type_ids"),
-    }
-)
-
-
-@dataclass(frozen=True)
-class Output:
-    """What `generate` returns: sequences as transformers gives them, and the run's own report."""
-
-    sequences: Tensor  # (B, L + T): prompt, new tokens, finished rows padded
-    stats: Stats
+from mmspec.targets.turns import Past
 
 
 @dataclass
@@ -81,14 +54,14 @@ class BoundTokens:
         row_ids: Sequence[int] | None = None,
         drafter_inputs: Mapping[str, Any] | None = None,
         shared: Mapping[str, Any] | None = None,
+        past: Past | None = None,
     ) -> Call:
         """One request in terms of the loop."""
-        carrier = inputs.get("input_ids")
-        batch = len(inputs["inputs_embeds"] if carrier is None else carrier)
+        batch = len(carrier(inputs))
         seed = fresh_seed() if seed is None else seed
         noise = KeyedNoise.seeded(seed, batch, self.backbone.device, row_ids)
         request = Request(
-            inputs, sampling, noise, stop.max_new_tokens, drafter_inputs or {}, shared or {}
+            inputs, sampling, noise, stop.max_new_tokens, drafter_inputs or {}, shared or {}, past
         )
         parts = Parts(self.target, self.drafter, self.verifier, stop, self.gate)
         return Call(parts, request, self.recipe)
@@ -169,132 +142,23 @@ def spoken(
     return tokens, rounds
 
 
-class Text:
-    """`generate` of a bound model: the model's own arguments, and its own output."""
-
-    def __init__(self, bound: BoundTokens, prepared: Callable[[Mapping[str, Any]], dict[str, Any]]):
-        self.bound = bound
-        self.prepared = prepared  # inputs as the reader takes them
-        self.inputs = MODEL_INPUTS | set(_hf.forward_names(bound.model))
-
-    def generate(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Output:
-        """As `model.generate`, plus `seed` and `row_ids`.
-
-        Sampling is on when `do_sample=True` or when a sampling setting (temperature, top_k, top_p,
-        ...) is given. With `seed`, every exact coupled recipe returns the tokens of plain decoding.
-        """
-        arguments = placed(args, arguments)
-        inputs = {name: value for name, value in arguments.items() if name in self.inputs}
-        own = {name: arguments.get(name) for name in OWN}
-        check_parts(own)
-        rest = {k: v for k, v in arguments.items() if k not in self.inputs and k not in OWN}
-        model = self.bound.model
-        self._check(inputs)
-        inputs = self.prepared(inputs)
-        check_request(model, self.bound.backbone.family, inputs)
-        carrier = inputs.get("input_ids")
-        carrier = inputs["inputs_embeds"] if carrier is None else carrier
-        batch, length = carrier.shape[:2]
-        sampling, config = resolve_settings(
-            model,
-            sampled(rest),
-            length,
-            carrier.device,
-            batch=batch,
-            config=own["generation_config"],
-            inputs=inputs.get("input_ids"),
-            attention_mask=inputs.get("attention_mask"),
-            processors=own["logits_processor"] or (),
-            prefix_allowed_tokens_fn=own["prefix_allowed_tokens_fn"],
-        )
-        criteria = own["stopping_criteria"] or ()
-        stop = Stop.resolve(model, config, length, criteria, own["tokenizer"])
-        call = self.bound.call(
-            inputs, sampling, stop, own["seed"], own["row_ids"], own["drafter_inputs"]
-        )
-        ids = prompt_ids(inputs, batch, self.bound.backbone.device)
-        tokens, _ = spoken(call, ids, loop, own["streamer"])
-        pad = first(config.pad_token_id, config.eos_token_id)
-        return Output(padded_sequences(ids, tokens, pad), loop.stats())
-
-    def hook(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Tensor:
-        """The `custom_generate` hook: `model.generate(**inputs, custom_generate=fast)`.
-
-        transformers has merged the configuration and hands over what it made for its own loop.
-        """
-        given = HOOK.bind(*args, **arguments).arguments
-        model, ids, config = given["model"], given["input_ids"], given["generation_config"]
-        rest = {**given.get("model_kwargs", {})}
-        media = {name: given[name] for name in MEDIA if given.get(name) is not None}
-        if media:  # what was prepared without the pictures is prepared again with them
-            rest = {name: value for name, value in rest.items() if name not in PREPARED}
-        refuse_modes(config)
-        if model is not self.bound.model:
-            raise ValueError(
-                "this was accelerated for another model; call accelerate() on this one"
-            )
-        if ids.numel():
-            self._check({"input_ids": ids, **media})
-        kept = {name: value for name, value in rest.items() if name not in LOOP_ARGUMENTS}
-        inputs = self.prepared({"input_ids": ids, **media, **kept})
-        stop = Stop.from_config(config, given.get("stopping_criteria") or (), ids.shape[1])
-        processors = given.get("logits_processor") or ()
-        sampling = Sampling.from_processors(processors, bool(config.do_sample))
-        call = self.bound.call(
-            inputs, sampling, stop, given.get("seed"), None, given.get("drafter_inputs")
-        )
-        tokens, _ = spoken(call, ids, loop)
-        return padded_sequences(ids, tokens, first(config.pad_token_id, config.eos_token_id))
-
-    def _check(self, inputs: Mapping[str, Any]) -> None:
-        """Refuse tensors that the model cannot read. Raises ValueError."""
-        model, family = self.bound.model, self.bound.backbone.family
-        words = model.get_input_embeddings().weight
-        check_inputs(inputs, words.shape[0], visual_ids(model, family), words.device)
-
-
-# The pictures are named because transformers leaves named arguments alone: otherwise it would hand
-# on its own encoding of them, and a draft model with an encoder of its own would see nothing.
-MEDIA = (
-    *("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw"),
-    *("second_per_grid_ts", "image_sizes", "batch_num_images", "pixel_attention_mask"),
-    "spatial_shapes",
-)
-# what transformers' own loop hands to a custom_generate callable, and this one makes itself
-LOOP_ARGUMENTS = frozenset(
-    {
-        *("past_key_values", "use_cache", "logits_to_keep"),
-        *("output_hidden_states", "output_attentions"),
-    }
-)
-PREPARED = ("position_ids", "mm_encoder_outputs")  # what transformers prepares from the pictures
-
-
-def _signature() -> inspect.Signature:
-    """What transformers looks at to know which arguments the hook wants untouched."""
-    names = ("logits_processor", "stopping_criteria", "generation_config")
-    own = ("seed", "drafter_inputs", *MEDIA)
-    either, named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter(name, either) for name in ("model", "input_ids")]
-    parameters += [inspect.Parameter(name, named, default=None) for name in (*names, *own)]
-    rest = inspect.Parameter("model_kwargs", inspect.Parameter.VAR_KEYWORD)
-    return inspect.Signature([*parameters, rest])
-
-
-HOOK = _signature()
-
-
 def prompt_ids(inputs: Mapping[str, Any], batch: int, device: torch.device) -> Tensor:  # (B, L)
     """The ids of a prompt; none where it was given as embeddings."""
     ids = inputs.get("input_ids")
     return torch.zeros(batch, 0, dtype=torch.int64, device=device) if ids is None else ids
 
 
-def padded_sequences(ids: Tensor, tokens: Sequence[Sequence[int]], pad: int) -> Tensor:
-    """Prompts (B, L) and new tokens as `generate()` returns them: finished rows padded."""
+def carrier(inputs: Mapping[str, Any]) -> Tensor:  # (B, L) or (B, L, D)
+    """What a prompt is carried by: embeddings where there are some, else ids."""
+    embeds = inputs.get("inputs_embeds")
+    found: Tensor = inputs["input_ids"] if embeds is None else embeds
+    return found
+
+
+def padded(tokens: Sequence[Sequence[int]], pad: int) -> list[list[int]]:
+    """New tokens as `generate()` returns them: finished rows padded."""
     width = max(len(row) for row in tokens)
-    new = [list(row) + [pad] * (width - len(row)) for row in tokens]
-    return torch.cat((ids, torch.tensor(new, dtype=ids.dtype, device=ids.device)), 1)
+    return [list(row) + [pad] * (width - len(row)) for row in tokens]
 
 
 def first(*candidates: Any) -> int:
@@ -314,15 +178,3 @@ def save_drafter(bound: BoundTokens, folder: Path) -> None:
         raise ValueError(f"{type(bound.drafter).__name__} was made by hand and cannot be saved")
     if bound.draft_model is not None:
         bound.draft_model.save(folder, bound.backbone, bound.drafter)
-
-
-def placed(args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by name; the prompt's ids may come by place, as in `model.generate(ids)`."""
-    if not args:
-        return dict(arguments)
-    if len(args) > 1 or "input_ids" in arguments:
-        raise ValueError(
-            "generate() takes input_ids by place, once, and everything else by name; give "
-            "generate(**inputs)"
-        )
-    return {"input_ids": args[0], **arguments}

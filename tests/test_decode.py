@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import mmspec
-from mmspec.decode import BrokenLogits
+from mmspec.decode import BrokenLogits, settle
 from mmspec.draft import Draft, Drafter, Gate, Kind, Round, Scores, Verdict
 from mmspec.drafters.oracle import Oracle, RandomDrafter
+from mmspec.laws.categorical import Categorical
 from mmspec.targets.context import Context
+from mmspec.targets.stop import Stop
+from mmspec.trees import Tree
+from mmspec.verifiers.coupled import Coupled
+from mmspec.verifiers.walk import one_hot
 from tests import toys
 from tests.conftest import noisy, unchecked
+from tests.drafters.driving import context
 
 ROOM = 18
 STEPS = ("begin", "propose", "observe")
@@ -170,6 +176,69 @@ def test_broken_logits_of_a_finished_row_hurt_nobody() -> None:
     fast = unchecked(mmspec.accelerate(model, "plain"))
     out = fast.generate(**request, max_new_tokens=ROOM)
     assert torch.equal(out.sequences, expected)
+
+
+class Watching(RandomDrafter):
+    """A drafter that notes, each round, which rows have ended and what the target has kept."""
+
+    seen: ClassVar[list[tuple[tuple[bool, ...], list[int]]]] = []
+
+    def propose(self, context: Context, state: Any) -> Draft:
+        self.seen.append((context.finished, list(context.memory.kept)))
+        return super().propose(context, state)
+
+
+def test_a_row_that_has_ended_keeps_nothing_more() -> None:
+    model, request = toys.model("llama"), toys.inputs("llama", batch=2)
+    rows = greedy(model, request)[:, request["input_ids"].shape[1] :].tolist()
+    model.generation_config.eos_token_id = next(one for one in rows[1] if one not in rows[0])
+    drafter = Watching(vocabulary=toys.WORDS.stop, tree=3)
+    drafter.seen.clear()
+    mmspec.accelerate(model, "coupled", drafter=drafter).generate(**request, max_new_tokens=ROOM)
+    after = [kept[1] for finished, kept in drafter.seen if finished[1]]
+    assert len(after) > 3
+    assert len(set(after)) == 1
+
+
+def settled(draft: Draft, scores: Scores, stop: Stop) -> Round:
+    """The round that a greedy verdict on a draft makes, in a fresh context."""
+    now = context(*[[1]] * draft.batch)
+    verdict = Coupled().verify(draft, scores, now.noise)
+    return settle(1, now, draft, scores, verdict, stop)
+
+
+def said(*tokens: int, size: int = 8) -> Scores:
+    """A greedy target that says the same in two rows, whatever was drafted."""
+    law = one_hot(torch.tensor([tokens] * 2), torch.zeros(size))
+    return Scores(Categorical(law, hard=True), torch.arange(1, 1 + len(tokens)).expand(2, -1))
+
+
+def test_a_path_is_cut_where_its_tokens_are() -> None:
+    """By a token that ends the sequence, and by the limit of the length."""
+    tokens = torch.tensor([[3, 4, 5], [3, 2, 5]])
+    kept = settled(Draft.chain(tokens, Kind.DET), said(3, 4, 5, 6), Stop(9, frozenset([4])))
+    assert kept.tokens == ((3, 4), (3, 4))
+    assert (kept.path, kept.accepted, kept.takes_next) == (((0, 1), (0,)), (2, 1), (False, True))
+    kept = settled(Draft.chain(tokens, Kind.DET), said(3, 4, 5, 6), Stop(1))
+    assert (kept.path, kept.tokens, kept.takes_next) == (((0,), (0,)), ((3,), (3,)), (False,) * 2)
+
+
+@pytest.mark.parametrize("tree", [Tree.chain(3), Tree((-1, 0, 0))], ids=["chain", "tree"])
+def test_padding_is_neither_proposed_nor_kept_nor_broken(tree: Tree) -> None:
+    """Its tokens are what the target says, and its scores are NaN."""
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    drafted = torch.tensor([[3, 4, 5]] * 2) if tree.is_chain else torch.tensor([[3, 7, 4]] * 2)
+    scores = said(3, 4, 5, 6)
+    assert isinstance(scores.law, Categorical)
+    scores.law.scores[1, 2:] = torch.nan
+    draft = Draft.of(tree, drafted, Kind.DET, mask=mask)
+    kept = settled(draft, scores, Stop(9))
+    whole = (3, 4, 5, 6) if tree.is_chain else (3, 4, 6)
+    assert kept.tokens == (whole, (3, 4))
+    assert (kept.drafted, kept.accepted) == ((3, 1), (len(whole) - 1, 1))
+    scores.law.scores[1, 1] = torch.nan  # behind the one real node
+    with pytest.raises(BrokenLogits, match="row 1"):
+        settled(draft, scores, Stop(9))
 
 
 @dataclass

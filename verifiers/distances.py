@@ -80,11 +80,14 @@ def total_variation(one: Tensor, other: Tensor) -> Tensor:  # (..., V) x2 -> (..
 
 
 def excess(p: Tensor, q: Tensor, x: Tensor, accept: Tensor) -> Tensor:
-    """What the test of x alone tells of E: (a(x) - p(x)/q(x))+, whose mean over x ~ q is E.
+    """What the test of x alone tells of the distance: |a(x) - min(1, p(x)/q(x))|.
 
-    p and q are (..., V), x and accept (...); the answer is (...). Costs nothing beside the test,
-    while E itself needs the acceptance of the whole vocabulary. With a point mass q it is E.
+    Its mean over x ~ q is E, plus what is accepted less often than by speculative sampling, for
+    which corrections from norm((p - q)+) come out too often: with those the distance is never
+    above it, and it is E for rules that accept no token less. p and q are (..., V), x and accept
+    (...); the answer is (...). Costs nothing beside the test, while E itself needs the acceptance
+    of the whole vocabulary.
     """
     wanted, proposed = (law.gather(-1, x[..., None]).squeeze(-1) for law in (p, q))
     ratio = wanted / proposed.clamp_min(torch.finfo(proposed.dtype).tiny)
-    return (accept - ratio).clamp_min(0)
+    return (accept - ratio.clamp_max(1)).abs()

@@ -22,13 +22,16 @@ class PhraseJoint(Verifier):
     SJD-PV, Yu et al. 2026; reconstructed: the longest match, and token-wise tests of a refused
     phrase up to its end, with `Exact`. Tokens whose law is a point mass were never scored and take
     part in no phrase. Lossy: a refused phrase gets a second chance under the same q. An empty trie
-    is `Recursive` on a chain, draw for draw.
+    is `Recursive` on a chain, draw for draw, and so exact.
     """
 
     trie: Trie
-    lossless: ClassVar[bool] = False
     trees: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID,)
+
+    @property
+    def lossless(self) -> bool:
+        return not self.trie.longest
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         check(self, draft, trees=False)

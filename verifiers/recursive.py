@@ -107,7 +107,8 @@ def _siblings(
         tested = left[:, 0]
         drawn = proposal(q, x, kind)
         chance = torch.where(tested, rule.accept(p, drawn, x), 0)
-        over = over if rule.lossless else over + excess(p.probs, drawn.probs, x, chance)
+        if not rule.lossless:
+            over = over + torch.where(tested, excess(p.probs, drawn.probs, x, chance), 0)
         hit = hits((family.depth, j), chance)
         slot = torch.where(hit, j, slot)
         missed = tested & ~hit

@@ -18,9 +18,10 @@ class Unchecked(Verifier):
     """Keep every proposal of a chain, and the target's token behind the last one.
 
     Lossy; for decoding that is parallel but not speculative (ZipAR). The tokens come out with the
-    law they were drafted from, so where the draft has laws the over-accepted mass is TV(p, q), and
-    it is reported. The target's own token is drawn with the noise of its position: without any
-    draft this is plain decoding with the same seed.
+    law they were drafted from, so the over-accepted mass that is reported is TV(p, q); a draft
+    without laws counts as point masses, which gives 1 - p, an upper bound. The target's own token
+    is drawn with the noise of its position: without any draft this is plain decoding with the same
+    seed.
     """
 
     lossless: ClassVar[bool] = False
@@ -37,7 +38,7 @@ class Unchecked(Verifier):
         own = law[rows, row].sample(noise.shared(scores.position.gather(1, row)))
         path = taken * (index + 1) - 1
         over = law.scores.new_zeros(draft.batch)
-        if draft.nodes and draft.law is not None:
+        if draft.nodes:
             p = law.probs[:, :-1]
             q = proposals(draft, p).probs
             found = excess(p, q, draft.tokens, torch.ones_like(p[..., 0]))

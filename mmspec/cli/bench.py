@@ -13,7 +13,7 @@ from mmspec.cli.inputs import quiet
 from mmspec.cli.loaded import Loaded, load, set_threads
 from mmspec.cli.options import Choice
 from mmspec.cli.output import console, emit, pairs, percent, progress, short, table, times
-from mmspec.modality import Workload
+from mmspec.modality import Selection, Workload
 
 
 def run(
@@ -58,16 +58,10 @@ def workload(
 ) -> Workload:
     """What was typed, or the modality's own requests."""
     chosen = loaded.chosen
-    return registry.measures(chosen.owner).workload(
-        loaded.model,
-        loaded.asker,
-        chosen.settings,
-        prompts=prompt,
-        count=max(prompts, batch),
-        batch=batch,
-        seed=seed,
-        drafter=next(iter(loaded.drafters.values()), None),
-    )
+    drafter = next(iter(loaded.drafters.values()), None)
+    selection = Selection(prompt, max(prompts, batch), batch, seed, drafter)
+    measures = registry.measures(chosen.owner)
+    return measures.workload(loaded.model, loaded.asker, chosen.settings, selection)
 
 
 def _ways(loaded: Loaded, is_all: bool) -> tuple[dict[str, Accelerated], dict[str, str]]:

@@ -11,7 +11,7 @@ from mmspec.cli.choosing import Chosen, check_file, choose
 from mmspec.cli.loaded import Loaded, load
 from mmspec.cli.options import Choice
 from mmspec.cli.output import console, emit, pairs, percent, progress, times, working
-from mmspec.modality import Workload
+from mmspec.modality import Selection, Workload
 from mmspec.stats import Stats
 from mmspec.verifiers.coupled import Coupled
 
@@ -74,11 +74,9 @@ def _compared(
 ) -> dict[str, Any]:
     """Plain decoding, the library's own way and the recipe in turns, in this process."""
     chosen, measures = loaded.chosen, registry.measures(loaded.chosen.owner)
-    recipe, how = chosen.recipe, {"count": 1, "batch": 1, "seed": choice.seed}
+    recipe, selection = chosen.recipe, Selection([prompt], 1, 1, choice.seed)
     try:
-        work = measures.workload(
-            loaded.model, loaded.asker, chosen.settings, prompts=[prompt], **how
-        )
+        work = measures.workload(loaded.model, loaded.asker, chosen.settings, selection)
         with progress(choice.json) as report:
             found = compare_one(chosen.model, recipe, fast, work, repeats, choice.seed, report)
         same = _same(fast, work, choice.seed)

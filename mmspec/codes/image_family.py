@@ -59,6 +59,16 @@ def codebook(
     return Codebook(vectors.detach(), ids.to(vectors.device), vocabulary, metric)
 
 
+def encoder(vq: Any, book: Codebook) -> Callable[[Tensor], Tensor]:
+    """The `encode` of a VQGAN tokeniser, and the nearest codes of what it sees."""
+
+    def encode(pixels: Tensor) -> Tensor:  # (B, 3, h, w) -> (B, H, W)
+        latents = vq.quant_conv(vq.encoder(pixels))
+        return book.nearest(latents.permute(0, 2, 3, 1))
+
+    return encode
+
+
 @torch.no_grad()
 def pictures(pixels: Tensor) -> list[Image.Image]:  # (B, 3, h, w) in [-1, 1]
     """Pixels as pictures."""

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Round
-from mmspec.drafters.growth import DraftModel, Layout, Nodes, Sprout, nothing
+from mmspec.draft import Draft, Kind
+from mmspec.drafters.growth import DraftModel, Layout, Nodes, Shape, Sprout, nothing
 from mmspec.drafters.length import useful
 from mmspec.laws.categorical import Categorical
 from mmspec.recipe import TREE
@@ -20,7 +20,7 @@ from mmspec.targets.context import Context
 
 
 @dataclass(frozen=True)
-class DynamicTree:
+class DynamicTree(Shape):
     """EAGLE-2's tree.
 
     Grow the likeliest `beam` paths for `depth` levels, keep the best `nodes` of all.
@@ -45,9 +45,6 @@ class DynamicTree:
     @property
     def words(self) -> str:
         return f"dynamic tree of {self.nodes} nodes"
-
-    def begin(self) -> Any:
-        return None
 
     def grow(self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind) -> Sprout:
         depth = min(self.depth, useful(context))
@@ -79,9 +76,6 @@ class DynamicTree:
             seen = visible.gather(1, (best // beam)[..., None].expand(-1, -1, visible.shape[2]))
             front = start + best
         return pool.harvest(min(self.nodes, pool.size), kind, laws)
-
-    def observe(self, own: Any, kept: Round) -> Any:
-        return own
 
 
 class _Pool:

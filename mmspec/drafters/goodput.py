@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median_low
-
-from torch import Tensor
 
 from mmspec.draft import Round
 from mmspec.drafters.length import (
@@ -17,11 +15,9 @@ from mmspec.drafters.length import (
     Fixed,
     Heuristic,
     Length,
-    check,
     tries,
     useful,
 )
-from mmspec.laws.categorical import Categorical
 from mmspec.targets.context import Context
 
 log = logging.getLogger("mmspec")
@@ -95,7 +91,7 @@ class Goodput:
 
 
 @dataclass(eq=False)
-class Auto:
+class Auto(Length):
     """The length with the most expected tokens per second, measured while decoding.
 
     Speculation is paused where plain decoding is faster, with one log message per object, and
@@ -106,7 +102,7 @@ class Auto:
     learned: Goodput = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check(self.most)
+        super().__post_init__()
         self.learned = Goodput([0.0] * self.most, [0.0] * self.most, next=min(_START, self.most))
 
     def begin(self) -> Goodput:
@@ -114,9 +110,6 @@ class Auto:
 
     def budget(self, state: Goodput, context: Context) -> int:
         return min(state.next, useful(context))
-
-    def more(self, state: Goodput, law: Categorical) -> Tensor | None:
-        return None
 
     def observe(self, state: Goodput, kept: Round) -> Goodput:
         self._measure(state, kept)
@@ -183,7 +176,8 @@ class Auto:
             state.passed[place] *= share
 
 
-_NAMED: dict[str, type[Heuristic | Entropy | AdaptiveEntropy | Confidence]] = {
+_NAMED: dict[str, Callable[[], Length]] = {
+    "auto": Auto,
     "heuristic": Heuristic,
     "entropy": Entropy,
     "adaptive-entropy": AdaptiveEntropy,
@@ -195,13 +189,11 @@ def parse(spec: int | str | Length) -> Length:
     """Read what users write: 5, "auto", "entropy", or a policy of their own."""
     if isinstance(spec, int) and not isinstance(spec, bool) and spec >= 0:
         return Fixed(spec)
-    if spec == "auto":
-        return Auto()
     if isinstance(spec, str) and spec in _NAMED:
         return _NAMED[spec]()
-    if not isinstance(spec, int | str) and isinstance(spec, Length):
+    if isinstance(spec, Length):
         return spec
     raise ValueError(
         f"length={spec!r} is no draft length; give a number of tokens (0 or more), one of "
-        f"{', '.join(repr(name) for name in ('auto', *_NAMED))}, or a mmspec.drafters.length.Length"
+        f"{', '.join(repr(name) for name in _NAMED)}, or a mmspec.drafters.length.Length"
     )

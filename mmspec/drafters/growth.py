@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,16 +41,25 @@ class DraftModel(ABC):
         """What the target shall offer, as for a `Drafter`."""
         return frozenset()
 
-    @abstractmethod
-    def begin(self, context: Context) -> Any: ...
+    @declared
+    def reads(self) -> bool:
+        """Whether it reads the prompt's tokens by itself, as for a `Drafter`."""
+        return False
+
+    def begin(self, context: Context) -> Any:
+        """What is remembered of a request."""
+        return None
+
     @abstractmethod
     def listen(
         self, context: Context, state: Any
     ) -> Categorical: ...  # law (B, 1) behind the context
     @abstractmethod
     def say(self, context: Context, state: Any, nodes: Nodes) -> Categorical: ...  # (B, n)
-    @abstractmethod
-    def keep(self, context: Context, state: Any, news: News) -> Any: ...
+
+    def keep(self, context: Context, state: Any, news: News) -> Any:
+        """What is remembered after a round."""
+        return state
 
 
 @dataclass(frozen=True)
@@ -128,24 +137,31 @@ class Sprout:
     laws: list[Categorical]
 
 
-class Shape(Protocol):
-    """How far and how wide a draft is grown."""
+class Shape(ABC):
+    """How far and how wide a draft is grown; one that learns remembers `own`."""
+
+    kinds: tuple[Kind, ...]
+    walk: ClassVar[str]  # verification execution
 
     @property
-    def kinds(self) -> tuple[Kind, ...]: ...
-    @property
-    def words(self) -> str: ...  # draft execution
-    @property
-    def walk(self) -> str: ...  # verification execution
-    def begin(self) -> Any: ...
+    @abstractmethod
+    def words(self) -> str:
+        """Draft execution."""
+
+    def begin(self) -> Any:
+        return None
+
+    @abstractmethod
     def grow(
         self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind
     ) -> Sprout: ...
-    def observe(self, own: Any, kept: Round) -> Any: ...
+
+    def observe(self, own: Any, kept: Round) -> Any:
+        return own
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(Shape):
     """One proposal after the other; `length` decides, before each draw, whether to go on."""
 
     length: Length
@@ -195,7 +211,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class StaticTree:
+class StaticTree(Shape):
     """A fixed topology, filled level by level; every inner node is read once."""
 
     tree: Tree
@@ -205,9 +221,6 @@ class StaticTree:
     @property
     def words(self) -> str:
         return f"static tree of {self.tree.nodes} nodes"
-
-    def begin(self) -> Any:
-        return None
 
     def grow(self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind) -> Sprout:
         tree = trimmed(self.tree, useful(context))
@@ -233,9 +246,6 @@ class StaticTree:
         if kind in _LAWFUL:
             law_of_nodes = Categorical.cat(laws)[:, _parent_rows(tree, context.device)]
         return Sprout(Draft.of(tree, tokens, kind, law_of_nodes), [_places(tree)], laws)
-
-    def observe(self, own: Any, kept: Round) -> Any:
-        return own
 
 
 _LAWFUL = (Kind.IID, Kind.WOR, Kind.HUB)

@@ -7,7 +7,7 @@ drawn token because of its own probability would bias the output, so no policy h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,18 +17,32 @@ from mmspec.laws.categorical import Categorical
 from mmspec.targets.context import Context
 
 
-@runtime_checkable
-class Length(Protocol):
-    """Decides how far to draft."""
+class Length:
+    """Decides how far to draft; `most` is the longest draft it may ask for.
 
-    @property
-    def most(self) -> int: ...  # the longest draft it may ask for
-    def begin(self) -> Any: ...
-    def budget(
-        self, state: Any, context: Context
-    ) -> int: ...  # tokens this round, 0 = a plain step
-    def more(self, state: Any, law: Categorical) -> Tensor | None: ...  # (B,) bool; None = all rows
-    def observe(self, state: Any, kept: Round) -> Any: ...
+    What a policy leaves as it is here has no memory and drafts as far as that.
+    """
+
+    most: int
+    least: ClassVar[int] = 1  # the smallest `most` that makes sense
+
+    def __post_init__(self) -> None:
+        if self.most < self.least:
+            raise ValueError(f"most={self.most} is no draft length; give {self.least} or more")
+
+    def begin(self) -> Any:
+        return None
+
+    def budget(self, state: Any, context: Context) -> int:
+        """Tokens this round, 0 = a plain step."""
+        return min(self.most, useful(context))
+
+    def more(self, state: Any, law: Categorical) -> Tensor | None:
+        """(B,) bool, whether to draw from `law`; None = all rows."""
+        return None
+
+    def observe(self, state: Any, kept: Round) -> Any:
+        return state
 
 
 def useful(context: Context) -> int:
@@ -42,29 +56,15 @@ def useful(context: Context) -> int:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Length):
     """Always `most` tokens; 0 is plain decoding."""
 
     most: int
-
-    def __post_init__(self) -> None:
-        check(self.most, least=0)
-
-    def begin(self) -> None:
-        return None
-
-    def budget(self, state: None, context: Context) -> int:
-        return min(self.most, useful(context))
-
-    def more(self, state: None, law: Categorical) -> Tensor | None:
-        return None
-
-    def observe(self, state: None, kept: Round) -> None:
-        return None
+    least: ClassVar[int] = 0
 
 
 @dataclass(frozen=True)
-class Heuristic:
+class Heuristic(Length):
     """Two more after a draft kept whole, else one less (transformers' "heuristic" schedule).
 
     In a batch one whole row is enough to go up, as in BASS.
@@ -74,7 +74,7 @@ class Heuristic:
     most: int = 20
 
     def __post_init__(self) -> None:
-        check(self.most)
+        super().__post_init__()
         if not 1 <= self.start <= self.most:
             raise ValueError(f"start={self.start} lies outside 1..most={self.most}")
 
@@ -83,9 +83,6 @@ class Heuristic:
 
     def budget(self, state: int, context: Context) -> int:
         return min(state, useful(context))
-
-    def more(self, state: int, law: Categorical) -> Tensor | None:
-        return None
 
     def observe(self, state: int, kept: Round) -> int:
         seen = tries(kept)
@@ -96,7 +93,7 @@ class Heuristic:
 
 
 @dataclass(frozen=True)
-class Entropy:
+class Entropy(Length):
     """Draft on while sqrt(c H(q)) <= h (SVIP, Zhang et al. 2024): stop where the drafter is unsure.
 
     H in nats; the square root bounds the rejection probability from above up to the factor c.
@@ -106,20 +103,8 @@ class Entropy:
     c: float = 0.15
     most: int = 10
 
-    def __post_init__(self) -> None:
-        check(self.most)
-
-    def begin(self) -> None:
-        return None
-
-    def budget(self, state: None, context: Context) -> int:
-        return min(self.most, useful(context))
-
     def more(self, state: None, law: Categorical) -> Tensor:  # (B,) bool
         return _sure(law, self.h, self.c)
-
-    def observe(self, state: None, kept: Round) -> None:
-        return None
 
 
 @dataclass
@@ -131,7 +116,7 @@ class _EntropyLevel:
 
 
 @dataclass(frozen=True)
-class AdaptiveEntropy:
+class AdaptiveEntropy(Length):
     """`Entropy` whose h is moved until a share `target` of the draft is accepted (AdaEDL, 2024).
 
     AdaEDL writes 1 - sqrt(c H(q)) >= lambda, which is h = 1 - lambda; lambda moves as in Draft &
@@ -145,7 +130,7 @@ class AdaptiveEntropy:
     most: int = 10
 
     def __post_init__(self) -> None:
-        check(self.most)
+        super().__post_init__()
         if not 0 < self.target < 1:
             raise ValueError(
                 f"target={self.target} is not an acceptance rate; give one within (0, 1)"
@@ -153,9 +138,6 @@ class AdaptiveEntropy:
 
     def begin(self) -> _EntropyLevel:
         return _EntropyLevel(self.h, self.target)
-
-    def budget(self, state: _EntropyLevel, context: Context) -> int:
-        return min(self.most, useful(context))
 
     def more(self, state: _EntropyLevel, law: Categorical) -> Tensor:  # (B,) bool
         return _sure(law, state.h, self.c)
@@ -172,31 +154,14 @@ class AdaptiveEntropy:
 
 
 @dataclass(frozen=True)
-class Confidence:
+class Confidence(Length):
     """Draft on while the drafter's best token has at least probability `threshold`."""
 
     threshold: float = 0.4
     most: int = 10
 
-    def __post_init__(self) -> None:
-        check(self.most)
-
-    def begin(self) -> None:
-        return None
-
-    def budget(self, state: None, context: Context) -> int:
-        return min(self.most, useful(context))
-
     def more(self, state: None, law: Categorical) -> Tensor:  # (B,) bool
         return _rows(_soft(law).amax(-1) >= self.threshold)
-
-    def observe(self, state: None, kept: Round) -> None:
-        return None
-
-
-def check(most: int, least: int = 1) -> None:
-    if most < least:
-        raise ValueError(f"most={most} is no draft length; give {least} or more")
 
 
 def tries(kept: Round) -> list[tuple[int, int]]:

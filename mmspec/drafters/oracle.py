@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores
+from mmspec.draft import Draft, Drafter, Kind
 from mmspec.drafters.growth import trimmed
 from mmspec.drafters.length import useful
 from mmspec.laws.noise import KeyedNoise, Lane
@@ -79,11 +79,6 @@ class Oracle(Drafter):
         ]
         return Draft.of(tree, torch.tensor(rows, device=context.device), Kind.DET)
 
-    def observe(
-        self, context: Context, state: list[list[Hint]], draft: Draft, scores: Scores, kept: Round
-    ) -> list[list[Hint]]:
-        return state
-
 
 @dataclass(frozen=True)
 class Hint:
@@ -131,16 +126,6 @@ class RandomDrafter(Drafter):
         nodes = torch.arange(tree.nodes, device=context.device)
         keys = noise.at_round(context.noise.round).fresh(Lane.DRAFT, nodes)
         return Draft.of(tree, (keys.uniform() * vocabulary).long(), Kind.DET)
-
-    def observe(
-        self,
-        context: Context,
-        state: tuple[KeyedNoise, int],
-        draft: Draft,
-        scores: Scores,
-        kept: Round,
-    ) -> tuple[KeyedNoise, int]:
-        return state
 
 
 def _rank(chance: float, spread: float) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mmspec.draft import Draft, Drafter, Kind
 from mmspec.recipe import Kit
@@ -14,14 +14,8 @@ class Silent(Drafter):
 
     kinds: ClassVar[tuple[Kind, ...]] = tuple(Kind)
 
-    def begin(self, context: Context) -> None:
-        return None
-
     def propose(self, context: Context, state: None) -> Draft:
         return context.nothing()
-
-    def observe(self, *news: Any) -> None:
-        return None
 
 
 def no_drafter(kit: Kit) -> Drafter:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.goodput import parse
-from mmspec.drafters.growth import Chain, StaticTree
+from mmspec.drafters.growth import Chain, Shape, StaticTree
 from mmspec.trees import Tree
 
 
@@ -20,7 +20,7 @@ def shape_of(default: Any, tree: Any, length: Any) -> Any:
         return default
     if isinstance(tree, Tree):
         return StaticTree(tree)
-    if isinstance(tree, StaticTree | DynamicTree | Chain):
+    if isinstance(tree, Shape):
         return tree
     if tree == "dynamic":
         return DynamicTree()

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
+from mmspec.models.public_weights import public_name, taken
 
 MODEL = (  # ours -> theirs
     (r"model\.embed_tokens\.", "tok_embeddings."),
@@ -67,23 +68,12 @@ def from_public(
     public: Mapping[str, Tensor], model: LlamaGenForImageGeneration
 ) -> dict[str, Tensor]:
     """Public weights under the model's names; what decodes nothing (the encoder) stays out."""
-    config, own = model.config, model.state_dict()
-    theirs = _Names(config)
-    lacking = sorted({name for name in map(theirs, own) if name not in public})
-    if lacking:
-        raise ValueError(f"the public weights lack {', '.join(lacking[:5])}")
-    ours = {}
-    for name, like in own.items():
-        value = public[theirs(name)]
-        if fused := _FUSED.fullmatch(name):
-            value = _parts(value, config)[fused[3]]
-        if value.shape != like.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(value.shape)} in the public weights, but the "
-                f"configuration asks for {tuple(like.shape)}"
-            )
-        ours[name] = value
-    return ours
+
+    def part(name: str, value: Tensor) -> Tensor:
+        fused = _FUSED.fullmatch(name)
+        return value if fused is None else _parts(value, model.config)[fused[3]]
+
+    return taken(model.state_dict(), public, _Names(model.config), part)
 
 
 def to_public(model: LlamaGenForImageGeneration) -> dict[str, Tensor]:
@@ -115,11 +105,7 @@ class _Names:
             part = {"block": "res"}.get(level[3], level[3])
             block = self.deepest - int(level[2])  # theirs count from the deepest level
             return f"decoder.conv_blocks.{block}.{part}.{name[level.end() :]}"
-        for ours, public in MODEL + PICTURE:
-            renamed, count = re.subn(f"^{ours}", public, name)
-            if count:
-                return renamed
-        raise AssertionError(f"{name} has no public name")
+        return public_name(name, MODEL + PICTURE)
 
 
 def _parts(fused: Tensor, config: LlamaGenConfig) -> dict[str, Tensor]:

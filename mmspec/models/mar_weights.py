@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.models.mar import MarForImageGeneration
+from mmspec.models.public_weights import public_name, taken
 
 NAMES = (  # ours -> theirs, the first that fits
     (r"class_table\.", "class_emb."),
@@ -50,29 +50,9 @@ def load_public(model: MarForImageGeneration, weights: str | Path) -> None:
 
 def from_public(public: Mapping[str, Tensor], model: MarForImageGeneration) -> dict[str, Tensor]:
     """Public weights under the model's names; what the model does not have stays out."""
-    own = model.state_dict()
-    lacking = sorted({public_name(name) for name in own} - set(public))
-    if lacking:
-        raise ValueError(f"the public weights lack {', '.join(lacking[:5])}")
-    ours = {name: public[public_name(name)] for name in own}
-    for name, value in ours.items():
-        if value.shape != own[name].shape:
-            raise ValueError(
-                f"{name} has shape {tuple(value.shape)} in the public weights, but the "
-                f"configuration asks for {tuple(own[name].shape)}"
-            )
-    return ours
+    return taken(model.state_dict(), public, lambda name: public_name(name, NAMES))
 
 
 def to_public(model: MarForImageGeneration) -> dict[str, Tensor]:
     """The model's weights as the public checkpoints name them."""
-    return {public_name(name): value for name, value in model.state_dict().items()}
-
-
-def public_name(name: str) -> str:
-    """The public name of one of the model's weights."""
-    for ours, theirs in NAMES:
-        renamed, count = re.subn(f"^{ours}", theirs, name)
-        if count:
-            return renamed
-    raise AssertionError(f"{name} has no public name")
+    return {public_name(name, NAMES): value for name, value in model.state_dict().items()}

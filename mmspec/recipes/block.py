@@ -6,16 +6,11 @@ the gain grows with draft length and temperature. Greedy output is the target's 
 
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.verifiers.block import Block
 
-RECIPE = Recipe(
-    architecture=small_model,
+RECIPE = with_draft_model(
     execution=Chain(Fixed(5)),
     verifier=Block(),
-    sees="auto",
-    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Sun et al. 2024",
 )

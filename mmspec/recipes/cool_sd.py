@@ -11,9 +11,8 @@ weight, and no weight is below 1.
 from mmspec.draft import Verifier
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.recipe import Deferred, Kit
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.recursive import Recursive
 
@@ -23,12 +22,9 @@ def annealed(kit: Kit) -> Verifier:
     return Recursive(Annealed(kit.options["delta"], kit.options["nu"]))
 
 
-RECIPE = Recipe(
-    architecture=small_model,
+RECIPE = with_draft_model(
     execution=Chain(Fixed(5)),
     verifier=Deferred(annealed, "Recursive, annealed by depth, delta in the mean"),
-    sees="auto",
-    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     options={"delta": 1.1, "nu": 0.7},
     paper="Li et al. 2026",
     reconstructed="the constant mu",

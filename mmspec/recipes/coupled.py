@@ -8,16 +8,11 @@ whatever the drafter, draft length, tree or batch. Acceptance lies between (1 - 
 
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.verifiers.coupled import Coupled
 
-RECIPE = Recipe(
-    architecture=small_model,
+RECIPE = with_draft_model(
     execution=Chain(Fixed(5)),
     verifier=Coupled(),
-    sees="auto",
-    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Daliri et al. 2025; Kobus and Gunduz 2025",
 )

@@ -5,16 +5,11 @@ draft model. Exact: nodes are chosen by looking at them, so each counts as a det
 """
 
 from mmspec.drafters.dynamic_tree import DynamicTree
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.verifiers.coupled import Coupled
 
-RECIPE = Recipe(
-    architecture=small_model,
+RECIPE = with_draft_model(
     execution=DynamicTree(depth=5, beam=4, nodes=16),
     verifier=Coupled(),
-    sees="auto",
-    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Li et al. 2024; Wang et al. 2024",
 )

@@ -14,7 +14,7 @@ no picture tokens only rank and gap count.
 from mmspec.codes.codebook import Codebook
 from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.carry_over import Jacobi
+from mmspec.drafters.jacobi.carry_over import Jacobi, window_length
 from mmspec.drafters.length import Fixed
 from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.verifiers.grouped import Embeddings, Grouped, RankWindow, TokenDistance
@@ -23,9 +23,7 @@ from mmspec.verifiers.recursive import Recursive
 
 def jacobi_iteration(kit: Kit) -> Drafter:
     """The target's own laws of the pass before."""
-    if not isinstance(kit.shape, Chain):
-        raise ValueError("Jacobi windows are chains; give length= instead of tree=")
-    return Jacobi(length=kit.shape.length)
+    return Jacobi(length=window_length(kit))
 
 
 def grouping(kit: Kit) -> Verifier:

@@ -15,9 +15,8 @@ delta=1.
 from mmspec.codes.codebook import Neighbours, neighbours_for
 from mmspec.draft import Verifier
 from mmspec.drafters.dynamic_tree import DynamicTree
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.recipe import Deferred, Kit
 from mmspec.verifiers.latent_neighbourhood import AdditiveBound, LatentNeighbourhood
 from mmspec.verifiers.recursive import Recursive
 
@@ -38,12 +37,9 @@ def table_of(kit: Kit) -> Neighbours:
     return neighbours_for(source, k, kit.target.vocabulary, kit.target.device)
 
 
-RECIPE = Recipe(
-    architecture=small_model,
+RECIPE = with_draft_model(
     execution=DynamicTree(depth=5, beam=10, nodes=58),
     verifier=Deferred(pooling, "Recursive, latent neighbourhood within delta"),
-    sees="auto",
-    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     options={"codebook": None, "neighbours": 1000, "delta": 0.1},
     paper="Jang et al. 2025",
     reconstructed="the optimal residual",

@@ -12,9 +12,8 @@ optimum, not those of the released code.
 
 from mmspec.draft import Kind, Verifier
 from mmspec.drafters.growth import StaticTree
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.recipe import Deferred, Kit
 from mmspec.recipes.lantern import table_of
 from mmspec.trees import Tree
 from mmspec.verifiers.latent_neighbourhood import LatentNeighbourhood, Multiplicative
@@ -35,14 +34,11 @@ def pooling(kit: Kit) -> Verifier:
     return Recursive(LatentNeighbourhood(table, k, Multiplicative(kit.options["factor"])))
 
 
-RECIPE = Recipe(
-    architecture=small_model,
+RECIPE = with_draft_model(
     execution=StaticTree(
         Tree.of_ranks([[int(rank) for rank in path] for path in RANKS.split()]), kinds=(Kind.WOR,)
     ),
     verifier=Deferred(pooling, "Recursive, latent neighbourhood within a factor"),
-    sees="auto",
-    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     options={"codebook": None, "neighbours": 10, "factor": 5.0},
     paper="Park et al. 2025",
     reconstructed="the optimal residual",

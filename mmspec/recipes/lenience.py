@@ -6,17 +6,12 @@ Lossy: the law m of a token obeys m <= p / ell; ell = 1 is speculative sampling,
 
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.recursive import Recursive
 
-RECIPE = Recipe(
-    architecture=small_model,
+RECIPE = with_draft_model(
     execution=Chain(Fixed(5)),
     verifier=Recursive(Lenience(ell=0.8)),
-    sees="auto",
-    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Leviathan et al. 2023; Chen et al. 2023",
 )

@@ -5,17 +5,12 @@ Jeon et al. 2024 (RSD-C); Chen et al. 2024 (Sequoia). Exact in law.
 
 from mmspec.draft import Kind
 from mmspec.drafters.growth import StaticTree
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive
 
-RECIPE = Recipe(
-    architecture=small_model,
+RECIPE = with_draft_model(
     execution=StaticTree(Tree.branching([3, 2, 1, 1]), kinds=(Kind.WOR,)),
     verifier=Recursive(),
-    sees="auto",
-    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Jeon et al. 2024; Chen et al. 2024",
 )

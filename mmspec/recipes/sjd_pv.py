@@ -2,9 +2,10 @@
 
 Yu et al. 2026 (arXiv 2603.06666). `phrases` is a library built by merging frequent neighbours in
 the rows of sampled grids (`mmspec.codes.phrases.Phrases.build`), or its file; a phrase is accepted
-with min(1, prod p/q). Lossy: a refused phrase is tested again token by token. Without a library,
-and in greedy decoding, it is SJD. Reconstructed: the longest match counts, phrases have at most
-four tokens and stay within a row, and the tokens of a refused phrase are tested singly.
+with min(1, prod p/q). Lossy, and runs do not measure by how much: a refused phrase is tested again
+token by token. Without a library it is SJD and exact; so is greedy decoding. Reconstructed: the
+longest match counts, phrases have at most four tokens and stay within a row, and the tokens of a
+refused phrase are tested singly.
 """
 
 from pathlib import Path

@@ -5,17 +5,12 @@ Miao et al. 2024, algorithm 2. Exact in law. Duplicated siblings count as separa
 
 from mmspec.draft import Kind
 from mmspec.drafters.growth import StaticTree
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive
 
-RECIPE = Recipe(
-    architecture=small_model,
+RECIPE = with_draft_model(
     execution=StaticTree(Tree.branching([3, 2, 1, 1]), kinds=(Kind.IID,)),
     verifier=Recursive(),
-    sees="auto",
-    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Miao et al. 2024",
 )

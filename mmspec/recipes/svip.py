@@ -7,16 +7,11 @@ acceptance.
 
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Entropy
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.verifiers.coupled import Coupled
 
-RECIPE = Recipe(
-    architecture=small_model,
+RECIPE = with_draft_model(
     execution=Chain(Entropy(most=8)),
     verifier=Coupled(),
-    sees="auto",
-    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     paper="Zhang et al. 2024",
 )

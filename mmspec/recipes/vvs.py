@@ -16,9 +16,8 @@ decision is made for all rows of a batch, and what a head read of borrowed state
 from mmspec.codes.codebook import Codebook
 from mmspec.draft import Gate
 from mmspec.drafters.dynamic_tree import DynamicTree
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
-from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.recipe import Deferred, Kit
 from mmspec.recipes.lantern import pooling
 from mmspec.verifiers.skipping import Never, Policy, Similar, Skipping, Uniform
 
@@ -59,13 +58,10 @@ def codebook(kit: Kit) -> Codebook:
     return given.to(kit.target.device)
 
 
-RECIPE = Recipe(
-    architecture=small_model,
+RECIPE = with_draft_model(
     execution=DynamicTree(depth=5, beam=10, nodes=58),
     verifier=Deferred(pooling, "Recursive, latent neighbourhood within delta"),
     gate=Deferred(skipping, "some rounds skipped"),
-    sees="auto",
-    draft_model=(SMALL_MODEL, FEATURE_HEAD),
     options={
         "codebook": None,
         "neighbours": 1000,

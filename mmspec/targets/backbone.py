@@ -20,6 +20,7 @@ from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
 from mmspec.targets.reader import Reader
+from mmspec.targets.turns import Past, load, whole_mask
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ROOM = 1024  # most slots set aside at once behind a prompt; buffers double when they are full
@@ -72,23 +73,29 @@ class Backbone(Reader):
         return embeds
 
     def prefill(
-        self, inputs: Mapping[str, Any], room: int
+        self, inputs: Mapping[str, Any], room: int, past: Past | None = None
     ) -> tuple[Memory | RowMemories, Tensor, Mapping[str, Any]]:
         """Read the prompt. Returns its memory, the next-token logits (B, V) and the model's output.
 
-        `inputs` are the processor's tensors, left-padded; `room` is how many slots may be
-        needed behind them.
+        `inputs` are the processor's tensors; their mask may hide slots before and between tokens.
+        `room` is how many slots may be needed behind them, `past` what was read in earlier turns.
         """
-        cache = SlotCache(self.cache_config)
-        prepared = _hf.prefill_inputs(self.model, inputs, cache)
+        cache, mask = SlotCache(self.cache_config), whole_mask(inputs, past)
+        start = cache.plan.start = 0 if past is None else past.length
+        prepared = _hf.prefill_inputs(
+            self.model, {**inputs, "attention_mask": mask}, cache, past is not None and past.is_told
+        )
         prepared["past_key_values"] = cache  # Phi-3 drops an empty one behind its short positions
         carrier = prepared.get("input_ids")
         carrier = prepared["inputs_embeds"] if carrier is None else carrier
-        batch, length = carrier.shape[:2]
+        batch, length = carrier.shape[0], start + carrier.shape[1]
         cache.plan.capacity = length + min(room, ROOM)
-        cache.plan_uniform(0, length)
+        if past is not None:
+            load(past, cache)
+        cache.plan_uniform(start, length - start)
         out = self.model(**prepared, return_dict=True)
-        pads = padding(inputs.get("attention_mask"), batch)
+        pads = leading(mask, batch)
+        gaps = None if mask is None or int((mask == 0).sum()) == sum(pads) else mask
         rope, offsets = next_rope(prepared.get("position_ids"), batch, length)
         last = self.last_position
         if self.border is not None and max(rope) <= self.border.length:
@@ -100,6 +107,8 @@ class Backbone(Reader):
         if batch == 1 or self.can_branch:
             memory = Memory(cache, length, pads, rope, *how)
             memory.offsets, memory.types, memory.last = offsets, types, last
+            if gaps is not None:
+                hide(memory, gaps)
             return memory, out.logits[:, -1], out
         rows = []
         for row in range(batch):
@@ -108,6 +117,8 @@ class Backbone(Reader):
             rows[-1].offsets = None if offsets is None else offsets[:, one]
             rows[-1].last = last
             rows[-1].types = None if types is None else types[one]
+            if gaps is not None:
+                hide(rows[-1], gaps[one])
         return RowMemories(rows), out.logits[:, -1], out
 
     def read(
@@ -176,6 +187,13 @@ class Backbone(Reader):
         return twin
 
 
+def hide(memory: Memory, seen: Tensor) -> None:  # (B, L) 0 = hidden
+    """Leave out slots of a prompt that nobody sees, also between others."""
+    memory.bare = False
+    memory.padding = tuple((seen == 0).sum(-1).tolist())
+    memory.mask.hide_slots(seen)
+
+
 def without_layers(decoder: Any, skip: Sequence[int], depth: int | None = None) -> Any:
     """A shallow copy of a decoder, weights shared, with its own list of layers."""
     layers = list(decoder.layers)[:depth]
@@ -186,19 +204,28 @@ def without_layers(decoder: Any, skip: Sequence[int], depth: int | None = None) 
     return twin
 
 
-def padding(attention_mask: Tensor | None, batch: int) -> list[int]:
-    """Left padding per row; raises ValueError for padding on the right or in between."""
+def leading(attention_mask: Tensor | None, batch: int) -> list[int]:
+    """Left padding per row; raises ValueError for padding on the right."""
     if attention_mask is None:
         return [0] * batch
-    pads = (attention_mask == 0).sum(-1)
-    leading = (attention_mask.cumsum(-1) == 0).sum(-1)
-    if not torch.equal(pads, leading):
+    if not bool(attention_mask[:, -1].all()):
         raise ValueError(
-            "attention_mask (given, or told by the padding token) hides tokens inside or after a "
-            "prompt; pad on the left "
-            "(processor.tokenizer.padding_side = 'left')"
+            "attention_mask (given, or told by the padding token) hides tokens after a prompt; pad "
+            "on the left (processor.tokenizer.padding_side = 'left')"
         )
-    return [int(pad) for pad in pads.tolist()]
+    pads: list[int] = (attention_mask.cumsum(-1) == 0).sum(-1).tolist()
+    return pads
+
+
+def padding(attention_mask: Tensor | None, batch: int) -> list[int]:
+    """The same; raises ValueError for padding between tokens, too."""
+    pads = leading(attention_mask, batch)
+    if attention_mask is not None and int((attention_mask == 0).sum()) != sum(pads):
+        raise ValueError(
+            "attention_mask hides tokens inside a prompt, which cannot be left out here; drop them "
+            "and pad on the left"
+        )
+    return pads
 
 
 def next_rope(

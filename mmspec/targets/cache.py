@@ -37,10 +37,10 @@ class SlotLayer(CacheLayerMixin):
     keys: Any
     values: Any
 
-    def __init__(self, plan: SlotPlan, slides: bool = False) -> None:
+    def __init__(self, plan: SlotPlan, window: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.plan = plan
-        self.slides = slides  # reads the window only; it keeps everything, so it can roll back
+        self.window = window  # reads so many slots only; it keeps everything, so it can roll back
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         batch, heads, _, width = key_states.shape
@@ -65,7 +65,7 @@ class SlotLayer(CacheLayerMixin):
         else:
             self.keys[plan.rows, :, plan.slots] = key_states.transpose(1, 2)
             self.values[plan.rows, :, plan.slots] = value_states.transpose(1, 2)
-        low = plan.low if self.slides else 0
+        low = plan.low if self.window is not None else 0
         return self.keys[:, :, low : plan.view], self.values[:, :, low : plan.view]
 
     def grow(self) -> None:
@@ -119,7 +119,8 @@ class SlotCache(Cache):
 
     def _layer(self, layer: Any) -> Any:
         if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
-            return SlotLayer(self.plan, slides=type(layer) is DynamicSlidingWindowLayer)
+            slides = type(layer) is DynamicSlidingWindowLayer
+            return SlotLayer(self.plan, layer.sliding_window if slides else None)
         return layer
 
     @property
@@ -185,7 +186,7 @@ class SlotCache(Cache):
                 layer.values = mine.values[index : index + 1].clone()
                 layer.is_initialized = True
             elif isinstance(mine, LinearAttentionLayer):
-                _copy_row(mine, layer, index)
+                copy_states([mine], layer, slice(index, index + 1))
         return twin
 
     @staticmethod
@@ -222,13 +223,19 @@ class SlotCache(Cache):
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _copy_row(source: LinearAttentionLayer, target: LinearAttentionLayer, index: int) -> None:
-    """Give `target` the recurrent and convolution states of one row of `source`."""
+def copy_states(
+    sources: Sequence[LinearAttentionLayer],
+    target: LinearAttentionLayer,
+    rows: slice = slice(None),
+) -> None:
+    """Give `target` the recurrent and convolution states of `rows` of all sources."""
+    source = sources[0]
     target.device, target.dtype = source.device, source.dtype
     for name in ("conv_states", "recurrent_states"):
         for place, state in getattr(source, name).items():
             if state is not None:
-                getattr(target, name)[place] = state[index : index + 1].clone()
+                states = [getattr(one, name)[place][rows] for one in sources]
+                getattr(target, name)[place] = torch.cat(states)
     for name in (
         "is_conv_states_initialized",
         "is_recurrent_states_initialized",

@@ -14,25 +14,27 @@ from mmspec import _hf
 from mmspec.draft import Draft, Round, Scores
 from mmspec.laws.sampling import Prefix
 from mmspec.targets.attention_tap import OFFERED, AttentionTap, ClassTokenTap
-from mmspec.targets.backbone import Backbone, padding
+from mmspec.targets.backbone import Backbone
 from mmspec.targets.check import check
 from mmspec.targets.context import Context, Request
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.hooks import HiddenStateHook, SnapshotHook
 from mmspec.targets.memory import block
 from mmspec.targets.reader import Reader
+from mmspec.targets.turns import prompt_slots, whole_mask
 
 
 @dataclass(frozen=True)
 class CausalTarget:
     """Scores drafts with one forward over pending and draft tokens.
 
-    `wants` names features for the drafter: "hidden" (last hidden states, (B, N + 1, H), after the
-    final norm); and, in `context.shared` after the prefill, "vision" (the picture encoders'
-    outputs by modality), "cls" (what the class token of the vision tower attends to, (n,) per
-    picture), attention of several kinds (see `mmspec.targets.attention_tap`), "states" (hidden
-    states embedded and early on, (2, B, L, H)), and, with "hidden", "embeds" and "hidden" of the
-    whole prompt, (B, L, H) each. Under guidance hidden states are those of both branches, 2B rows.
+    `wants` names features: "hidden" (last hidden states, (B, N + 1, H), after the final norm) and
+    "logits" (as the model gives them, (B, N + 1, V)) with the scores; and, in `context.shared`
+    after the prefill, "vision" (the picture encoders' outputs by modality), "cls" (what the class
+    token of the vision tower attends to, (n,) per picture), attention of several kinds (see
+    `mmspec.targets.attention_tap`), "states" (hidden states embedded and early on, (2, B, L, H)),
+    and, with "hidden", "embeds" and "hidden" of the whole prompt, (B, L, H) each. Under guidance
+    hidden states are those of both branches, 2B rows.
     Recurrent models replay lazily: their state stays at the last point where everything was
     accepted, and the tokens kept since then stay pending and are read again with the next draft.
     No forward is spent on that until `longest_replay` tokens wait.
@@ -56,10 +58,10 @@ class CausalTarget:
         """Read the prompt; `context.scores` then gives the first token without a forward."""
         request = replace(request, inputs=_masked(self.backbone, request.inputs))
         ids = request.inputs.get("input_ids")
-        if ids is not None:
-            self._check("chain" if len(ids) == 1 else "ragged", ids[-1].tolist())
+        words = [] if ids is None else ids[-1].tolist()
+        self._check("chain" if len(request.noise.rows) == 1 else "ragged", words)
         if isinstance(self.backbone, Backbone) and self.backbone.border is not None:
-            self.backbone.border.check(_longest(request.inputs), request.room)
+            self.backbone.border.check(_longest(request), request.room)
         inputs, offer = request.inputs, dict[str, Any](request.shared)
         if "vision" in self.wants:
             with self._class_token() as token:
@@ -68,19 +70,23 @@ class CausalTarget:
             offer["cls"] = None if token is None else token.attention
         rows = questions(request.inputs, self.backbone.visual_ids) if self.wants & OFFERED else []
         with self._tap(rows) as tap, self._states() as states, self._snapshots() as early:
-            memory, logits, _ = self.backbone.prefill(inputs, room=request.room + 64)
+            memory, logits, _ = self._read_prompt(request, inputs)
         if tap is not None:
             offer |= tap.offer()
         if early is not None:
             offer["states"] = early.offer()
         if states is not None:
             offer["embeds"], offer["hidden"] = states.embeds, states.hidden
-        history, pads = _prompt(request.inputs, memory.kept[0], memory.batch)
+        history = _prompt(request.inputs, memory.batch)
+        mask = whole_mask(request.inputs, request.past)
+        pads = [0] * len(history) if mask is None else (mask == 0).sum(-1).tolist()
+        slots = zip(memory.kept, pads, history, strict=True)
         context = Context(
             request=request,
             history=history,
             prompt=tuple(len(row) for row in history),
-            padding=pads,
+            padding=tuple(pads),
+            unknown=tuple(kept - pad - len(row) for kept, pad, row in slots),
             vocabulary=logits.shape[-1],
             memory=memory,
             noise=request.noise,
@@ -89,7 +95,8 @@ class CausalTarget:
         )
         position = context.position()
         law = request.sampling.law(logits[:, None], prefix(context, None), position)
-        return replace(context, scores=Scores(law, position))
+        features = {"logits": logits[:, None]} if "logits" in self.wants else {}
+        return replace(context, scores=Scores(law, position, features))
 
     def score(self, context: Context, draft: Draft) -> Scores:
         """One forward over the pending tokens and the draft nodes."""
@@ -110,6 +117,8 @@ class CausalTarget:
         if draft.nodes:
             position = torch.cat((position, position + 1 + draft.places()), 1)
         features = {} if hidden is None else {"hidden": hidden}
+        if "logits" in self.wants:
+            features["logits"] = logits
         law = context.sampling.law(logits, prefix(context, draft), position)
         return Scores(law, position, features, calls)
 
@@ -121,6 +130,13 @@ class CausalTarget:
             history.extend(tokens)
         skipped = context.skipped + 1 if kept.skips else 0
         return replace(context, scores=None, finished=kept.finished, skipped=skipped)
+
+    def _read_prompt(self, request: Request, inputs: Mapping[str, Any]) -> tuple[Any, Tensor, Any]:
+        room = request.room + 64
+        if request.past is None:
+            return self.backbone.prefill(inputs, room=room)
+        assert isinstance(self.backbone, Backbone)
+        return self.backbone.prefill(inputs, room, request.past)
 
     def _check(self, use: str, tokens: Sequence[int]) -> None:
         if self.checks and isinstance(self.backbone, Backbone) and not self.backbone.family.media:
@@ -173,19 +189,17 @@ def questions(inputs: Mapping[str, Any], visual: Sequence[int]) -> list[int]:
         return []
     known = set(visual)
     rows = []
-    for row, pad in zip(ids.tolist(), padding(inputs.get("attention_mask"), len(ids)), strict=True):
-        own = row[pad:]
-        text = next((at for at, token in enumerate(reversed(own)) if token in known), 1)
+    for row in ids.tolist():
+        text = next((at for at, token in enumerate(reversed(row)) if token in known), 1)
         rows.append(max(text, 1))
     return rows
 
 
-def _longest(inputs: Mapping[str, Any]) -> int:
-    """Tokens of the longest prompt, padding excluded."""
-    mask, ids = inputs.get("attention_mask"), inputs.get("input_ids")
-    if mask is not None:
-        return int(mask.sum(-1).amax())
-    return int((inputs["inputs_embeds"] if ids is None else ids).shape[1])
+def _longest(request: Request) -> int:
+    """Tokens of the longest prompt, earlier turns included, padding excluded."""
+    inputs, past = request.inputs, request.past
+    mask = whole_mask(inputs, past)
+    return prompt_slots(inputs, past) if mask is None else int(mask.sum(-1).amax())
 
 
 def _encoded(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -218,13 +232,11 @@ def _alive(context: Context) -> list[int]:
     return [0 if finished else count for count, finished in rows]
 
 
-def _prompt(
-    inputs: Mapping[str, Any], length: int, batch: int
-) -> tuple[tuple[list[int], ...], tuple[int, ...]]:
-    """Prompt tokens per row without padding, and the padding."""
-    ids = inputs.get("input_ids")
-    if ids is None:  # given as embeddings: its tokens are unknown, only their number counts
-        return tuple([0] * length for _ in range(batch)), (0,) * batch
-    pads = padding(inputs.get("attention_mask"), batch)
-    rows = tuple(row[pad:] for row, pad in zip(ids.tolist(), pads, strict=True))
-    return rows, tuple(pads)
+def _prompt(inputs: Mapping[str, Any], batch: int) -> tuple[list[int], ...]:
+    """Prompt tokens per row without padding; none where they were given as embeddings."""
+    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    if ids is None:
+        return tuple([] for _ in range(batch))
+    if mask is None:
+        return tuple(ids.tolist())
+    return tuple(row[seen].tolist() for row, seen in zip(ids, mask.bool(), strict=True))

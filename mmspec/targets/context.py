@@ -13,6 +13,7 @@ from mmspec.draft import Draft, Scores
 from mmspec.laws.noise import KeyedNoise
 from mmspec.laws.sampling import Sampling
 from mmspec.targets.memory import Memory, RowMemories
+from mmspec.targets.turns import Past
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Request:
     room: int  # most new tokens per row
     drafter_inputs: Mapping[str, Any] = field(default_factory=dict)  # what the drafter gets instead
     shared: Mapping[str, Any] = field(default_factory=dict)  # what the call itself offers drafters
+    past: Past | None = None  # the cache of an earlier turn that this one goes on from
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,9 @@ class Context:
     """Everything committed so far, per row, and what is still waiting to be read by the target."""
 
     request: Request
-    history: tuple[list[int], ...]  # committed tokens, prompt included, padding excluded
-    prompt: tuple[int, ...]  # prompt tokens per row, padding excluded
-    padding: tuple[int, ...]  # left padding of the prompt per row
+    history: tuple[list[int], ...]  # committed tokens that are known, prompt included, no padding
+    prompt: tuple[int, ...]  # of them the prompt's, per row
+    padding: tuple[int, ...]  # slots per row that nobody sees
     vocabulary: int  # the target's
     memory: Memory | RowMemories  # the target's
     noise: KeyedNoise  # this round's
@@ -42,6 +44,8 @@ class Context:
     shared: Mapping[str, Any] = field(default_factory=dict)  # what target and call offer drafters
     finished: tuple[bool, ...] = ()
     skipped: int = 0  # rounds since the target was asked last; their tokens are pending
+    unknown: tuple[int, ...] = ()  # per row, before the history: read as embeddings, or in a turn
+    # whose tokens were not given again
 
     @property
     def batch(self) -> int:
@@ -58,7 +62,8 @@ class Context:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Committed tokens per row: the absolute position of the next one."""
-        return tuple(len(row) for row in self.history)
+        before = self.unknown or (0,) * self.batch
+        return tuple(len(row) + more for row, more in zip(self.history, before, strict=True))
 
     def generated(self, row: int) -> int:
         """New tokens of a row so far."""
@@ -67,8 +72,8 @@ class Context:
     @property
     def pending(self) -> tuple[int, ...]:
         """How many of the last tokens the target has not kept in its memory yet, per row."""
-        rows = zip(self.history, self.padding, self.memory.kept, strict=True)
-        return tuple(len(history) + pad - kept for history, pad, kept in rows)
+        rows = zip(self.lengths, self.padding, self.memory.kept, strict=True)
+        return tuple(length + pad - kept for length, pad, kept in rows)
 
     def waiting(self) -> list[list[int]]:
         """The pending tokens per row.
@@ -91,10 +96,14 @@ class Context:
         return Draft.empty(self.batch, self.device)
 
     def prefix(self, row: int) -> Tensor:  # (L,)
-        """Tokens of a row as a logits processor sees them: left padding included."""
+        """Tokens of a row as a logits processor sees them: the prompt as given, padding included.
+
+        A prompt of embeddings has none.
+        """
         ids = self.request.inputs.get("input_ids")
-        pads = [] if ids is None else ids[row, : self.padding[row]].tolist()
-        return torch.tensor(pads + self.history[row], device=self.device)
+        given = [] if ids is None else ids[row].tolist()
+        new = self.history[row][self.prompt[row] :]
+        return torch.tensor(given + new, dtype=torch.int64, device=self.device)
 
     def at_round(self, index: int) -> Context:
         return replace(self, noise=self.noise.at_round(index))

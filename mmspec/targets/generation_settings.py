@@ -1,4 +1,4 @@
-"""Generation settings as `generate()` merges them, and the modes that cannot be speculated."""
+"""Generation settings as `generate()` merges them, and what becomes of every one."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def resolve(
     batch: int = 1,
     config: GenerationConfig | None = None,
     inputs: Tensor | None = None,
+    embeds: Tensor | None = None,
     attention_mask: Tensor | None = None,
     processors: Sequence[LogitsProcessor] = (),
     prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
@@ -44,15 +45,16 @@ def resolve(
     """Merge generation settings as `generate()` does: settings > `config` > the model's own >
     defaults.
 
-    `prompt_length` counts the padded decoder prompt. `inputs` (B, L) is what encoder penalties look
-    at and `attention_mask` (B, L) what tells padding from prompt; both may be missing. The config
-    that comes back is resolved: lengths are absolute, special tokens are tensors.
+    `prompt_length` counts the ids of the padded decoder prompt. `inputs` (B, L) is what encoder
+    penalties look at, `embeds` (B, L, D) a prompt of embeddings, and `attention_mask` (B, L) what
+    tells padding from prompt; all may be missing. The config that comes back is resolved: lengths
+    are absolute, special tokens are tensors.
     """
-    _refuse_unknown(model, settings)
+    _refuse_unknown(model, {**_entries(config), **settings})
     _check_values(settings)
     own = model.generation_config
     merged = _hf.merge_config(model, config, settings)
-    refuse_modes(merged)
+    refuse_modes(model, merged)
     _hf.set_special_tokens(model, merged, device, batch, attention_mask is not None)
     if attention_mask is None and inputs is not None and not model.config.is_encoder_decoder:
         attention_mask = _inferred_mask(model, merged, inputs)
@@ -71,6 +73,7 @@ def resolve(
         prompt_length,
         default_max=is_default("max_length"),
         default_min=is_default("min_length"),
+        embeds=embeds,
     )
     do_sample = bool(merged.do_sample)
     if do_sample and merged.temperature is not None:
@@ -145,6 +148,14 @@ def _check_values(settings: Mapping[str, Any]) -> None:
     Sampling(do_sample=True, **{n: settings[n] for n in names if settings.get(n) is not None})
 
 
+def _entries(config: GenerationConfig | None) -> dict[str, Any]:
+    """What a user's configuration says beyond the library's fields."""
+    if config is None:
+        return {}
+    known = vars(_hf.default_config())
+    return {name: value for name, value in vars(config).items() if name not in known}
+
+
 def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
     own = vars(_hf.default_config()).keys() | vars(model.generation_config).keys()
     known = own - {"transformers_version"}
@@ -161,12 +172,26 @@ def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
             )
 
 
-def refuse_modes(config: GenerationConfig) -> None:
-    """Refuse what cannot be speculated: beams, several sequences per row, contrastive search."""
-    for name, (neutral, why) in _REFUSED_SETTINGS.items():
-        value = getattr(config, name, None)
-        if value is not None and value not in neutral:
+def refuse_modes(model: Any, config: GenerationConfig) -> None:
+    """Refuse what cannot be speculated or given, and every field that is not known here.
+
+    A configuration may carry entries of its own, as Whisper's does: `generate()` does not read
+    them, and neither do we.
+    """
+    fields, neutral = vars(_hf.default_config()), _hf.default_settings(model)
+    for name, value in vars(config).items():
+        if name in (*HONOURED, *HARMLESS) or name.startswith("_"):
+            continue
+        unset, why = REFUSED.get(name, (None, ""))
+        if value is None or value in (unset, neutral.get(name)):
+            continue
+        if why:
             raise ValueError(f"{name}={value} (given, or the model's own) is not supported: {why}")
+        if name in fields:
+            raise ValueError(
+                f"{name}={value} is not known here, so it would be ignored; drop it, or use "
+                "model.generate()"
+            )
     if config.get_generation_mode() == "contrastive_search":
         raise ValueError(
             f"penalty_alpha={config.penalty_alpha} asks for contrastive search, which scores "
@@ -241,24 +266,69 @@ KINDS: Mapping[str, Callable[[str, Any], None]] = {
     "stop_strings": _texts,
 }
 
+_LENGTH = "give the draft's length instead: accelerate(model, drafter=..., length=...)"
 _REFUSED_ARGUMENTS = {
     "assistant_model": "give the small model to accelerate(model, drafter=...)",
     "assistant_tokenizer": "prepare it with the drafter: accelerate(model, drafter=...)",
     "negative_prompt_ids": DOUBLED,
     "negative_prompt_attention_mask": DOUBLED,
     "custom_generate": "call model.generate(..., custom_generate=...) instead",
+    "synced_gpus": "one process decodes here; drop it",
+    **dict.fromkeys(
+        ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+        _LENGTH,
+    ),
 }
 
-_REFUSED_SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "num_beams": ((1,), "a row follows one path, not beams; pass num_beams=1"),
-    "num_beam_groups": ((1,), "a row follows one path, not beams; pass num_beam_groups=1"),
-    "num_return_sequences": ((1,), "repeat the inputs instead and pass num_return_sequences=1"),
-    "constraints": ((), "constraints need beam search; use prefix_allowed_tokens_fn"),
-    "force_words_ids": ((), "constraints need beam search; use prefix_allowed_tokens_fn"),
-    "guidance_scale": ((1,), f"{DOUBLED}; pass guidance_scale=None"),
-    "prompt_lookup_num_tokens": ((), "choose a lookup drafter: accelerate(model, drafter=...)"),
-    "use_mtp": ((False,), "choose a multi-token drafter: accelerate(model, drafter=...)"),
-    "assistant_early_exit": ((), "choose a self-drafting recipe: accelerate(model, drafter=...)"),
-    "dola_layers": ((), "DoLa contrasts layers of every step; pass dola_layers=None"),
-    "token_healing": ((False,), "it rewrites the prompt; heal the prompt beforehand"),
+# What becomes of every field of a GenerationConfig; whatever stands in none of these is refused.
+HONOURED = (
+    *("bad_words_ids", "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id"),
+    *("do_sample", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "eos_token_id"),
+    *("epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id"),
+    *("forced_eos_token_id", "max_length", "max_new_tokens", "max_time", "min_length"),
+    *("min_new_tokens", "min_p", "no_repeat_ngram_size", "output_logits", "output_scores"),
+    *("pad_token_id", "remove_invalid_values", "renormalize_logits"),
+    *("repetition_penalty", "return_dict_in_generate", "sequence_bias", "stop_strings"),
+    *("suppress_tokens", "temperature", "top_h", "top_k", "top_p", "typical_p"),
+    "watermarking_config",
+)
+# These change no token: `generate()` reads them with beams or an assistant only, or for its own
+# cache, which we do not use.
+HARMLESS = (
+    *("assistant_confidence_threshold", "assistant_ensemble_weight", "assistant_lookbehind"),
+    *("disable_compile", "diversity_penalty", "early_stopping", "length_penalty", "low_memory"),
+    *("max_matching_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule"),
+    *(
+        "penalty_alpha",
+        "speculation_type",
+        "target_lookbehind",
+        "transformers_version",
+        "use_cache",
+    ),
+)
+_BEAMS = "a row follows one path, not beams; pass {}=1"
+_CACHE = "tokens are kept in a cache that can roll back; drop it, or pass past_key_values="
+_PER_STEP = "a forward here reads several tokens at once and keeps no states of each; drop it"
+_SELF = "choose a recipe that drafts so: accelerate(model, recipe=...)"
+REFUSED: dict[str, tuple[Any, str]] = {  # the value that asks for nothing, and why or what instead
+    "assistant_early_exit": (None, _SELF),
+    "cache_config": (None, _CACHE),
+    "cache_implementation": ("dynamic", _CACHE),
+    "compile_config": (None, "compile the model itself: accelerate(torch.compile(model))"),
+    "constraints": (None, "constraints need beam search; use prefix_allowed_tokens_fn"),
+    "continuous_batching_config": (None, "batches are not rebuilt here; drop it"),
+    "dola_layers": (None, "DoLa contrasts layers of every step; pass dola_layers=None"),
+    "force_words_ids": (None, "constraints need beam search; use prefix_allowed_tokens_fn"),
+    "guidance_scale": (1, f"{DOUBLED}; pass guidance_scale=None"),
+    "is_assistant": (False, "a drafter is no assistant of generate(); drop it"),
+    "max_cache_len": (None, _CACHE),
+    "num_beam_groups": (1, _BEAMS.format("num_beam_groups")),
+    "num_beams": (1, _BEAMS.format("num_beams")),
+    "num_return_sequences": (1, "repeat the inputs instead and pass num_return_sequences=1"),
+    "output_attentions": (False, _PER_STEP),
+    "output_hidden_states": (False, _PER_STEP),
+    "prefill_chunk_size": (None, "a prompt is read in one forward; drop it"),
+    "prompt_lookup_num_tokens": (None, "accelerate(model, recipe='prompt-lookup', length=...)"),
+    "token_healing": (False, "it rewrites the prompt; heal the prompt beforehand"),
+    "use_mtp": (False, _SELF),
 }

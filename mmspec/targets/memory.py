@@ -295,6 +295,11 @@ class Mask:
             if pad:
                 self.buffer[row, :, :, :pad] = self.hide
 
+    def hide_slots(self, seen: Tensor) -> None:  # (B, L) 0 = hidden
+        """Close slots of the prompt for good."""
+        self._fit(0, 0, len(seen))
+        self.buffer[..., : seen.shape[1]].masked_fill_((seen == 0)[:, None, None], self.hide)
+
     def uniform(self, at: int, corner: Tensor) -> Tensor:
         """All rows put the corner at slot `at`; returns a view (B or 1, 1, q, at + width)."""
         lines, stop = corner.shape[1], at + corner.shape[2]

@@ -100,11 +100,27 @@ def _grid(
 PIXELS = ("pixel_values", "pixel_values_videos")
 
 
+def check_carrier(inputs: Mapping[str, Any]) -> None:
+    """Refuse a request without a prompt, or with one of no tokens. Raises ValueError."""
+    ids, embeds = inputs.get("input_ids"), inputs.get("inputs_embeds")
+    if ids is None and embeds is None:
+        raise ValueError(
+            "the request has no input_ids; pass the processor's output: generate(**inputs)"
+        )
+    if ids is not None and embeds is not None and ids.shape != embeds.shape[:2]:
+        raise ValueError(
+            f"input_ids are {tuple(ids.shape)} and inputs_embeds {tuple(embeds.shape)}: they must "
+            "tell of the same tokens; give one of them"
+        )
+    if (ids if embeds is None else embeds).shape[1] == 0:  # type: ignore[union-attr]
+        raise ValueError("the prompt is empty (input_ids has no tokens); give at least one token")
+
+
 def check_request(model: Any, family: Family, inputs: Mapping[str, Any]) -> None:
     """Refuse a request whose pictures and prompt do not fit, before any forward.
 
     Raises ValueError: picture for a text model, picture without placeholder, placeholder without
-    picture, an empty prompt. How many pictures a row has is its own affair: the model counts them.
+    picture. How many pictures a row has is its own affair: the model counts them.
     """
     if not family.writes:
         raise ValueError(
@@ -112,13 +128,6 @@ def check_request(model: Any, family: Family, inputs: Mapping[str, Any]) -> None
         )
     ids: Tensor | None = inputs.get("input_ids")
     embeds = inputs.get("inputs_embeds")
-    if ids is None and embeds is None:
-        raise ValueError(
-            "the request has no input_ids; pass the processor's output: generate(**inputs)"
-        )
-    length = ids.shape[-1] if ids is not None else embeds.shape[1]  # type: ignore[union-attr]
-    if length == 0:
-        raise ValueError("the prompt is empty (input_ids has no tokens); give at least one token")
     pictures = [name for name in PIXELS if inputs.get(name) is not None]
     if not family.media:
         if pictures:

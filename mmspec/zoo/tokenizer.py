@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mmspec.zoo.language import scenes, words, write
@@ -10,13 +11,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-def vocabulary() -> list[str]:
+@cache  # thousands of scenes are read for it
+def vocabulary() -> tuple[str, ...]:
     """Every word of the Scene world, in alphabetical order."""
     found = {"user", "assistant", "system", ":"}
     for scene, number in scenes(6000, "train", seed=0):
         prompt, answer, _ = write(scene, number)
         found.update(words(prompt), words(answer))
-    return sorted(found)
+    return tuple(sorted(found))
 
 
 def word_tokenizer(

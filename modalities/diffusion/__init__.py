@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from mmspec.modalities.diffusion.settings import DiffusionSettings
-from mmspec.modality import PICTURE_FILES, Entry, Modality, Source
+from mmspec.modality import PICTURE_FILES, Entry, Modality, Source, setting
 
 _TRAINER = "mmspec.modalities.diffusion.zoo.train"
 ZOO = (
@@ -27,11 +27,19 @@ ZOO = (
 
 def owns(source: Source) -> bool:
     """Pipelines, and single denoisers: of diffusers, so with a class but without a model type."""
-    if source.checkpoint is not None:
-        return source.checkpoint in {entry.name for entry in ZOO}
     is_folder = isinstance(source.given, str | Path)
     of_diffusers = is_folder and source.model_type is None and bool(source.classes)
     return of_diffusers or not {"DiffusionPipeline", "ModelMixin"}.isdisjoint(source.classes)
+
+
+@dataclass(frozen=True)
+class DiffusionSettings:
+    """How finely to draw; the pipeline's own way where nothing is said."""
+
+    steps: int | None = setting(None, "Steps of the sampler.", min=2)
+    guidance: float | None = setting(None, "Scale of guidance.", min=0)
+    words: int | None = setting(None, "Tokens of a prompt at most.", min=1)
+    grid: str | None = setting(None, "A sheet of pictures, as in 4x4.", only="generate")
 
 
 MODALITY = Modality(
@@ -39,9 +47,7 @@ MODALITY = Modality(
     decodes="latents",
     recipe="accelerated-diffusion-carried",
     settings=DiffusionSettings,
-    plug="mmspec.modalities.diffusion.plug",
-    asking="mmspec.modalities.diffusion.asking",
-    measures="mmspec.modalities.diffusion.measures",
+    package=__name__,
     owns=owns,
     zoo=ZOO,
     files=PICTURE_FILES,

@@ -11,10 +11,9 @@ from typing import Any
 from mmspec import zoo
 from mmspec.drafters.denoising.small_denoiser import DRAFT_PIPELINE
 from mmspec.modalities import asking
-from mmspec.modalities.diffusion import examining
+from mmspec.modalities.diffusion import DiffusionSettings, examining
 from mmspec.modalities.diffusion.network import Network
 from mmspec.modalities.diffusion.plug import PipelineSession, session
-from mmspec.modalities.diffusion.settings import DiffusionSettings
 from mmspec.modalities.sheets import rows_and_columns, tiled
 from mmspec.modality import Finding
 from mmspec.recipe import Recipe

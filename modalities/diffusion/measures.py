@@ -22,7 +22,7 @@ from mmspec.modalities.diffusion.certificates import certify
 from mmspec.modalities.diffusion.forecasts import ForecastRunner
 from mmspec.modalities.diffusion.network import Network
 from mmspec.modalities.diffusion.picture_distance import apart, own_pictures, pictures
-from mmspec.modality import Answer, Answers, Contestant, Quality, Workload
+from mmspec.modality import Answer, Answers, Contestant, Quality, Selection, Workload
 
 __all__ = ["certify", "workload"]
 
@@ -32,22 +32,13 @@ HIDDEN = ("prompt", "class_labels", "batch_size")  # what is drawn, and not how
 Request = Mapping[str, Any]
 
 
-def workload(
-    model: Any,
-    asker: Any,
-    settings: Any,
-    *,
-    prompts: Sequence[str] | None,
-    count: int,
-    batch: int,
-    seed: int,
-    drafter: Any = None,
-) -> Workload:
+def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
     """Held-out prompts for pipelines of the zoo, judged by reading pictures; else the user's."""
-    if prompts is not None or not asker.source.startswith("zoo:"):
-        groups = repeated(prompts or ["0"], batch)
+    batch = selection.batch
+    if selection.prompts is not None or not asker.source.startswith("zoo:"):
+        groups = repeated(selection.prompts or ["0"], batch)
         return of_requests(model, [asker.request(group) for group in groups], batch=batch)
-    groups, shown = scenes.held_out(max(count, batch), batch, seed)
+    groups, shown = scenes.held_out(selection.count, batch, selection.seed)
     facts = scenes.judged_by(partial(scenes.facts, shown))
     return of_requests(model, [asker.request(group) for group in groups], (facts,), batch)
 
@@ -91,7 +82,7 @@ class SeededPictures:
 
 
 @dataclass(frozen=True)
-class SpeculativePipeline:
+class SpeculativePipeline(Contestant):
     """An accelerated pipeline. Recipes that forecast keep the pipeline's own loop and noise."""
 
     fast: Accelerated
@@ -107,12 +98,9 @@ class SpeculativePipeline:
         shown = SeededPictures(made, OWN if forecasts else PLAIN)
         return Answer(None, len(made), stats.target_calls, stats.exact, shown, stats, rows)
 
-    def first(self, request: Request, seed: int) -> None:
-        return None
-
 
 @dataclass(frozen=True)
-class PlainPipeline:
+class PlainPipeline(Contestant):
     """Our loop drafting nothing, which is exact whatever its recipe would do with a draft."""
 
     fast: Accelerated
@@ -120,12 +108,9 @@ class PlainPipeline:
     def answer(self, request: Request, seed: int) -> Answer:
         return replace(SpeculativePipeline(self.fast).answer(request, seed), exact=True)
 
-    def first(self, request: Request, seed: int) -> None:
-        return None
-
 
 @dataclass(frozen=True)
-class OwnPipeline:
+class OwnPipeline(Contestant):
     """The pipeline as it is."""
 
     pipe: Any
@@ -135,9 +120,6 @@ class OwnPipeline:
             made = own_pictures(self.pipe, request, seed)
         steps, shown = len(self.pipe.scheduler.timesteps), SeededPictures(made, OWN)
         return Answer(None, len(made), steps, output=shown, network_rows=float(sum(seen)))
-
-    def first(self, request: Request, seed: int) -> None:
-        return None
 
 
 @contextmanager

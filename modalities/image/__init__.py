@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from mmspec.modalities.image.settings import ImageSettings
-from mmspec.modality import PICTURE_FILES, Entry, Modality, Source
+from dataclasses import dataclass
+
+from mmspec.modalities.image import drawing_models
+from mmspec.modality import PICTURE_FILES, Entry, Modality, Source, setting
 
 _KINDS = ("emu3", "janus", "llamagen")
 _DRAWS = "ChameleonForImageGeneration"  # transformers' own Chameleon only writes
@@ -40,9 +42,29 @@ ZOO = (
 
 def owns(source: Source) -> bool:
     """Families with picture tokens; Chameleon only in the class that draws."""
-    if source.checkpoint is not None:
-        return source.checkpoint in {entry.name for entry in ZOO}
-    return source.model_type in _KINDS or _DRAWS in source.classes
+    kinds = (*_KINDS, *(point.name for point in drawing_models.points()))
+    return source.model_type in kinds or _DRAWS in source.classes
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """How freely and how large to draw, and what to show and to judge."""
+
+    temperature: float = setting(1.0, "0 is greedy.", min=0)
+    guidance: float | None = setting(None, "The published scale if not said, 1 = none.", min=0)
+    codes: str | None = setting(
+        None, "Size of one picture in codes, rows x columns as in 24x24, if it can vary."
+    )
+    grid: str | None = setting(None, "A sheet of pictures, as in 4x4.", only="generate")
+    steps_map: str | None = setting(
+        None,
+        "A file for a map of the round each patch came in.",
+        only="generate",
+        writes=True,
+    )
+    pictures: int = setting(
+        128, "How many the judge looks at; 0 = those that are timed.", min=0, only="bench"
+    )
 
 
 MODALITY = Modality(
@@ -50,9 +72,7 @@ MODALITY = Modality(
     decodes="tokens",
     recipe="mc-sjd-gumbel",
     settings=ImageSettings,
-    plug="mmspec.modalities.image.plug",
-    asking="mmspec.modalities.image.asking",
-    measures="mmspec.modalities.image.measures",
+    package=__name__,
     owns=owns,
     zoo=ZOO,
     files=PICTURE_FILES,

@@ -9,13 +9,13 @@ from typing import Any
 
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.modalities import asking, examining, examining_tokens
-from mmspec.modalities.image import drawing
-from mmspec.modalities.image.families import CLASSES, image_family, reader
-from mmspec.modalities.image.plug import DrawingSession, load, model_type, session
-from mmspec.modalities.image.settings import ImageSettings
+from mmspec.modalities.image import ImageSettings, drawing
+from mmspec.modalities.image.families import image_family, maker, reader
+from mmspec.modalities.image.plug import DrawingSession, load, session
 from mmspec.modalities.image.steps_map import steps_map
 from mmspec.modalities.sheets import rows_and_columns, sides, tiled
 from mmspec.modality import Finding
+from mmspec.models.loading import model_type
 from mmspec.recipe import Recipe
 
 
@@ -99,7 +99,7 @@ def _bind(model: Any, recipe: Recipe, drafter: Any) -> DrawingSession:
 
 
 def _skeleton(name: str) -> Any:
-    own = CLASSES.get(model_type(name))
+    own = maker(model_type(name))
     if own is None:
         return examining_tokens.skeleton(name)
     config = own.config_class.from_pretrained(name)

@@ -10,21 +10,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mmspec.codes.grid import Grid
-from mmspec.codes.image_family import ImageFamily, codebook
-from mmspec.modalities.image.drawing import token_request
+from mmspec.codes.image_family import ImageFamily, codebook, encoder
+from mmspec.modalities.image.drawing import spoken, token_request
 from mmspec.models.chameleon import ChameleonForImageGeneration
 from mmspec.targets.family import Family
 
 NEWLINE, END, SIZES = 8803, 8196, 8804  # Lumina-mGPT: row end, image end, first size token
 SHRINKS = 16  # pixels per code
-
-
-def draws(model: Any) -> bool:
-    """Whether it is Chameleon with picture logits; transformers' own class rules them out."""
-    return isinstance(model, ChameleonForImageGeneration)
 
 
 def image_family(model: ChameleonForImageGeneration) -> ImageFamily:
@@ -40,10 +34,6 @@ def image_family(model: ChameleonForImageGeneration) -> ImageFamily:
     def layout(height: int, width: int) -> Grid:
         return Grid(height, width, codes)
 
-    def encode(pixels: Tensor) -> Tensor:
-        latents = vq.quant_conv(vq.encoder(pixels))
-        return book.nearest(latents.permute(0, 2, 3, 1))
-
     return ImageFamily(
         name=name,
         codebook=book,
@@ -55,16 +45,14 @@ def image_family(model: ChameleonForImageGeneration) -> ImageFamily:
         request=partial(token_request, vocabulary=model.config.vocab_size),
         unconditional=unconditional,
         words=words,
-        encode=encode,
+        encode=encoder(vq, book),
     )
 
 
 def words(processor: Any, texts: Sequence[str], grid: Grid) -> Mapping[str, Any]:
     """Prompts with begin-of-image behind them."""
     texts = [f"{text}{processor.image_start_token}" for text in texts]
-    shape = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
-    made: Mapping[str, Any] = processor(text=texts, return_for_text_completion=True, **shape)
-    return {name: made[name] for name in ("input_ids", "attention_mask")}
+    return spoken(processor, texts, return_for_text_completion=True)
 
 
 def lumina(

@@ -6,7 +6,7 @@ knows nothing of pictures: guidance is part of the backbone, structure is part o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,6 +118,27 @@ def cells(grid: Grid, device: torch.device) -> Tensor:  # (H, W)
     """Offsets of a grid's cells."""
     rows = torch.arange(grid.height, device=device)[:, None] * grid.period
     return len(grid.header) + rows + torch.arange(grid.width, device=device)
+
+
+def spoken(processor: Any, texts: Sequence[str], **how: Any) -> Mapping[str, Any]:
+    """A processor's ids of prompts (B, L), padded on the left, and their mask."""
+    shape = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
+    made = processor(text=list(texts), **how, **shape)
+    return {name: made[name] for name in ("input_ids", "attention_mask")}
+
+
+def only_layout(name: str, size: tuple[int, int], codes: int) -> Callable[[int, int], Grid]:
+    """The `layout` of a model that draws pictures of one size, of all its codes."""
+
+    def layout(height: int, width: int) -> Grid:
+        if (height, width) != size:
+            raise ValueError(
+                f"a grid of {height} x {width} does not fit: {name} draws {size[0]} x {size[1]} "
+                "codes only; leave the size to it"
+            )
+        return Grid(height, width, (0, codes))
+
+    return layout
 
 
 def token_request(inputs: Mapping[str, Any], vocabulary: int | None = None) -> dict[str, Any]:

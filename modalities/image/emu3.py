@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmspec.codes.grid import Grid
 from mmspec.codes.image_family import ImageFamily, codebook
-from mmspec.modalities.image.drawing import token_request
+from mmspec.modalities.image.drawing import spoken, token_request
 from mmspec.targets.family import Family
 
 ENDS = ("<|extra_201|>", "<|image end|>")  # of the frame, of the picture
@@ -58,9 +58,7 @@ def words(processor: Any, texts: Sequence[str], grid: Grid) -> Mapping[str, Any]
     """Prompts with the size of the picture and begin-of-image behind them."""
     pixels = processor.downsample_ratio**2 * grid.cells
     size = {"ratio": f"{grid.width}:{grid.height}", "image_area": pixels}
-    shape = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
-    made = processor(text=list(texts), return_for_image_generation=True, **size, **shape)
-    return {name: made[name] for name in ("input_ids", "attention_mask")}
+    return spoken(processor, texts, return_for_image_generation=True, **size)
 
 
 FAMILY = Family(

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.grid import Grid
-from mmspec.codes.image_family import ImageFamily, codebook
+from mmspec.codes.image_family import ImageFamily, codebook, encoder
 from mmspec.laws.sampling import Sampling
-from mmspec.modalities.image.drawing import token_request
+from mmspec.modalities.image.drawing import only_layout, spoken, token_request
 from mmspec.targets.code_backbone import CodeBackbone, Tables, counted, foreign
 from mmspec.targets.family import Family
 from mmspec.targets.guidance import SCALE
@@ -44,32 +44,18 @@ def reader(model: Any) -> CodeBackbone:
 def image_family(model: Any) -> ImageFamily:
     """How a `JanusForConditionalGeneration` draws: one square, of the size it was trained for."""
     name, weight = type(model).__name__, model.model.vqmodel.quantize.embedding.weight
-    side, _ = only_size(model.config)
-    count = model.model.generation_head.vision_head.out_features
+    count, size = model.model.generation_head.vision_head.out_features, only_size(model.config)
     book = codebook(name, weight, torch.arange(count), count, "normalised")
-
-    def layout(height: int, width: int) -> Grid:
-        if (height, width) != (side, side):
-            raise ValueError(
-                f"a grid of {height} x {width} does not fit: Janus draws {side} x {side} codes "
-                "only; leave the size to it"
-            )
-        return Grid(side, side, (0, count))
 
     def decode(codes: Tensor) -> Tensor:
         pixels: Tensor = model.decode_image_tokens(codes.flatten(1)).permute(0, 3, 1, 2)
         return pixels
 
-    def encode(pixels: Tensor) -> Tensor:
-        vq = model.model.vqmodel
-        latents = vq.quant_conv(vq.encoder(pixels))
-        return book.nearest(latents.permute(0, 2, 3, 1))
-
     return ImageFamily(
         name=name,
         codebook=book,
-        layout=layout,
-        size=(side, side),
+        layout=only_layout("Janus", size, count),
+        size=size,
         guidance=5.0,
         decode=decode,
         inputs=("input_ids", "attention_mask"),
@@ -77,7 +63,7 @@ def image_family(model: Any) -> ImageFamily:
         unconditional=partial(unconditional, model),
         words=words,
         peer=partial(peer, model),
-        encode=encode,
+        encode=encoder(model.model.vqmodel, book),
     )
 
 
@@ -86,9 +72,7 @@ def words(processor: Any, texts: Sequence[str], grid: Grid) -> Mapping[str, Any]
     if processor.chat_template:
         turns = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in texts]
         texts = processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-    shape = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
-    made: Mapping[str, Any] = processor(text=list(texts), generation_mode="image", **shape)
-    return {name: made[name] for name in ("input_ids", "attention_mask")}
+    return spoken(processor, texts, generation_mode="image")
 
 
 def peer(model: Any, inputs: Mapping[str, Any], sampling: Sampling) -> Tensor:  # (B, L)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.codes.grid import Grid
 from mmspec.codes.image_family import ImageFamily, codebook
 from mmspec.errors import is_whole
+from mmspec.modalities.image.drawing import only_layout
 from mmspec.models.llamagen import LlamaGenForImageGeneration
 from mmspec.targets.code_backbone import CodeBackbone, Tables, foreign
 from mmspec.targets.family import Family
@@ -33,26 +33,18 @@ def reader(model: LlamaGenForImageGeneration) -> CodeBackbone:
 def image_family(model: LlamaGenForImageGeneration) -> ImageFamily:
     """How a LlamaGen model draws: one square, of the size it was trained for."""
     name = type(model).__name__
-    vq, side, count = model.vqmodel, model.config.side, model.config.vocab_size
+    vq, size, count = model.vqmodel, only_size(model.config), model.config.vocab_size
     if vq is None:
         raise ValueError(
             f"{name} has no picture decoder; give its configuration a vq_config "
             "and load the tokeniser's weights (mmspec.models.llamagen_weights.load_public)"
         )
 
-    def layout(height: int, width: int) -> Grid:
-        if (height, width) != (side, side):
-            raise ValueError(
-                f"a grid of {height} x {width} does not fit: this LlamaGen draws {side} x {side} "
-                "codes only; leave the size to it"
-            )
-        return Grid(side, side, (0, count))
-
     return ImageFamily(
         name=name,
         codebook=codebook(name, vq.embedding.weight, torch.arange(count), count, "normalised"),
-        layout=layout,
-        size=(side, side),
+        layout=only_layout("this LlamaGen", size, count),
+        size=size,
         guidance=4.0 if model.config.condition == "class" else 7.5,
         decode=vq.decode,
         inputs=("class_ids",) if model.config.condition == "class" else ("caption", "caption_mask"),

@@ -21,7 +21,7 @@ from mmspec.modalities import scenes
 from mmspec.modalities.image import toys
 from mmspec.modalities.image.drawing import Drawing, Images
 from mmspec.modalities.image.likelihood import log_likelihood
-from mmspec.modality import Answer, Answers, Contestant, Quality, Workload
+from mmspec.modality import Answer, Answers, Contestant, Quality, Selection, Workload
 from mmspec.recipe import Recipe
 
 OWN = "generate"
@@ -30,23 +30,14 @@ JUDGED_TOGETHER = 16  # pictures per call of those that are only looked at
 Request = Mapping[str, Any]
 
 
-def workload(
-    model: Any,
-    asker: Any,
-    settings: Any,
-    *,
-    prompts: Sequence[str] | None,
-    count: int,
-    batch: int,
-    seed: int,
-    drafter: Any = None,
-) -> Workload:
+def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
     """Held-out prompts for models of the zoo, judged by reading the pictures; else the user's."""
+    batch, seed = selection.batch, selection.seed
     processor = asker.processor
-    if prompts is not None or not asker.source.startswith("zoo:"):
-        timed = [asker.request(group) for group in repeated(prompts or ["0"], batch)]
+    if selection.prompts is not None or not asker.source.startswith("zoo:"):
+        timed = [asker.request(group) for group in repeated(selection.prompts or ["0"], batch)]
         return of_requests(model, timed, batch=batch, processor=processor)
-    groups, shown = scenes.held_out(max(count, batch), batch, seed)
+    groups, shown = scenes.held_out(selection.count, batch, seed)
     judged: list[Request] = []
     if settings.pictures:
         together = min(JUDGED_TOGETHER, settings.pictures)
@@ -92,7 +83,7 @@ def of_requests(
 
 
 @dataclass(frozen=True)
-class SpeculativeDrawing:
+class SpeculativeDrawing(Contestant):
     """Our loop with some recipe."""
 
     fast: Accelerated
@@ -103,12 +94,9 @@ class SpeculativeDrawing:
         count = sum(map(len, tokens))
         return Answer(tokens, count, stats.target_calls, stats.exact, out.images, stats)
 
-    def first(self, request: Request, seed: int) -> None:
-        return None
-
 
 @dataclass(frozen=True)
-class OwnDrawing:
+class OwnDrawing(Contestant):
     """The model's own way to draw, where it has one."""
 
     plain: Accelerated
@@ -122,9 +110,6 @@ class OwnDrawing:
         tokens = sequences.tolist()
         images = pictures(drawing.image_family.decode(codes))
         return Answer(tokens, sum(map(len, tokens)), len(tokens[0]) - 1, output=images)
-
-    def first(self, request: Request, seed: int) -> None:
-        return None
 
 
 def likelihood(plain: Accelerated, requests: Sequence[Request]) -> Quality:

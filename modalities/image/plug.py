@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig
-
 from mmspec import zoo
 from mmspec.modalities import tokens
 from mmspec.modalities.image import drawing, guided_text
-from mmspec.modalities.image.families import CLASSES, reader
+from mmspec.modalities.image.families import maker, reader
+from mmspec.modalities.text import HOOK, PREPARED, Text, placed
 from mmspec.modality import Loop
-from mmspec.models.loading import load_causal
+from mmspec.models.loading import load_causal, model_type
 from mmspec.recipe import Recipe
 from mmspec.registry import ZOO
 
@@ -27,7 +26,7 @@ class DrawingSession:
         self.image_family = bound.backbone.image_family
         writes = bound.backbone.family.writes
         self.calls = ("generate_images", *(("generate", "__call__") if writes else ()))
-        self.signature = tokens.HOOK if writes else None
+        self.signature = HOOK if writes else None
 
     @property
     def sees(self) -> str:
@@ -40,22 +39,22 @@ class DrawingSession:
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         if call == "generate":
-            rest, guidance = guided_text.of_call(tokens.placed(args, arguments))
+            rest, guidance = guided_text.of_call(placed(args, arguments))
             return self.text(guidance).generate((), rest, loop)
         if call == "__call__":
-            given = tokens.HOOK.bind(*args, **arguments)
+            given = HOOK.bind(*args, **arguments)
             rest, guidance = guided_text.of_hook(arguments, given.arguments["input_ids"])
             return self.text(guidance).hook(args, rest, loop)
         return self.draw(args, arguments, loop)
 
-    def text(self, guidance: Mapping[str, Any]) -> tokens.Text:
+    def text(self, guidance: Mapping[str, Any]) -> Text:
         """What writes with this model, guided by further inputs; both prompts are placed anew."""
-        placed = tokens.PREPARED if guidance else ()
+        placed = PREPARED if guidance else ()
 
         def prepared(inputs: Mapping[str, Any]) -> dict[str, Any]:
             return {n: value for n, value in inputs.items() if n not in placed} | dict(guidance)
 
-        return tokens.Text(self.bound, prepared)
+        return Text(self.bound, prepared)
 
     def draw(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> drawing.Images:
         """Pictures, under the same promises as text.
@@ -111,10 +110,4 @@ def load(source: str | Path, **options: Any) -> Any:
     name = str(source)
     if name.startswith(ZOO):
         return zoo.load(name.removeprefix(ZOO))
-    return load_causal(name, maker=CLASSES.get(model_type(source)), **options)
-
-
-def model_type(source: str | Path) -> str:
-    """Of a folder's or a hub name's configuration."""
-    read: Any = PreTrainedConfig.get_config_dict
-    return str(read(source)[0].get("model_type"))
+    return load_causal(name, maker=maker(model_type(source)), **options)

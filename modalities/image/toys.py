@@ -15,7 +15,7 @@ from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
 from mmspec.bench.tiny import random_drafter
 from mmspec.draft import Kind, Verifier
 from mmspec.laws.sampling import guide
-from mmspec.modality import Answer
+from mmspec.modality import Answer, Contestant
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
 from mmspec.models.random_weights import random_model
 from mmspec.recipe import Recipe
@@ -29,8 +29,8 @@ SETTINGS: dict[str, Any] = {"guidance": 2.0, "temperature": 1.0}
 CLASS = 1
 
 
-def tiny_painter(layers: int = 2, seed: int = 0) -> LlamaGenForImageGeneration:
-    """A class-conditional LlamaGen of random wide weights in float32."""
+def tiny_painter(layers: int = 2, seed: int = 0, side: int = SIDE) -> LlamaGenForImageGeneration:
+    """A class-conditional LlamaGen of random wide weights in float32, `side` x `side` codes."""
     picture = {"num_embeddings": CODES, "embed_dim": 4, "latent_channels": 8, "base_channels": 32}
     config = LlamaGenConfig(
         vocab_size=CODES,
@@ -39,9 +39,9 @@ def tiny_painter(layers: int = 2, seed: int = 0) -> LlamaGenForImageGeneration:
         num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=32,
+        max_position_embeddings=max(32, side**2 + 8),
         num_classes=3,
-        side=SIDE,
+        side=side,
         vq_config={**picture, "channel_multiplier": [1, 1], "num_res_blocks": 1},
     )
     model: LlamaGenForImageGeneration = random_model(
@@ -96,7 +96,7 @@ def joint(model: Any, length: int) -> Tensor:  # (K,) * length
 
 
 @dataclass(frozen=True)
-class FromScratch:
+class FromScratch(Contestant):
     """Greedy codes of a tiny model by its laws from scratch: no loop, no cache, no verifier."""
 
     model: Any
@@ -107,9 +107,6 @@ class FromScratch:
             best = guided_law(self.model, codes).argmax(-1, keepdim=True)
             codes = torch.cat((codes, best), 1)
         return Answer(codes.tolist(), codes.numel(), CELLS - 1)
-
-    def first(self, request: Mapping[str, Any], seed: int) -> None:
-        return None
 
 
 def drawing(fast: Accelerated) -> Subject:

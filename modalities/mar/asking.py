@@ -11,10 +11,9 @@ from typing import Any
 import diffusers
 
 from mmspec.modalities import asking
-from mmspec.modalities.mar import examining, reader
+from mmspec.modalities.mar import MarSettings, examining, reader
 from mmspec.modalities.mar.plug import PatchSession, session
 from mmspec.modalities.mar.reader import numbers
-from mmspec.modalities.mar.settings import MarSettings
 from mmspec.modalities.sheets import rows_and_columns, tiled
 from mmspec.modality import Finding
 from mmspec.recipe import Recipe

@@ -25,7 +25,7 @@ from mmspec.modalities.mar import toys
 from mmspec.modalities.mar.plug import bind, decoded, settings_of
 from mmspec.modalities.mar.reader import labels
 from mmspec.modalities.mar.zoo import evaluate
-from mmspec.modality import Answer, Contestant, Quality, Workload
+from mmspec.modality import Answer, Contestant, Quality, Selection, Workload
 from mmspec.recipe import Recipe
 from mmspec.targets.patches import PatchSettings
 
@@ -38,22 +38,13 @@ DISTANCE = "largest gap of the distribution function of what a cell adds, chance
 Request = Mapping[str, Any]
 
 
-def workload(
-    model: Any,
-    asker: Any,
-    settings: Any,
-    *,
-    prompts: Sequence[str] | None,
-    count: int,
-    batch: int,
-    seed: int,
-    drafter: Any = None,
-) -> Workload:
+def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
     """The classes of the zoo, judged by reading the pictures; else what the user asks for."""
-    if prompts is not None or not asker.source.startswith("zoo:"):
-        timed = [asker.request(group) for group in repeated(prompts or ["0"], batch)]
+    batch, seed = selection.batch, selection.seed
+    if selection.prompts is not None or not asker.source.startswith("zoo:"):
+        timed = [asker.request(group) for group in repeated(selection.prompts or ["0"], batch)]
         return of_requests(model, timed, batch=batch)
-    many = grouped(evaluate.classes(max(count, batch), seed), batch)
+    many = grouped(evaluate.classes(selection.count, seed), batch)
     together = min(JUDGED_TOGETHER, max(settings.pictures, 1))
     shown = grouped(evaluate.classes(settings.pictures, seed + 1), together)
     timed, judged = (
@@ -101,7 +92,7 @@ def of_requests(
 
 
 @dataclass(frozen=True)
-class SpeculativeSampling:
+class SpeculativeSampling(Contestant):
     """Our loop with some recipe."""
 
     fast: Accelerated
@@ -111,12 +102,9 @@ class SpeculativeSampling:
         calls, exact = out.stats.target_calls, out.stats.exact
         return Answer(None, len(out.latents), calls, exact, out.images, out.stats)
 
-    def first(self, request: Request, seed: int) -> None:
-        return None
-
 
 @dataclass(frozen=True)
-class OwnSampling:
+class OwnSampling(Contestant):
     """The model's own sampling, in its own steps or in fewer, wider ones."""
 
     model: Any
@@ -129,9 +117,6 @@ class OwnSampling:
         images = decoded(request.get("vae"), latents, self.model.config.latent_scale)
         exact = taken.steps == plan.steps
         return Answer(None, len(latents), taken.steps, exact, images)
-
-    def first(self, request: Request, seed: int) -> None:
-        return None
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from mmspec.modalities.vlm.settings import LanguageSettings
-from mmspec.modality import Entry, Modality, Source
+from mmspec.modality import Entry, Modality, Source, setting
 
 _TRAINER = "mmspec.modalities.vlm.zoo.train"
 ZOO = (
@@ -54,11 +54,24 @@ ZOO = (
 
 def owns(source: Source) -> bool:
     """Anything of transformers with a configuration, and any name that may be on a hub."""
-    if source.checkpoint is not None:
-        return source.checkpoint in {entry.name for entry in ZOO}
     if source.model_type is not None or "PreTrainedModel" in source.classes:
         return True
     return isinstance(source.given, str | Path) and not source.classes
+
+
+@dataclass(frozen=True)
+class LanguageSettings:
+    """A picture, how much to say and how freely; which examples of the zoo to measure on."""
+
+    image: str | None = setting(None, "A picture file, or zoo:scene.")
+    max_new_tokens: int = setting(64, "Tokens to write at most.", min=1)
+    temperature: float = setting(0.0, "0 is greedy.", min=0)
+    kind: str | None = setting(
+        None,
+        "Of the zoo's examples; both if not said.",
+        choices=("caption", "question"),
+        only="bench",
+    )
 
 
 MODALITY = Modality(
@@ -67,9 +80,7 @@ MODALITY = Modality(
     recipe="prompt-lookup",
     drafted="coupled",
     settings=LanguageSettings,
-    plug="mmspec.modalities.vlm.plug",
-    asking="mmspec.modalities.vlm.asking",
-    measures="mmspec.modalities.vlm.measures",
+    package=__name__,
     owns=owns,
     zoo=ZOO,
     parts=("compressor", "tree", "length", "sees"),

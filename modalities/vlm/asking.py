@@ -14,9 +14,9 @@ from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.drafters.neural.small_model import VOCABULARY_PADDING
 from mmspec.modalities import asking, examining_tokens
 from mmspec.modalities.examining import refuse_other_words
+from mmspec.modalities.vlm import LanguageSettings
 from mmspec.modalities.vlm.families import family, reader
 from mmspec.modalities.vlm.plug import LanguageSession, load, session
-from mmspec.modalities.vlm.settings import LanguageSettings
 from mmspec.modality import Finding
 from mmspec.recipe import Recipe
 

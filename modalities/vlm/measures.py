@@ -18,7 +18,7 @@ from mmspec.bench.workload import Scored, agreement, facts_right, grouped, repea
 from mmspec.drafters.plain import Silent
 from mmspec.modalities.vlm import toys
 from mmspec.modalities.vlm.baselines import Generate, SpeculativeGenerate, stock
-from mmspec.modality import Answer, Contestant, Quality, Workload
+from mmspec.modality import Answer, Contestant, Quality, Selection, Workload
 from mmspec.recipe import Recipe
 from mmspec.zoo import language
 
@@ -34,31 +34,22 @@ QUESTIONS = (
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
 
 
-def workload(
-    model: Any,
-    asker: Any,
-    settings: Any,
-    *,
-    prompts: Sequence[str] | None,
-    count: int,
-    batch: int,
-    seed: int,
-    drafter: Any = None,
-) -> Workload:
+def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
     """Held-out scenes for models of the zoo, judged by facts; else what the user asks."""
+    batch = selection.batch
     is_zoo = asker.source.startswith("zoo:") and asker.sees
-    if is_zoo and prompts is None and settings.image is None:
-        examples = language.examples(max(count, batch), "held-out", seed, settings.kind)
+    if is_zoo and selection.prompts is None and settings.image is None:
+        examples = language.examples(selection.count, "held-out", selection.seed, settings.kind)
         groups = grouped(examples, batch)
         asked = [_shown(asker, group) for group in groups]
         shown = [example for group in groups for example in group]
         quality = facts_right(partial(_facts, asker.processor, shown))
-        return of_requests(model, asked, quality, batch, drafter)
+        return of_requests(model, asked, quality, batch, selection.drafter)
     bundled = Image.open(zoo.bundled_scene()).convert("RGB")
     images = [bundled] * batch if asker.sees and settings.image is None else None
-    texts = repeated(prompts or ([LOOK] if asker.sees else QUESTIONS), batch)
+    texts = repeated(selection.prompts or ([LOOK] if asker.sees else QUESTIONS), batch)
     asked = [asker.request(group, images=images) for group in texts]
-    return of_requests(model, asked, None, batch, drafter)
+    return of_requests(model, asked, None, batch, selection.drafter)
 
 
 def of_requests(

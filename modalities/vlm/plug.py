@@ -8,6 +8,7 @@ from typing import Any
 
 from mmspec import zoo
 from mmspec.modalities import tokens
+from mmspec.modalities.text import HOOK, Text
 from mmspec.modalities.vlm.families import reader
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal
@@ -19,11 +20,11 @@ class LanguageSession:
     """A causal or encoder-decoder model bound to a recipe."""
 
     calls = ("generate", "__call__")
-    signature = tokens.HOOK
+    signature = HOOK
 
     def __init__(self, bound: tokens.BoundTokens) -> None:
         self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
-        self.text = tokens.Text(bound, self._prepared)
+        self.text = Text(bound, self._prepared)
 
     @property
     def sees(self) -> str:

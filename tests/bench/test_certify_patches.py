@@ -29,6 +29,25 @@ class Credulous(Verifier):
         return replace(found, length=draft.mask.sum(-1)) if draft.nodes else found
 
 
+@dataclass(frozen=True)
+class Widening(Verifier):
+    """Wrong: refuses everything, stretches what it says instead, and claims to be lossless."""
+
+    lossless: ClassVar[bool] = True
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE,)
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        none = replace(draft, mask=draft.mask & False, padded=True)
+        found = PathRatio().verify(none, scores, noise)
+        return replace(found, next=None if found.next is None else 1.5 * found.next)
+
+
+def test_the_plain_picture_is_not_the_recipe_s_own() -> None:
+    wrong = replace(recipes.get("cspd-coupled"), verifier=Widening())
+    outcomes = {check.name: check.outcome for check in certify(wrong, seeds=5, samples=100).checks}
+    assert outcomes["draft = target"] == "refuted"
+
+
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [("cspd-coupled", "exact"), ("cspd", "lossy"), ("credulous", "refuted"), ("late", "refuted")],

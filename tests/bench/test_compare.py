@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from copy import deepcopy
 from dataclasses import fields, replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -231,6 +232,18 @@ def test_a_published_shape_is_measured_at_the_asked_acceptance() -> None:
 def test_an_unknown_shape_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"known shapes: llava-1\.5-7b"):
         scale("llava-2")
+
+
+def test_growth_forgets_its_first_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = iter([9.0, 1.0, 1.0])
+
+    def turns(cases: Any, room: int) -> Any:
+        host = next(hosts)
+        return [[(host + 2.0, 2.0)] for _ in cases]
+
+    monkeypatch.setattr(import_module("mmspec.bench.growth"), "_turns", turns)
+    found = growth((16, 32), room=4, repeats=2)
+    assert [(point.rounds, point.host_seconds) for point in found.points] == [(2, 1.0)] * 2
 
 
 def test_growth_compares_contexts() -> None:

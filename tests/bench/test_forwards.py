@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 
 import mmspec
 from mmspec import recipes
+from mmspec.bench import efficiency
 from mmspec.bench.efficiency import efficiencies
-from mmspec.bench.forwards import Forward, recording, replay, stopwatch
+from mmspec.bench.forwards import Forward, Replay, Tape, recording, replay, stopwatch
 from mmspec.bench.tiny import random_drafter
 from mmspec.modalities.vlm.baselines import SpeculativeGenerate
+from mmspec.modality import Answer
 from tests import toys
 from tests.conftest import unchecked
 from tests.modalities import drawing
@@ -102,6 +107,36 @@ def test_efficiency_is_a_share() -> None:
     entered = {"plain": SpeculativeGenerate(fast)}
     found = efficiencies(entered, [request], 2, 0, torch.device("cpu"))
     assert 0.1 < found["plain"].share < 1.2
+
+
+class Slow:
+    """Counts what it is asked for, takes a second more the first time, and runs nothing."""
+
+    def __init__(self) -> None:
+        self.now, self.asked, self.replays = 0.0, 0, 0
+
+    def seconds(self, device: torch.device) -> float:
+        return self.now
+
+    def answer(self, request: Mapping[str, Any], seed: int) -> Answer:
+        self.asked += 1
+        self.now += 2.0 if self.asked == 1 else 1.0
+        return Answer([[0]], 1, 1.0)
+
+    def first(self, request: Mapping[str, Any], seed: int) -> None:
+        return None
+
+    def replayed(self, tape: Tape, device: torch.device) -> Replay:
+        self.replays += 1
+        return Replay(0.0, 5.0 if self.replays == 1 else 0.5)
+
+
+def test_run_and_replay_are_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow()
+    monkeypatch.setattr(efficiency, "seconds", slow.seconds)
+    monkeypatch.setattr(efficiency, "replay", slow.replayed)
+    (pairs,) = efficiency.run_and_replay([slow], {}, 3, 0, torch.device("cpu"))
+    assert [(run, alone.total) for run, alone in pairs] == [(1.0, 0.5)] * 3
 
 
 def test_the_stopwatch_sees_all_forwards() -> None:

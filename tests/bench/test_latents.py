@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 import mmspec
 from mmspec.bench import Comparison, Row, compare
@@ -98,6 +100,19 @@ def test_pictures_are_judged_in_order() -> None:
     found = compare("big", {"p": mmspec.accelerate(pipe, "paradigms")}, work, repeats=1)
     assert [value(row, "facts right") for row in (*found.rows, *found.baselines)] == [0.5] * 3
     assert seen[0] == seen[1] == [(8, 8, 3)] * 4
+
+
+def test_costs_are_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here a call takes a second for every state, and the first of each size ten more."""
+    clock, seen = [0.0], set[int]()
+
+    def predict(states: torch.Tensor, step: torch.Tensor, row: torch.Tensor) -> None:
+        clock[0] += len(states) + 10.0 * (len(states) not in seen)
+        seen.add(len(states))
+
+    opening = SimpleNamespace(start=torch.zeros(1, 2), denoiser=SimpleNamespace(predict=predict))
+    monkeypatch.setattr(row_costs, "seconds", lambda device: clock[0])
+    assert row_costs._timed(cast(Any, opening), (1, 2), 1).seconds == (1.0, 2.0)
 
 
 def test_costs_are_read_between_those_measured() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmspec import registry, zoo
-from mmspec.modality import Answer, Workload
+from mmspec.modality import Answer, Selection, Workload
 from mmspec.zoo import language
 
 
@@ -28,8 +28,8 @@ class Typed:
 
 
 def workload(name: str, model: Any, asker: Any, settings: Any, **how: Any) -> Workload:
-    asked = {"prompts": None, "count": 4, "batch": 2, "seed": 0, **how}
-    return registry.measures(registry.get(name)).workload(model, asker, settings, **asked)
+    selection = Selection(**{"prompts": None, "count": 4, "batch": 2, "seed": 0} | how)
+    return registry.measures(registry.get(name)).workload(model, asker, settings, selection)
 
 
 def words(source: str = "zoo:llava") -> tuple[Any, Any]:

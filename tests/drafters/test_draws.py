@@ -57,6 +57,19 @@ def test_chosen_children_are_the_best_in_order() -> None:
     assert sample(Kind.DET, 3, nodes=2).tolist() == [[0, 1, 2], [0, 1, 2]]
 
 
+@pytest.mark.parametrize("kind", [Kind.IID, Kind.WOR, Kind.HUB])
+def test_other_kinds_draw_with_noise_of_their_own(kind: Kind) -> None:
+    """Of this round and node, whatever the position: the target's noise would bias what is kept."""
+    law, index = Categorical.of(Q.expand(1, 300, -1)), torch.arange(300)
+    drawn = draw(law, 2, kind, NOISE, index[None], index)
+    assert torch.equal(drawn, draw(law, 2, kind, NOISE, index[None] + 7, index))
+    assert not torch.equal(drawn, draw(law, 2, kind, NOISE.at_round(1), index[None], index))
+    own = law.sample(NOISE.shared(index[None]))
+    same = float((drawn[..., -1 if kind is Kind.HUB else 0] == own).float().mean())
+    wanted = float((Q[1:] / Q[1:].sum() * Q[1:]).sum() if kind is Kind.HUB else Q.square().sum())
+    assert same == pytest.approx(wanted, abs=0.15)  # five standard deviations; 1 if it were shared
+
+
 def test_a_race_is_run_with_the_target_s_noise() -> None:
     position = torch.arange(50)[None]
     law = Categorical(torch.randn(1, 50, 7, generator=torch.Generator().manual_seed(0)))

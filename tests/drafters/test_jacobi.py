@@ -26,8 +26,11 @@ from mmspec.drafters.jacobi.tree import Proactive
 from mmspec.drafters.plain import Silent
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import KeyedNoise, Lane, Noise
-from mmspec.verifiers import Block, Coupled, Exact, Recursive
+from mmspec.verifiers.block import Block
+from mmspec.verifiers.coupled import Coupled
+from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.phrase import PhraseJoint
+from mmspec.verifiers.recursive import Recursive
 from tests import toys
 from tests.drafters.tables import CPU, TableTarget, sample, z_score
 
@@ -177,14 +180,14 @@ def slots(rows: int, p: Tensor, q: Tensor, seed: int = 0) -> tuple[Slots, KeyedN
     return Slots(law_p, law_q, tokens, torch.ones(rows, 1).bool(), position), noise
 
 
-P, Q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.5, 0.3])
+P, Q = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.4, 0.3, 0.2, 0.1])  # two in (P - Q)+
 DISTANCE = float((P - Q).abs().sum() / 2)
 
 
 def kept_share(suffix: Suffix, rows: int = 40_000) -> float:
     before, noise = slots(rows, P, Q)
     tokens, law = suffix.redraw(before, noise.at_round(1))
-    counts = torch.bincount(tokens[:, 0], minlength=3) / rows
+    counts = torch.bincount(tokens[:, 0], minlength=len(P)) / rows
     assert torch.allclose(counts, P, atol=0.012)  # five standard deviations
     assert torch.equal(law.probs, before.p.probs)
     return float((tokens == before.tokens).float().mean())
@@ -203,6 +206,22 @@ def test_equal_laws_change_no_token() -> None:
         before, noise = slots(1000, P, P)
         tokens, _ = suffix.redraw(before, noise.at_round(1))
         assert torch.equal(tokens, before.tokens)
+
+
+def test_a_token_is_reused_only_beyond_the_threshold() -> None:
+    for suffix in (ThresholdReuse(1.0), OneHotReuse(1.0)):
+        before, noise = slots(1000, P, P)  # p/q is 1 everywhere
+        tokens, _ = suffix.redraw(before, noise.at_round(1))
+        assert float((tokens == before.tokens).float().mean()) < 0.5
+
+
+@pytest.mark.parametrize(("depth", "width"), [(3, 4), (2, 3)])
+def test_the_recipe_s_window_has_its_candidates(depth: int, width: int) -> None:
+    fast = mmspec.accelerate(toys.model("llama"), "sjd-pac", length=6, depth=depth, width=width)
+    request = toys.inputs("llama")
+    rounds = list(fast.stream(**request, max_new_tokens=12, temperature=1.0, seed=0))
+    most = max(turn.drafted[0] for turn in rounds)  # guesses of the first round stand alone
+    assert most == 6 + depth * (width - 1)
 
 
 def test_a_verifier_that_looks_ahead_spoils_what_is_carried() -> None:

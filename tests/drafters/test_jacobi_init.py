@@ -26,7 +26,7 @@ from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import KeyedNoise
 from mmspec.laws.sampling import Sampling
 from mmspec.targets.context import Context, Request
-from mmspec.verifiers import Recursive
+from mmspec.verifiers.recursive import Recursive
 from tests import toys
 from tests.drafters.tables import CPU, TableTarget, sample
 from tests.toys import painters

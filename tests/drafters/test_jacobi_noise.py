@@ -17,7 +17,8 @@ from mmspec.drafters.jacobi.suffix import CoupleMax, Resample, Suffix
 from mmspec.drafters.jacobi.tree import Proactive
 from mmspec.drafters.plain import Silent
 from mmspec.targets.context import Context
-from mmspec.verifiers import Coupled, Recursive
+from mmspec.verifiers.coupled import Coupled
+from mmspec.verifiers.recursive import Recursive
 from tests import toys
 from tests.drafters.tables import TableTarget, sample, z_score
 from tests.toys import painters

@@ -85,6 +85,13 @@ def test_sure_rows_draft_on(length: Length, shape: tuple[int, ...]) -> None:
     assert more is None or hard is None or more.equal(hard)
 
 
+def test_what_reaches_a_bound_drafts_on() -> None:
+    sure = Categorical(torch.tensor([[0.0, -torch.inf]]))
+    even = Categorical(torch.zeros(1, 2))
+    assert Entropy(h=0.0).more(None, sure).tolist() == [True]
+    assert Confidence(threshold=0.5).more(None, even).tolist() == [True]
+
+
 def test_entropy_is_in_nats() -> None:
     law = Categorical.of(E1[None])  # sqrt(0.15 H) = 0.393
     assert Entropy(h=0.394).more(None, law).tolist() == [True]
@@ -124,6 +131,16 @@ def test_heuristic_goes_up_by_two_and_down_by_one() -> None:
     assert length.observe(state, turn((0, 6), 6)) == 8  # one whole row is enough
     assert length.observe(state, turn((2,), 6, finished=(True,))) == 6  # cut short by a stop
     assert length.observe(1, turn((0,), 1)) == 1
+
+
+def test_a_shorter_draft_that_was_kept_whole_is_no_refusal() -> None:
+    """In a batch some rows draft less than others."""
+    uneven = replace(turn((0, 1), 3), drafted=(3, 1))
+    assert Heuristic(start=5).observe(5, uneven) == 7
+    state = Auto().begin()
+    Auto().observe(state, uneven)
+    assert state.tried[:3] == [2, 0, 0]
+    assert state.passed[:3] == [1, 0, 0]
 
 
 def run(length: Auto, rounds: int, play: Callable[[int], Round]) -> tuple[list[int], Goodput]:
@@ -195,8 +212,11 @@ def test_auto_turns_on_again_when_drafts_become_good() -> None:
     length = Auto()
     run(length, 60, world(0.0, draft=3e-3, verify=1e-2))
     assert length.learned.paused
+    assert max(length.learned.tried) <= 2  # so that a probe counts
+    before = length.learned.pauses
     chosen, state = run(length, 300, world(0.95, draft=3e-3, verify=1e-2))
     assert not state.paused
+    assert state.pauses == before  # one probe is enough
     assert sum(chosen[-50:]) / 50 > 3
 
 
@@ -207,6 +227,32 @@ def test_auto_measures_anew_for_another_batch_size() -> None:
     assert state.batch == 4
     assert min(min(times) for times in state.seconds.values()) > 0.4
     assert chosen[-1] > 3
+
+
+def test_seconds_of_a_length_are_the_usual_ones() -> None:
+    """Without the prefill and without outliers; old ones are forgotten."""
+    length = Auto()
+    state = length.begin()
+    for spent in (1.0, 9.0, 1.0, 1.0, 7.0):
+        length.observe(
+            state, turn((2,), 3, {"prefill": 50.0, "draft": spent / 2, "host": spent / 2})
+        )
+    assert state.cost(3) == 1
+    for _ in range(300):
+        length.observe(state, turn((2,), 3, {"verify": 1.0}))
+    for _ in range(20):
+        length.observe(state, turn((2,), 3, {"verify": 4.0}))
+    assert state.cost(3) == 4
+
+
+def test_acceptance_of_long_ago_is_forgotten() -> None:
+    length = Auto()
+    state = length.begin()
+    for _ in range(500):
+        length.observe(state, turn((3,), 3))
+    for _ in range(60):
+        length.observe(state, turn((0,), 3))
+    assert state.rates()[0] < 0.1
 
 
 def test_requests_do_not_share_a_state() -> None:

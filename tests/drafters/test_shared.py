@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.drafters import SharedBackbone
-from mmspec.drafters.neural.shared import spread
+from mmspec.drafters.neural.shared import SharedBackbone, spread
 from mmspec.targets.backbone import Backbone
 from tests import toys
 from tests.toys import readers as families

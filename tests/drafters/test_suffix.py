@@ -51,6 +51,17 @@ def test_it_continues_the_longest_match() -> None:
     assert drafter.propose(now, drafter.begin(now)).tokens.tolist() == [[3, 1]]
 
 
+def test_it_copies_from_the_latest_place_that_was_noticed() -> None:
+    """(1, 2) was followed by 3, then by 4, then by 5: every time it is noticed the place moves."""
+    automaton, places = Automaton(), []
+    text = [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2]
+    for end in range(1, len(text) + 1):
+        automaton.read(text[:end])
+        if automaton.matched == 2:
+            places.append(automaton.place)
+    assert places == [2, 5, 8]
+
+
 def test_short_matches_do_not_count() -> None:
     now = context([1, 2, 3, 1])
     for shortest, nodes in ((1, 10), (2, 0)):

@@ -118,6 +118,20 @@ def test_it_starts_cold_and_learns_from_rejected_nodes() -> None:
     assert drafter.propose(now, state).nodes == 0  # 2 was never scored
 
 
+def test_masked_nodes_teach_nothing() -> None:
+    """They hold the last token, so their scores would be taken for what follows it."""
+    drafter, now = TokenRecycling(Tree.branching([2])), context([6, 1], vocabulary=10)
+    state = drafter.begin(now)
+    drafter.propose(now, state)
+    mask = torch.tensor([[True, False]])
+    draft = Draft.of(Tree((-1, 0)), torch.tensor([[5, 1]]), Kind.DET, mask=mask)
+    scores = torch.zeros(1, 3, 10)
+    scores[0, 0, 4] = scores[0, 1, 8] = scores[0, 2, 9] = 1.0
+    now.history[0].append(4)
+    state = drafter.observe(now, state, draft, _scores(scores), _round(((4,),), nodes=1))
+    assert state.table[[1, 5], 0].tolist() == [4, 8]
+
+
 def test_finished_rows_teach_nothing() -> None:
     drafter, now = TokenRecycling(Tree.chain(2)), context([6, 1], [3, 2], vocabulary=10)
     state = drafter.begin(now)

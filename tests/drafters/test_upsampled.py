@@ -18,15 +18,18 @@ from mmspec.codes.resampling import Repeated
 from mmspec.draft import Drafter, Kind, Verifier
 from mmspec.drafters.plain import Silent
 from mmspec.drafters.rows.low_resolution import Sketcher
-from mmspec.drafters.rows.partial_image import DraftedCode, Page, lay
+from mmspec.drafters.rows.partial_image import Page, lay
+from mmspec.drafters.rows.row_chain import DraftedCode
 from mmspec.drafters.rows.upsampled import Upsampled
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import KeyedNoise
 from mmspec.recipe import pair
 from mmspec.targets.context import Context
-from mmspec.verifiers import Block, Coupled, Recursive
+from mmspec.verifiers.block import Block
+from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.local_islands import LocalIslands
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
+from mmspec.verifiers.recursive import Recursive
 from tests.drafters.tables import CPU, TableTarget, sample, z_score
 
 SIZE, RATIO, ROWS = 3, 2, 2000

@@ -12,12 +12,15 @@ import mmspec
 from mmspec.codes.grid import Grid
 from mmspec.draft import Kind, Verifier
 from mmspec.drafters.plain import Silent
-from mmspec.drafters.rows.wavefront import Wavefront, WavefrontCode, lay
+from mmspec.drafters.rows.row_chain import DraftedCode
+from mmspec.drafters.rows.wavefront import Wavefront, lay
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import KeyedNoise
 from mmspec.targets.code_backbone import CodeBackbone
-from mmspec.verifiers import Block, Coupled, Recursive
+from mmspec.verifiers.block import Block
+from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.distances import total_variation
+from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.unchecked import Unchecked
 from tests import toys
 from tests.drafters.tables import CPU, TableTarget, sample, z_score
@@ -29,10 +32,10 @@ RULED = Grid(2, 2, (0, 2), separator=2, header=(1,), footer=(0,))
 ROWS = 12_000
 
 
-def held(grid: Grid, **rows: str) -> dict[int, WavefrontCode]:
+def held(grid: Grid, **rows: str) -> dict[int, DraftedCode]:
     """Codes by row, as r1="ab"."""
     return {
-        grid.offset(int(name[1:]), column): WavefrontCode(ord(letter), torch.zeros(1))
+        grid.offset(int(name[1:]), column): DraftedCode(ord(letter), scores=torch.zeros(1))
         for name, codes in rows.items()
         for column, letter in enumerate(codes)
     }

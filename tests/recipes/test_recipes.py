@@ -90,7 +90,8 @@ def test_a_recipe_runs(name: str, settings: dict[str, Any]) -> None:
     out = fast.generate(**request, max_new_tokens=ROOM, **settings)
     assert out.stats.fallback is None
     assert out.stats.recipe == name
-    assert out.stats.exact == recipes.get(name).exact
+    assert out.stats.exact == fast.recipe.exact
+    assert out.stats.exact or not recipes.get(name).exact  # what is made may lose less than said
     assert out.stats.num_new_tokens == 2 * ROOM
     if not settings and out.stats.exact:
         expected = fast.model.generate(**request, max_new_tokens=ROOM, do_sample=False)

@@ -63,7 +63,7 @@ def test_groups_need_vectors() -> None:
         bound("gsd", codebook=book().neighbours(3))
     with pytest.raises(ValueError, match="counts 50 token ids"):
         bound("gsd", codebook=book(vocabulary=50))
-    with pytest.raises(ValueError, match="Jacobi windows are chains"):
+    with pytest.raises(ValueError, match="a Jacobi window is a chain"):
         bound("gsd", tree=[2, 1])
 
 

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 import mmspec
 from mmspec.draft import Draft, Kind, Reading
 from mmspec.targets.cache import SlotLayer
-from mmspec.targets.memory import Memory, RowMemories, block
+from mmspec.targets.memory import Memory, RowMemories, TokenBlock, block
 from mmspec.targets.reader import Reader
 from mmspec.trees import Tree
 from tests import toys
@@ -225,6 +225,45 @@ def test_tree_nodes_read_like_the_chains_that_lead_to_them(family: str) -> None:
             close(path[:, -1], logits[:, node + 1])
 
 
+def level(tokens: Sequence[Sequence[int]], sees: Sequence[Sequence[int]], depth: int) -> TokenBlock:
+    """Nodes of one depth (B, w), read behind those of the levels above; 1 = visible."""
+    visible = torch.tensor(sees)[None]  # (1, w, behind + w)
+    corner = torch.where(visible == 1, 0.0, torch.finfo(torch.float32).min)
+    count = len(sees)
+    depths = torch.full((1, count), depth)
+    return TokenBlock(torch.tensor(tokens), depths, corner, 0, None, len(sees[0]) - count)
+
+
+@torch.no_grad()
+def test_a_lone_node_behind_other_branches_sees_its_own_only() -> None:
+    """Also in a memory that gives a lone token no mask."""
+    body, request = backbone("llama"), toys.inputs("llama")
+    memory, story = prefilled(body, request), Story(1)
+    assert isinstance(memory, Memory)
+    memory.bare = True
+    read(body, memory, story.waiting, None)
+    memory.commit([1], [()], 0)
+    other, parent, child = (story.word() for _ in range(3))
+    body.read(memory, level([[other, parent]], [[1, 0], [0, 1]], 0))
+    logits, _ = body.read(memory, level([[child]], [[0, 1, 1]], 1))
+    close(logits[0, 0], fresh(body, request, 0, [*story.text[0], parent, child]))
+
+
+@torch.no_grad()
+def test_levels_that_were_refused_hide_behind_a_row_that_is_ahead() -> None:
+    """A deep level leaves columns open that a shorter block does not write again."""
+    body, request = backbone("llama"), toys.inputs("llama", batch=2, ragged=True)
+    memory, story = prefilled(body, request), Story(2)
+    draft = story.draft(Tree.chain(3))
+    read(body, memory, story.waiting, draft)
+    memory.commit([1, 1], [(0, 1, 2), ()], 3)
+    story.go_on(draft, [(0, 1, 2), ()])
+    body.read(memory, level([[story.word()], [story.word()]], [[1, 1, 1, 1]], 3))
+    logits = read(body, memory, story.waiting, None)
+    for row in range(2):
+        close(logits[row, 0], fresh(body, request, row, story.text[row]))
+
+
 @pytest.mark.parametrize("family", RECURRENT)
 def test_a_recurrent_state_comes_back_after_a_rejection(family: str) -> None:
     """Accepted tokens stay pending and are read again: the laws are those of a fresh prefill."""
@@ -287,6 +326,21 @@ def test_buffers_grow_by_doubling_and_stay_put_between(batch: int) -> None:
     assert len(masks) <= 4  # a wider block, more rows, and doublings
     widths = [mask.shape[3] for mask in masks]
     assert all(b == a or b >= 2 * a for a, b in pairwise(widths))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_buffers_that_grow_when_full_keep_their_last_slot(batch: int) -> None:
+    body, room = backbone("llama"), 3
+    request = toys.inputs("llama", batch=batch, ragged=batch > 1)
+    memory, story = prefilled(body, request, room), Story(batch)
+    for step in range(room + 2):
+        logits = read(body, memory, story.waiting, None)
+        if step >= room:  # grown
+            for row in range(batch):
+                close(logits[row, 0], fresh(body, request, row, story.text[row]))
+        memory.commit([1] * batch, [()] * batch, 0)
+        for text in story.text:
+            text.append(story.word())
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers.generation import ConfidenceCriteria  # type: ignore[attr-defined]
 
 import mmspec
 from mmspec.targets.stop import Stop
 from tests import toys
+from tests.toys.speaking import bytewise
 
 CONFIG = hf.GenerationConfig(max_length=20, eos_token_id=[3, 4])
 
@@ -89,13 +89,7 @@ def test_the_clock_lets_the_round_finish() -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> hf.PreTrainedTokenizerFast:
-    """Bytes, and the pieces `st` and `op`."""
-    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "st", "op"]
-    vocab = {piece: index for index, piece in enumerate(pieces)}
-    made = Tokenizer(models.BPE(vocab, [("s", "t"), ("o", "p")]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    return hf.PreTrainedTokenizerFast(tokenizer_object=made)
+    return bytewise()  # type: ignore[no-any-return]
 
 
 def test_stop_strings_do_not_overshoot(tokenizer: Any) -> Any:
@@ -123,6 +117,16 @@ def test_the_list_of_generate_is_read() -> None:
     )
     want = Stop(12, frozenset([5, 6]), 3.0, (own,), started=100.0)
     assert Stop.from_config(CONFIG, criteria, 5) == want
+
+
+def test_of_several_limits_the_first_to_be_met_counts() -> None:
+    lengths = [hf.MaxLengthCriteria(limit) for limit in (17, 9, 12)]
+    assert Stop.from_config(CONFIG, lengths, 5).max_new_tokens == 4
+    clocks = [hf.MaxTimeCriteria(*clock) for clock in ((9.0, 100.0), (3.0, 105.0), (8.0, 102.0))]
+    stop = Stop.from_config(CONFIG, clocks, 5)
+    assert (stop.max_time, stop.started) == (3.0, 105.0)
+    ends = [hf.EosTokenCriteria([5]), hf.EosTokenCriteria([6])]
+    assert Stop.from_config(CONFIG, ends, 5).eos == {5, 6}
 
 
 def test_the_config_answers_for_what_the_list_lacks() -> None:

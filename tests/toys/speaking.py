@@ -42,6 +42,20 @@ def tokenizer(**named: str) -> Any:
     )
 
 
+def bytewise() -> Any:
+    """A tokenizer of bytes, and the pieces `st` and `op`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "st", "op"]
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    core = Tokenizer(models.BPE(vocab, [("s", "t"), ("o", "p")]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    build: Any = PreTrainedTokenizerFast
+    return build(tokenizer_object=core)
+
+
 def janus() -> Any:
     from transformers import JanusImageProcessor, JanusProcessor
 

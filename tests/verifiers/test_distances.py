@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import ClassVar
 
 import pytest
@@ -18,20 +19,18 @@ from mmspec.draft import Draft, Kind, Round, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical, residual
 from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.targets.stop import Stop
+from mmspec.trees import Tree
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.distances import excess, measure, over_accepted, total_variation
 from mmspec.verifiers.exact import Exact
+from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.law import law
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.recursive import Recursive
+from mmspec.verifiers.unchecked import Unchecked
 from tests import toys
 from tests.conftest import noisy
-
-
-def laws(count: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    scores = torch.randn(2, count, size, generator=torch.Generator().manual_seed(seed)).double()
-    p, q = (1.5 * scores).softmax(-1)
-    return p, q
+from tests.verifiers.drawn_laws import laws
 
 
 @dataclass(frozen=True)
@@ -111,6 +110,39 @@ def test_single_tests_tell_the_mass_on_average() -> None:
     assert_close((q * single).sum(-1), measure(rule, p, q).over_accepted, atol=1e-14, rtol=0)
 
 
+def test_the_mass_that_is_told_is_never_below_the_distance() -> None:
+    """Windows refuse some tokens more often than speculative sampling does, which counts too."""
+    beyond = 0
+    for seed, size in product(range(8), (3, 5, 9, 17, 40)):
+        p, q = laws(20, size, seed)
+        x = torch.arange(size).expand(20, -1)
+        wanted, proposed = (one[:, None].expand(-1, size, -1) for one in (p, q))
+        for rule in (Grouped(RankWindow(14)), Grouped(RankWindow(4, gap=0.5))):
+            step = measure(rule, p, q)
+            told = (q * excess(wanted, proposed, x, step.accept)).sum(-1)
+            assert bool((step.distance <= told + 1e-12).all())
+            beyond += int((step.distance > step.over_accepted + 1e-12).sum())
+    assert beyond > 40
+
+
+@pytest.mark.parametrize("kind", Unchecked.kinds)
+def test_a_draft_that_is_kept_unchecked_tells_what_that_costs(kind: Kind) -> None:
+    """With its laws a total variation, without them a bound of it."""
+    p, q = (one[:1] for one in laws(1, 5, seed=3))
+    x = torch.arange(5)[:, None]
+    scores = Scores(Categorical.of(p.expand(5, 2, -1)), torch.arange(2).expand(5, -1))
+    noise = KeyedNoise.seeded(0, 5, p.device)
+    told = []
+    for drafted in (Categorical.of(q.expand(5, 1, -1)), None):
+        verdict = Unchecked().verify(Draft.chain(x, kind, drafted), scores, noise)
+        assert verdict.excess is not None
+        told.append(float((q[0] * verdict.excess).sum()))
+    bound = float((q * (1 - p)).sum())
+    off = float(total_variation(p, q))
+    assert told == pytest.approx([bound if kind is Kind.DET else off, bound])
+    assert off < bound
+
+
 @dataclass
 class Recorded(Verifier):
     """A verifier that adds up probability times measured mass while it is enumerated."""
@@ -172,6 +204,22 @@ def test_a_chain_adds_up_the_tokens_it_tested() -> None:
             assert float(verdict.excess[row]) == pytest.approx(wanted, abs=1e-6)
             seen.add((row, length))
     assert len(seen) > 5
+
+
+def test_siblings_that_nobody_tested_measure_nothing() -> None:
+    """The first of two siblings is taken, for sure; padding is no sibling at all."""
+    tree = Tree.branching([2])
+    p, q = torch.tensor([1.0, 0, 0, 0]), torch.tensor([0.25, 0.25, 0.25, 0.25])
+    target, drafted = (Categorical.of(one.expand(2, n, -1)) for one, n in ((p, 3), (q, 2)))
+    mask = torch.tensor([[True, True], [False, False]])
+    draft = Draft.of(tree, torch.tensor([[0, 1], [2, 3]]), Kind.WOR, drafted, mask)
+    scores = Scores(target, torch.arange(3).expand(2, -1))
+    verdict = Recursive(Grouped(RankWindow(0))).verify(
+        draft, scores, KeyedNoise.seeded(0, 2, p.device)
+    )
+    assert verdict.excess is not None
+    assert verdict.length.tolist() == [1, 0]
+    assert verdict.excess.tolist() == [0, 0]
 
 
 def test_exact_rules_measure_nothing() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.codes.codebook import Codebook, Neighbours
+from mmspec.codes.codebook import Codebook
 from mmspec.draft import Kind
 from mmspec.laws.categorical import Categorical
 from mmspec.verifiers.distances import measure, total_variation
@@ -19,6 +19,7 @@ from mmspec.verifiers.lantern_residuals import ClearedTarget, Optimal
 from mmspec.verifiers.latent_neighbourhood import AdditiveBound, LatentNeighbourhood, Multiplicative
 from mmspec.verifiers.law import law
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
+from tests.verifiers.drawn_laws import book, laws, near, vector
 
 RELEASED = [
     LatentNeighbourhood(
@@ -29,24 +30,6 @@ RELEASED = [
     )
     for bound in (AdditiveBound(0.3), Multiplicative(3))
 ]
-
-
-def vector(*entries: float) -> Tensor:
-    return torch.tensor(entries, dtype=torch.float64)
-
-
-def book(size: int, seed: int = 0) -> Codebook:
-    return Codebook.at(torch.randn(size, 3, generator=torch.Generator().manual_seed(seed)))
-
-
-def near(size: int, k: int) -> Neighbours:
-    return book(size).neighbours(k)
-
-
-def laws(count: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    scores = torch.randn(2, count, size, generator=torch.Generator().manual_seed(seed)).double()
-    p, q = (1.5 * scores).softmax(-1)
-    return p, q
 
 
 @pytest.mark.parametrize("bound", [AdditiveBound(0.25), Multiplicative(2.5)], ids=repr)
@@ -73,6 +56,13 @@ def test_pooling_takes_the_longest_run_of_nearest_codes_within_the_bound(
             moved[x] += mass
             assert float(total_variation(moved, p)) == pytest.approx(mass, abs=1e-15)
     assert len(lengths) > 3
+
+
+def test_a_bound_that_is_reached_is_kept() -> None:
+    p = vector(0.25, 0.25, 0.25, 0.25)
+    for bound in (AdditiveBound(0.25), Multiplicative(2.0)):
+        pool = LatentNeighbourhood(LINE, 3, bound).pool(p, torch.tensor(1))
+        assert (int(pool.size), float(pool.mass)) == (1, 0.25)
 
 
 def test_the_distance_has_the_closed_form_and_exceeds_delta() -> None:
@@ -216,7 +206,16 @@ def test_the_released_residuals_are_further_off_than_the_optimum(
     assert further > 5
 
 
+def test_the_released_residual_clears_nothing_where_nothing_fits() -> None:
+    """Every nearest code has a mass of 0.1 or more."""
+    best = LatentNeighbourhood(LINE, 1, AdditiveBound(0.05))
+    released = replace(best, correction=ClearedTarget())
+    found = law(P, Q, released, kind=Kind.IID)
+    assert_close(found, law(P, Q, best, kind=Kind.IID), atol=1e-12, rtol=0)
+    assert_close(found, P, atol=1e-12, rtol=0)
+
+
 def test_a_residual_of_nothing_falls_back_to_the_target() -> None:
     rule = LatentNeighbourhood(LINE, 3, AdditiveBound(1), ClearedTarget())
-    p = Categorical.having(vector(0.1, 0.2, 0.3, 0.4))
-    assert_close(rule.residual(p, p, torch.tensor(1)).probs, p.probs)
+    p, q = Categorical.having(P), Categorical.having(Q)
+    assert_close(rule.residual(p, q, torch.tensor(1)).probs, P)  # all but 1 go, and q has more of 1

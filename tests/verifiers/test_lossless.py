@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -16,21 +15,19 @@ from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Noise
 from mmspec.trees import Tree
-from mmspec.verifiers import (
-    Annealed,
-    Block,
-    Coupled,
-    Grouped,
-    KSeq,
-    Lenience,
-    Longest,
-    RankWindow,
-    Recursive,
-    SpecHub,
-    Traversal,
-    Typical,
-)
+from mmspec.verifiers.annealed import Annealed
+from mmspec.verifiers.block import Block
+from mmspec.verifiers.coupled import Coupled
+from mmspec.verifiers.grouped import Grouped, RankWindow
+from mmspec.verifiers.kseq import KSeq
 from mmspec.verifiers.law import acceptance, ancestral, enumerate_rounds, joint, law
+from mmspec.verifiers.lenience import Lenience
+from mmspec.verifiers.longest import Longest
+from mmspec.verifiers.recursive import Recursive
+from mmspec.verifiers.spechub import SpecHub
+from mmspec.verifiers.traversal import Traversal
+from mmspec.verifiers.typical import Typical
+from tests.verifiers.drawn_laws import by_prefix
 from tests.verifiers.parts import ALL
 
 LOSSLESS = [v for v in ALL if v.lossless and not isinstance(v, Coupled)]
@@ -54,22 +51,10 @@ def accepts(verifier: Verifier, tree: Tree) -> bool:
 CASES = [(v, kind, tree) for v, kind in PAIRS for tree in TREES if accepts(v, tree)]
 
 
-def table(seed: int, size: int = 3) -> Callable[[tuple[int, ...]], Tensor]:
-    """Laws that depend on the whole prefix, with zeros."""
-
-    def at(prefix: tuple[int, ...]) -> Tensor:
-        draw = random.Random(f"{seed} {prefix}")
-        weights = [draw.choice((0, 0, 1, 2, 3, 5)) for _ in range(size)]
-        weights[draw.randrange(size)] += 1
-        return torch.tensor(weights, dtype=torch.float64) / sum(weights)
-
-    return at
-
-
 @pytest.mark.parametrize(("verifier", "kind", "tree"), CASES, ids=str)
 def test_the_joint_law_is_the_target_s(verifier: Verifier, kind: Kind, tree: Tree) -> None:
     for seed in range(20 if tree.depth > 1 else 5):
-        p, q = table(seed), table(seed + 1000)
+        p, q = by_prefix(seed), by_prefix(seed + 1000)
         found = joint(p, q, verifier, tree, kind)
         assert_close(found, ancestral(p, tree.depth + 1), atol=1e-12, rtol=0)
 
@@ -78,7 +63,7 @@ def test_the_joint_law_is_the_target_s(verifier: Verifier, kind: Kind, tree: Tre
 def test_padding_and_separate_topologies_change_no_law(verifier: Verifier, kind: Kind) -> None:
     tree = UNEVEN if verifier.trees else Tree.chain(3)
     padded = (2,) if tree.is_chain else (4, 5)  # the second child of a node, and a leaf
-    p, q = table(1), table(2)
+    p, q = by_prefix(1), by_prefix(2)
     expected = ancestral(p, tree.depth + 1)
     assert_close(joint(p, q, Altered(verifier, padded), tree, kind), expected, atol=1e-12, rtol=0)
     if not isinstance(verifier, Block | Traversal):
@@ -103,8 +88,8 @@ def test_padding_and_separate_topologies_change_no_law(verifier: Verifier, kind:
 def test_greedy_decoding_comes_out_whatever_was_drafted(
     verifier: Verifier, tree: Tree, hard_draft: bool
 ) -> None:
-    p = hard(table(5))
-    q = hard(table(6)) if hard_draft else table(6)
+    p = hard(by_prefix(5))
+    q = hard(by_prefix(6)) if hard_draft else by_prefix(6)
     for kind in verifier.kinds:
         if kind is not Kind.RACE:
             found = joint(p, q, verifier, tree, kind)
@@ -115,7 +100,7 @@ def test_greedy_decoding_comes_out_whatever_was_drafted(
 def test_a_greedy_drafter_stays_lossless_under_every_kind(verifier: Verifier, kind: Kind) -> None:
     tree = UNEVEN if verifier.trees else Tree.chain(2)
     for seed in range(5):
-        p, q = table(seed), hard(table(seed + 1000))
+        p, q = by_prefix(seed), hard(by_prefix(seed + 1000))
         found = joint(p, q, verifier, tree, kind)
         assert_close(found, ancestral(p, tree.depth + 1), atol=1e-12, rtol=0)
 
@@ -125,7 +110,7 @@ def test_a_perfect_drafter_is_always_accepted(verifier: Verifier) -> None:
     for tree in (Tree.chain(3), UNEVEN):
         if accepts(verifier, tree):
             for seed in range(3):
-                found = enumerate_rounds(table(seed), table(seed), verifier, tree, Kind.IID)
+                found = enumerate_rounds(by_prefix(seed), by_prefix(seed), verifier, tree, Kind.IID)
                 first_path = 3 if tree.is_chain else 2
                 assert found.lengths[first_path:].sum() == pytest.approx(1, abs=1e-12)
 
@@ -141,7 +126,7 @@ def test_a_drafter_off_the_support_is_never_accepted(verifier: Verifier) -> None
 
 def test_coupled_noise_is_not_enumerated() -> None:
     with pytest.raises(ValueError, match="cannot be enumerated"):
-        law(table(0), table(1), Coupled())
+        law(by_prefix(0), by_prefix(1), Coupled())
 
 
 def test_a_lane_serves_once() -> None:
@@ -152,7 +137,7 @@ def test_a_lane_serves_once() -> None:
             return super().verify(draft, scores, noise)
 
     with pytest.raises(ValueError, match="used twice"):
-        law(table(0), table(1), Twice())
+        law(by_prefix(0), by_prefix(1), Twice())
 
 
 def test_what_a_verifier_cannot_verify_is_refused() -> None:

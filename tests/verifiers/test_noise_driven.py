@@ -13,7 +13,11 @@ from mmspec.drafters.draws import draw
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
-from mmspec.verifiers import Block, Coupled, Recursive, SpecHub, Traversal
+from mmspec.verifiers.block import Block
+from mmspec.verifiers.coupled import Coupled
+from mmspec.verifiers.recursive import Recursive
+from mmspec.verifiers.spechub import SpecHub
+from mmspec.verifiers.traversal import Traversal
 from tests.verifiers.parts import ALL
 from tests.verifiers.tolerance import Tolerance
 

@@ -152,6 +152,8 @@ def test_lenience_trades_exactness_for_acceptance() -> None:
         (E["E4"][0], 0.09, [1, 1, 1, 0]),
         (vector("0.9", "0.05", "0.05"), 0.09, [1, 0, 0]),
         (vector("1", "0", "0"), 0.09, [1, 0, 0]),
+        (vector(*["1/8"] * 8), 0.3 / 8, [1] * 8),  # exp(-H) is 1/8
+        (vector("1/2", *["1/48"] * 24), 0.3 / 96**0.5, [1] + [0] * 24),
     ],
 )
 def test_typical_tokens(p: Tensor, threshold: float, typical: list[int]) -> None:
@@ -162,6 +164,20 @@ def test_typical_tokens(p: Tensor, threshold: float, typical: list[int]) -> None
     cut = p * torch.tensor(typical)
     left = rule.residual(each, each, x).probs
     assert_close(left, (cut / cut.sum()).expand_as(left), atol=1e-12, rtol=0)
+
+
+def test_a_token_at_the_threshold_is_not_typical() -> None:
+    p = vector("1/2", "1/4", "1/4").expand(3, -1)
+    rule, each, x = Typical(epsilon=0.25, delta=0.9), Categorical.having(p), torch.arange(3)
+    assert rule.threshold(p).tolist() == [0.25] * 3
+    assert rule.accept(each, each, x).tolist() == [1, 0, 0]
+    assert rule.residual(each, each, x).probs.tolist() == [[1, 0, 0]] * 3
+
+
+def test_of_typical_paths_as_long_the_likelier_one_wins() -> None:
+    p, q = vector("1/5", "1/2", "3/10"), vector("1/2", "3/10", "1/5")  # proposes 0, 1
+    found = enumerate_rounds(p, q, Longest(Typical(0.09, 0.3)), Tree.branching([2]), Kind.DET)
+    assert found.joint.sum(1)[1] == pytest.approx(1)
 
 
 def test_the_longest_typical_path_wins_and_ends_in_a_typical_token() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -12,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.codes.codebook import Codebook, Neighbours
+from mmspec.codes.codebook import Codebook
 from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Noise
@@ -27,38 +25,9 @@ from mmspec.verifiers.law import ancestral, enumerate_rounds, joint, law
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.walk import one_hot
+from tests.verifiers.drawn_laws import book, by_prefix, laws, near, vector
 
 KINDS = [Kind.IID, Kind.WOR, Kind.DET]
-
-
-def vector(*entries: float) -> Tensor:
-    return torch.tensor(entries, dtype=torch.float64)
-
-
-def book(size: int, seed: int = 0) -> Codebook:
-    return Codebook.at(torch.randn(size, 3, generator=torch.Generator().manual_seed(seed)))
-
-
-def near(size: int, k: int) -> Neighbours:
-    return book(size).neighbours(k)
-
-
-def laws(count: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    scores = torch.randn(2, count, size, generator=torch.Generator().manual_seed(seed)).double()
-    p, q = (1.5 * scores).softmax(-1)
-    return p, q
-
-
-def by_prefix(seed: int, size: int = 3) -> Callable[[tuple[int, ...]], Tensor]:
-    """Laws that depend on the whole prefix, with zeros."""
-
-    def at(prefix: tuple[int, ...]) -> Tensor:
-        draw = random.Random(f"{seed} {prefix}")
-        weights = [draw.choice((0, 0, 1, 2, 3, 5)) for _ in range(size)]
-        weights[draw.randrange(size)] += 1
-        return torch.tensor(weights, dtype=torch.float64) / sum(weights)
-
-    return at
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,6 +243,18 @@ def test_a_window_takes_the_neighbours_in_rank() -> None:
     assert_close(torch.stack(close), torch.stack([p[[6, 5, 3]].sum(), q[[6, 5, 3]].sum()]))
 
 
+def test_what_is_as_far_as_the_bound_is_outside_a_window() -> None:
+    p, q = vector(0.5, 0.25, 0.25), vector(0.25, 0.25, 0.5)
+    x = torch.tensor(0)
+    own = torch.stack((p[0], q[0]))
+    assert_close(torch.stack(RankWindow(4, gap=0.25).masses(p, q, x)), own)
+    codes = Codebook.at(vector(0, 0.5, 4)[:, None])  # 0.25 apart, squared
+    bounded = RankWindow(4, gap=1.0, codebook=codes, distance=0.25)
+    assert_close(torch.stack(bounded.masses(p, q, x)), own)
+    wider = replace(bounded, distance=0.26).masses(p, q, x)
+    assert_close(torch.stack(wider), own + 0.25)
+
+
 def test_a_token_that_the_target_rules_out_is_rejected() -> None:
     p, q = vector(0, 0, 0, 0.3, 0.7), vector(0.2, 0.2, 0.2, 0.2, 0.2)
     accept = measure(Grouped(RankWindow(5, gap=1.0)), p, q).accept
@@ -319,6 +300,12 @@ def test_a_threshold_is_met_or_not() -> None:
     kept = Q * tight.accept
     assert_close(tight.output, kept + (1 - kept.sum()) * P)
     assert_close(tight.over_accepted, over_accepted(P, Q, tight.accept))
+
+
+def test_a_threshold_that_is_reached_is_met() -> None:
+    even = vector(0.25, 0.25, 0.25, 0.25)
+    assert measure(NeighbourhoodThreshold(LINE, 1, tau=0.5), even, Q).accept.tolist() == [1] * 4
+    assert measure(NeighbourhoodThreshold(LINE, 1, tau=0.51), even, Q).accept.tolist() == [0] * 4
 
 
 def test_a_threshold_of_nothing_emits_the_draft() -> None:

@@ -10,9 +10,9 @@ from torch.testing import assert_close
 from mmspec.draft import Kind, Rule, RuleSchedule
 from mmspec.laws.categorical import Categorical
 from mmspec.trees import Tree
-from mmspec.verifiers import Recursive
 from mmspec.verifiers.distances import measure
 from mmspec.verifiers.law import ancestral, joint, law
+from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.walk import at_depth
 from tests.verifiers.parts import RULES
 from tests.verifiers.tolerance import Tolerance

@@ -122,6 +122,7 @@ def test_similar_paths_are_skipped() -> None:
     like, unlike = tree([9, 9, 12, 12, 12, 12]), tree([9, 9, 20, 12, 12, 30])
     assert Similar(book(), 0.99).skips(context(), like)  # of three paths the first and the third
     assert not Similar(book(), 0.99).skips(context(), unlike)
+    assert Similar(book(), 0.0).skips(context(), tree([0] * 6))  # no codes: 0, which is reached
     assert not Similar(book(), 0.99).skips(context(), Draft.chain(like.tokens, Kind.DET))
 
 

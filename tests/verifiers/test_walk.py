@@ -15,7 +15,7 @@ from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.recursive import Recursive
-from mmspec.verifiers.walk import nobody, one_hot
+from mmspec.verifiers.walk import longest, nobody, one_hot
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,23 @@ def test_siblings_are_tested_up_to_the_accepted_one(kind: Kind, wanted: int) -> 
     assert int(verdict.next) == wanted
     assert rule.asked.count("residual") == levels * misses
     assert rule.asked.count("accept") == levels * misses + 2 * (wanted != 9)
+
+
+@pytest.mark.parametrize(
+    ("tie", "path"),
+    [
+        ([0.0, 1.0, 0.5, 0.1, 9.0], [1, 3]),  # the sum counts, not the last node
+        ([1.0, 0.0, 0.1, 0.5, -9.0], [0, 2]),
+        ([-1.0, -2.0, -5.0, -3.0, -0.1], [1, 3]),  # a shorter path never counts
+        ([0.0, 0.0, 0.0, 0.0, 0.0], [0, 2]),  # else the first
+    ],
+)
+def test_of_longest_paths_the_largest_sum_wins(tie: list[float], path: list[int]) -> None:
+    tree = Tree((-1, -1, 0, 1, -1))  # 0-2, 1-3 and 4
+    draft = Draft.of(tree, torch.zeros(1, 5).long(), Kind.DET)
+    found, length, row = longest(draft, torch.ones(1, 5).bool(), torch.tensor([tie]))
+    assert found.tolist() == [path]
+    assert (length.tolist(), row.tolist()) == ([2], [path[-1] + 1])
 
 
 def test_one_row_is_somebody() -> None:

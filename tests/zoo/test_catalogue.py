@@ -113,8 +113,6 @@ def test_checkpoints_of_other_packages_lie_beside_their_trainer(
         "plain",
         kept.settings,
         "stranger",
-        "stranger",
-        "stranger",
         lambda _: False,
         (entry,),
     )

@@ -51,9 +51,7 @@ def stranger(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "stranger", made)
     one = zoo.Entry("stray", "A stray model.", "stranger")
     given = zoo.modality("llava").settings
-    odd = Modality(
-        "odd", "tokens", "plain", given, "stranger", "stranger", "stranger", lambda _: False, (one,)
-    )
+    odd = Modality("odd", "tokens", "plain", given, "stranger", lambda _: False, (one,))
     monkeypatch.setattr(registry, "modalities", lambda: {"odd": odd})
     return made
 

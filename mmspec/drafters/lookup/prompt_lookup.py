@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,29 +17,36 @@ from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 
 
-class PromptLookup(Drafter):
-    """Match the last n tokens, n = `longest` .. 1, and copy what followed (Saxena 2023).
+class Index(Protocol):
+    """What is known of one row's text, which only grows."""
 
-    The most recent earlier occurrence counts. A copy that reaches the end of the text goes on with
-    its own first tokens, so a loop is continued. Token ids in `ignore` (image placeholders) are
-    never matched and end a copy. `length` is a number or a policy; policies that read the drafter's
-    law find none here and draft to their `most`.
+    def read(self, text: Sequence[int]) -> None:
+        """Take in the tokens since the last call."""
+
+    def find(self, text: Sequence[int]) -> int | None:
+        """The place to copy on from, if there is one."""
+
+
+class Copying(Drafter):
+    """Copies on from an earlier place of the text.
+
+    Token ids in `ignore` (image placeholders) are never matched and end a copy. `length` is a
+    number or a policy; policies that read the drafter's law find none here and draft to their
+    `most`.
     """
 
     kinds: tuple[Kind, ...] = (Kind.DET,)
 
-    def __init__(
-        self, length: int | str | Length = 10, longest: int = 3, ignore: Collection[int] = ()
-    ) -> None:
-        if longest < 1:
-            raise ValueError(f"longest={longest} leaves nothing to match; give 1 or more tokens")
+    def __init__(self, length: int | str | Length, ignore: Collection[int]) -> None:
         self.length = parse(length)
-        self.longest = longest
         self.ignore = frozenset(ignore)
 
+    @abstractmethod
+    def index(self) -> Index:
+        """One for each row of a request."""
+
     def begin(self, context: Context) -> Lookup:
-        rows = [Grams(self.longest, self.ignore) for _ in range(context.batch)]
-        return Lookup(self.length.begin(), rows)
+        return Lookup(self.length.begin(), [self.index() for _ in range(context.batch)])
 
     def propose(self, context: Context, state: Lookup) -> Draft:
         budget = self.length.budget(state.length, context)
@@ -62,7 +70,26 @@ class Lookup:
     """What is remembered of a request."""
 
     length: Any
-    rows: list[Grams]
+    rows: Sequence[Index]
+
+
+class PromptLookup(Copying):
+    """Match the last n tokens, n = `longest` .. 1, and copy what followed (Saxena 2023).
+
+    The most recent earlier occurrence counts. A copy that reaches the end of the text goes on with
+    its own first tokens, so a loop is continued.
+    """
+
+    def __init__(
+        self, length: int | str | Length = 10, longest: int = 3, ignore: Collection[int] = ()
+    ) -> None:
+        if longest < 1:
+            raise ValueError(f"longest={longest} leaves nothing to match; give 1 or more tokens")
+        super().__init__(length, ignore)
+        self.longest = longest
+
+    def index(self) -> Grams:
+        return Grams(self.longest, self.ignore)
 
 
 @dataclass

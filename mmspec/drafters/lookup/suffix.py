@@ -3,64 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.goodput import parse
+from mmspec.draft import Drafter
 from mmspec.drafters.length import Length
-from mmspec.drafters.lookup.prompt_lookup import copy, length_of, ragged
+from mmspec.drafters.lookup.prompt_lookup import Copying, length_of
 from mmspec.recipe import Kit
-from mmspec.targets.context import Context
 
 
-class SuffixAutomaton(Drafter):
+class SuffixAutomaton(Copying):
     """Copy on from where the longest repeated suffix occurred (SAM Decoding, Hu et al. 2024).
 
     Each token is read once, in amortised constant time. Suffixes below `shortest` tokens do not
-    count. The place copied from is where the suffix was last noticed. Token ids in `ignore` (image
-    placeholders) are never matched and end a copy. `length` is a number or a policy; policies that
-    read the drafter's law find none here and draft to their `most`.
+    count. The place copied from is where the suffix was last noticed.
     """
-
-    kinds: tuple[Kind, ...] = (Kind.DET,)
 
     def __init__(
         self, length: int | str | Length = 10, shortest: int = 2, ignore: Collection[int] = ()
     ) -> None:
         if shortest < 1:
             raise ValueError(f"shortest={shortest} would copy without a match; give 1 or more")
-        self.length = parse(length)
+        super().__init__(length, ignore)
         self.shortest = shortest
-        self.ignore = frozenset(ignore)
 
-    def begin(self, context: Context) -> Suffixes:
-        rows = [Automaton(self.ignore) for _ in range(context.batch)]
-        return Suffixes(self.length.begin(), rows)
-
-    def propose(self, context: Context, state: Suffixes) -> Draft:
-        budget = self.length.budget(state.length, context)
-        copies: list[list[int]] = []
-        for row, automaton in enumerate(state.rows):
-            text = context.history[row]
-            automaton.read(text)
-            known = automaton.matched >= self.shortest and not context.finished[row]
-            copies.append(copy(text, automaton.place, budget, self.ignore) if known else [])
-        return ragged(context, copies)
-
-    def observe(
-        self, context: Context, state: Suffixes, draft: Draft, scores: Scores, kept: Round
-    ) -> Suffixes:
-        state.length = self.length.observe(state.length, kept)
-        return state
-
-
-@dataclass
-class Suffixes:
-    """What is remembered of a request."""
-
-    length: Any
-    rows: list[Automaton]
+    def index(self) -> Automaton:
+        return Automaton(self.ignore, self.shortest)
 
 
 class Automaton:
@@ -71,8 +37,8 @@ class Automaton:
     suffix: no search is needed, `matched` and `place` are read off after each token.
     """
 
-    def __init__(self, ignore: Collection[int] = ()) -> None:
-        self.ignore = ignore
+    def __init__(self, ignore: Collection[int] = (), shortest: int = 1) -> None:
+        self.ignore, self.shortest = ignore, shortest
         self.seen = 0
         self.matched = 0  # tokens of the longest suffix that occurred before
         self.place: int | None = None  # the place behind an earlier occurrence
@@ -90,6 +56,10 @@ class Automaton:
             else:
                 self._extend(text[place], place + 1)
         self.seen = len(text)
+
+    def find(self, text: Sequence[int]) -> int | None:
+        """Behind an earlier occurrence of the longest suffix, if that has `shortest` tokens."""
+        return self.place if self.matched >= self.shortest else None
 
     def _extend(self, token: int, end: int) -> None:
         known = self._next[self._last].get(token)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class Ensemble(DraftModel):
     backbone: Reader
     sights: tuple[Sight, ...]
     weighting: Weighting = field(default_factory=FixedWeights)
+    reads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.sights:

@@ -10,14 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.draft import Drafter
-from mmspec.drafters.growth import DraftModel, News, Nodes
-from mmspec.drafters.neural.small_model import committed, draft_law, head_of_target, waiting_block
+from mmspec.draft import Drafter, Verifier
+from mmspec.drafters.growth import DraftModel, News, Nodes, Shape
+from mmspec.drafters.neural.small_model import (
+    SMALL_MODEL,
+    committed,
+    draft_law,
+    head_of_target,
+    small_model,
+    waiting_block,
+)
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig, load_head
 from mmspec.models.loading import model_type
 from mmspec.models.random_weights import random_model
-from mmspec.recipe import DraftModelKind, Kit
+from mmspec.recipe import Deferred, DraftModelKind, Kit, Recipe
 from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.context import Context
@@ -214,3 +221,20 @@ class FeatureHeadKind(DraftModelKind):
 
 
 FEATURE_HEAD = FeatureHeadKind()
+
+
+def with_draft_model(
+    execution: Shape, verifier: Verifier | Deferred[Verifier], **parts: Any
+) -> Recipe:
+    """A recipe whose drafts grow out of a small model or of a head, which sees what it can.
+
+    `parts` are further fields of the recipe.
+    """
+    return Recipe(
+        architecture=small_model,
+        execution=execution,
+        verifier=verifier,
+        sees="auto",
+        draft_model=(SMALL_MODEL, FEATURE_HEAD),
+        **parts,
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmspec.draft import Drafter
-from mmspec.drafters.growth import DraftModel, News, Nodes
+from mmspec.drafters.growth import DraftModel, Nodes
 from mmspec.drafters.neural.small_model import Autoregressive, committed, draft_law
 from mmspec.errors import check_number, is_whole
 from mmspec.laws.categorical import Categorical
@@ -65,9 +65,6 @@ class SharedBackbone(DraftModel):
     def sees(self) -> str:
         return "target-memory"
 
-    def begin(self, context: Context) -> None:
-        return None
-
     def listen(self, context: Context, state: None) -> Categorical:
         waiting = context.waiting()
         if len({len(row) for row in waiting}) > 1:
@@ -82,9 +79,6 @@ class SharedBackbone(DraftModel):
         waiting = len(context.waiting()[0])
         logits, _ = self.thin.read(context.memory, nodes.block(context.memory.like, waiting))
         return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
-
-    def keep(self, context: Context, state: None, news: News) -> None:
-        return None
 
 
 def spread(layers: int, share: float) -> tuple[int, ...]:

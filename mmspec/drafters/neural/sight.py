@@ -71,7 +71,7 @@ class Pixels(Sight):
     name: str = "pixels"
 
     def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]:
-        return {**context.request.inputs, **context.request.drafter_inputs}
+        return own_request(context)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class CompressedPixels(Sight):
         return wanted(self.compressor.needs)
 
     def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]:
-        given = {**context.request.inputs, **context.request.drafter_inputs}
+        given = own_request(context)
         token = None
         if "cls" in self.compressor.needs:
             token = ClassTokenTap(backbone.model, backbone.family)
@@ -162,8 +162,23 @@ def _projected(picture: Compressed, projector: nn.Module) -> Compressed:
     return Compressed(features, picture.positions, picture.sizes)
 
 
+def own_request(context: Context) -> dict[str, Any]:
+    """The request as a draft model gets it: `drafter_inputs` replace the target's.
+
+    Embeddings are the target's own: a prompt of them alone is left to `drafter_inputs`.
+    """
+    given, own = context.request.inputs, context.request.drafter_inputs
+    if given.get("input_ids") is None:
+        return dict(own)
+    rest = {name: value for name, value in given.items() if name != "inputs_embeds"}
+    return {**rest, **own}
+
+
 def prompts(context: Context) -> list[list[int]]:
     """Prompt tokens per row, without padding."""
+    own = context.request.drafter_inputs
+    if context.request.inputs.get("input_ids") is None and "input_ids" in own:
+        return unpadded(own)[0]
     return [row[:length] for row, length in zip(context.history, context.prompt, strict=True)]
 
 

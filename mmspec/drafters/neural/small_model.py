@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,10 @@ class Autoregressive(Drafter):
     def wants(self) -> frozenset[str]:
         return self.model.wants
 
+    @property
+    def reads(self) -> bool:
+        return self.model.reads
+
     def drawing(self, kind: Kind) -> Drafter:
         return replace(self, kind=kind)
 
@@ -92,6 +96,7 @@ class SmallModel(DraftModel):
 
     backbone: Reader
     sight: Sight
+    reads: ClassVar[bool] = True
 
     @property
     def sees(self) -> str:

@@ -15,19 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-
 from mmspec.codes.connected_cells import islands
 from mmspec.codes.grid import Grid
-
-
-@dataclass(frozen=True)
-class DraftedCode:
-    """A code of the block that is not committed yet."""
-
-    token: int
-    settled: bool  # judged already, or drawn from the target
-    scores: Tensor | None = None  # (V,) the law it was drawn from; None = without one
+from mmspec.drafters.rows.row_chain import DraftedCode, RowChain, said
 
 
 @dataclass
@@ -52,7 +42,7 @@ class Page:
         for row in range(first, stop):
             for column in range(grid.width):
                 if grid.offset(row, column) >= start:
-                    self.held[grid.offset(row, column)] = DraftedCode(tokens[row][column], False)
+                    self.held[grid.offset(row, column)] = DraftedCode(tokens[row][column])
 
     def lacks(self, offset: int, start: int) -> bool:
         """Whether a code is still to be drafted: not committed, below `start`, and not judged."""
@@ -82,39 +72,24 @@ class Page:
         self.islands = [part for part in left if part]
 
 
-@dataclass(frozen=True)
-class RowChain:
-    """The chain of one batch row."""
-
-    start: int  # new tokens before it
-    nodes: tuple[tuple[int, int], ...]  # places behind them, tokens
-    sure: int  # how many of the nodes, from the first, stand without a gap
-    fronts: tuple[tuple[int, int], ...]  # rows of the law to draw from, and the offsets to fill
-
-
 def lay(grid: Grid, page: Page, rows: int, start: int) -> RowChain:
     """What is read behind `start` new tokens of a picture, `rows` of whose rows were begun."""
     nodes, fronts = list[tuple[int, int]](), list[tuple[int, int]]()
     offset = start
-    while (token := said(grid, page, offset)) is not None:
+    while (token := said(grid, page.held, offset)) is not None:
         nodes.append((offset - start, token))
         offset += 1
     sure = last = len(nodes)
     firsts = {part[0] for part in page.islands}
     stop = grid.offset(rows - 1, grid.width - 1) + 1 if firsts else offset
     for behind in range(offset + 1, stop):
-        token = said(grid, page, behind)
+        token = said(grid, page.held, behind)
         if token is not None:
             nodes.append((behind - start, token))
-        elif behind in firsts and said(grid, page, behind - 1) is not None:
+        elif behind in firsts and said(grid, page.held, behind - 1) is not None:
             fronts.append((len(nodes), behind))
             last = len(nodes)
     return RowChain(start, tuple(nodes[:last]), sure, tuple(fronts))
-
-
-def said(grid: Grid, page: Page, offset: int) -> int | None:
-    """The token there, if it is known."""
-    return page.held[offset].token if offset in page.held else grid.forced(offset)
 
 
 def judged(grid: Grid, page: Page, offset: int) -> tuple[int, int]:

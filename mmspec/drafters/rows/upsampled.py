@@ -18,19 +18,12 @@ from torch import Tensor
 from mmspec.codes.connected_cells import Cells
 from mmspec.codes.grid import Grid
 from mmspec.codes.resampling import Lawful, Resampler, Trained
-from mmspec.draft import Draft, Drafter, Kind, Reading, Round, Scores, categorical
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
 from mmspec.drafters.neural.small_model import SmallModelKind
 from mmspec.drafters.plain import Silent
 from mmspec.drafters.rows.low_resolution import Sketch, Sketcher, ratio_of, sampler_of
-from mmspec.drafters.rows.partial_image import (
-    DraftedCode,
-    Page,
-    RowChain,
-    filled,
-    judged,
-    lay,
-    spelt,
-)
+from mmspec.drafters.rows.partial_image import Page, filled, judged, lay, spelt
+from mmspec.drafters.rows.row_chain import DraftedCode, RowChain, drafted, drawn
 from mmspec.drafters.rows.wavefront import RowShape
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane
@@ -112,7 +105,17 @@ class Upsampled(Drafter):
             lay(state.grid, page, page.begun * self.ratio, context.generated(row))
             for row, page in enumerate(state.pages)
         ]
-        return drafted(context, state, self.kinds[0])
+        width = max(len(line.nodes) for line in state.lines)
+        if not width:
+            return context.nothing()
+        cells = [
+            [judged(state.grid, page, line.start + place) for place, _ in line.nodes]
+            + [(-1, -1)] * (width - len(line.nodes))
+            for page, line in zip(state.pages, state.lines, strict=True)
+        ]
+        held = [page.held for page in state.pages]
+        draft = drafted(state.lines, held, state.like, self.kinds[0])
+        return replace(draft, extras=Cells(torch.tensor(cells, device=context.device)))
 
     def observe(
         self, context: Context, state: Sheet | None, draft: Draft, scores: Scores, kept: Round
@@ -140,9 +143,9 @@ class Upsampled(Drafter):
             for row, tokens in zip(ended, small, strict=True):
                 pages[row].small.append(tokens[pages[row].begun - 1])
         given = [spelt(state.small, page.small) for page in pages]
-        drawn = self.sketcher.row(context, state.sketch, given).tolist()
+        codes = self.sketcher.row(context, state.sketch, given).tolist()
         for row in ready:
-            pages[row].drawn = drawn[row]
+            pages[row].drawn = codes[row]
             pages[row].begun += 1
         if isinstance(self.sampler, Lawful):
             return
@@ -225,7 +228,7 @@ def enlarge(context: Context, state: Sheet, sampler: Lawful, kind: Kind) -> None
     for row, tokens in enumerate(after.tolist()):
         for node, (o, token) in enumerate(zip(blocks[row], tokens, strict=True)):
             if free[row][node]:
-                state.pages[row].held[o] = DraftedCode(token, False, law.scores[row, node])
+                state.pages[row].held[o] = DraftedCode(token, scores=law.scores[row, node])
 
 
 def block_of(state: Sheet, row: int) -> list[int]:
@@ -236,60 +239,17 @@ def block_of(state: Sheet, row: int) -> list[int]:
     return [state.grid.offset(*place) for place in places]
 
 
-def drafted(context: Context, state: Sheet, kind: Kind) -> Draft:
-    """The lines of all rows as one draft."""
-    width = max(len(line.nodes) for line in state.lines)
-    if not width:
-        return context.nothing()
-    table = []
-    for page, line in zip(state.pages, state.lines, strict=True):
-        nodes = [(*node, *judged(state.grid, page, line.start + node[0])) for node in line.nodes]
-        table.append([*nodes, *[(0, 0, -1, -1)] * (width - len(nodes))])
-    made = torch.tensor(table, device=context.device)  # (B, N, 4)
-    sure = torch.tensor([[line.sure] for line in state.lines], device=context.device)
-    mask = torch.arange(width, device=context.device) < sure
-    draft = Draft.chain(made[..., 1], kind, _laws(state, width), mask)
-    return replace(draft, reading=Reading(made[..., 0]), extras=Cells(made[..., 2:]))
-
-
-def _laws(state: Sheet, width: int) -> Categorical | None:  # (B, N)
-    """What proposals were drawn from, point masses but for those of islands; None = no others."""
-    laws = [
-        [page.held[o].scores if (o := line.start + place) in page.held else None for place in known]
-        for page, line in zip(state.pages, state.lines, strict=True)
-        for known in [[place for place, _ in line.nodes[: line.sure]]]
-    ]
-    if all(law is None for row in laws for law in row):
-        return None
-    scores = state.like.scores.new_zeros(len(laws), width, state.like.size)
-    for row, line in enumerate(state.lines):
-        for node, law in enumerate(laws[row]):
-            if law is None:
-                scores[row, node] = -torch.inf
-                scores[row, node, line.nodes[node][1]] = 0
-            else:
-                scores[row, node] = law
-    return Categorical(scores, state.like.hard)
-
-
 def _redraw(context: Context, state: Sheet, scores: Scores, kept: Round) -> None:
     """Draw one code in every island but the first, which the verifier has served."""
     fronts = [
         () if over else line.fronts for line, over in zip(state.lines, kept.finished, strict=True)
     ]
-    width = max(map(len, fronts))
-    if not width:
-        return
-    index = [[node for node, _ in line] + [0] * (width - len(line)) for line in fronts]
-    place = torch.tensor(index, device=context.device)  # (B, F) rows of the law
-    rows = torch.arange(len(index), device=place.device)[:, None]
-    law = categorical(scores.law)[rows, place]
-    drawn = law.sample(context.noise.shared(scores.position.gather(1, place))).tolist()
-    for row, (page, line) in enumerate(zip(state.pages, fronts, strict=True)):
-        for step, (_, offset) in enumerate(line):
-            page.held[offset] = DraftedCode(drawn[row][step], True, law.scores[row, step])
-            page.islands = [[o for o in part if o != offset] for part in page.islands]
-        page.islands = [part for part in page.islands if part]
+    for page, codes in zip(
+        state.pages, drawn(fronts, scores, context.noise.shared, settled=True), strict=True
+    ):
+        page.held.update(codes)
+        left = [[offset for offset in part if offset not in codes] for part in page.islands]
+        page.islands = [part for part in left if part]
 
 
 def smaller_picture(kit: Kit) -> Drafter:

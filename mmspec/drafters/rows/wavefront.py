@@ -11,15 +11,14 @@ laws speak of, `next` first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from mmspec.codes.grid import Grid
-from mmspec.draft import Draft, Drafter, Kind, Reading, Round, Scores, categorical
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
+from mmspec.drafters.rows.row_chain import DraftedCode, RowChain, drafted, drawn, said
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane
 from mmspec.recipe import LINEAR
@@ -82,16 +81,9 @@ class Wavefront(Drafter):
             for row, held in enumerate(state.held)
         ]
         state.fronts = [line.fronts for line in lines]
-        width = max(len(line.nodes) for line in lines)
-        if not width:
+        if not any(line.nodes for line in lines):
             return context.nothing()
-        nodes = [[*line.nodes, *[(0, 0)] * (width - len(line.nodes))] for line in lines]
-        places = torch.tensor(nodes, device=context.device)  # (B, N, 2)
-        sure = torch.tensor([[line.sure] for line in lines], device=context.device)
-        mask = torch.arange(width, device=context.device) < sure
-        law = _laws(context, state, lines, width)
-        draft = Draft.chain(places[..., 1], self.kinds[0], law, mask)
-        return replace(draft, reading=Reading(ahead=places[..., 0]))
+        return drafted(lines, state.held, state.like, self.kinds[0])
 
     def observe(
         self, context: Context, state: Front, draft: Draft, scores: Scores, kept: Round
@@ -108,30 +100,14 @@ class Wavefront(Drafter):
             {offset: code for offset, code in old.items() if offset >= start}
             for old, start in zip(state.held, done, strict=True)
         ]
-        width = max(map(len, fronts))
-        if not width:
-            return replace(state, held=held, fronts=[])
-        index = [[place for place, _ in line] + [0] * (width - len(line)) for line in fronts]
-        place = torch.tensor(index, device=context.device)  # (B, F) rows of the law
-        law = categorical(scores.law)[torch.arange(len(index), device=place.device)[:, None], place]
-        position = scores.position.gather(1, place)
         race = self.kinds[0] is Kind.RACE
-        keys = context.noise.shared(position) if race else context.noise.fresh(FRONT, position)
-        for row, drawn in enumerate(law.sample(keys).tolist()):
-            for step, (_, offset) in enumerate(fronts[row]):
-                held[row][offset] = WavefrontCode(drawn[step], law.scores[row, step])
+        keys = context.noise.shared if race else partial(context.noise.fresh, FRONT)
+        for old, codes in zip(held, drawn(fronts, scores, keys, settled=False), strict=True):
+            old.update(codes)
         return replace(state, held=held, fronts=[])
 
 
 FRONT = Lane.DRAFT  # the lane of the draws made here
-
-
-@dataclass(frozen=True)
-class WavefrontCode:
-    """A code that waits for the gap before it to close, and the law it was drawn from."""
-
-    token: int
-    scores: Tensor  # (V,)
 
 
 @dataclass
@@ -140,31 +116,22 @@ class Front:
 
     grid: Grid | None
     like: Categorical  # (B, 0) over the target's vocabulary, greedy or not
-    held: list[dict[int, WavefrontCode]]  # per batch row, by offset
+    held: list[dict[int, DraftedCode]]  # per batch row, by offset
     fronts: list[tuple[tuple[int, int], ...]] = field(default_factory=list)  # of this round
 
 
-@dataclass(frozen=True)
-class WavefrontRow:
-    """The chain of one batch row."""
-
-    nodes: tuple[tuple[int, int], ...]  # places behind the context, tokens
-    sure: int  # how many of them, from the first, stand without a gap
-    fronts: tuple[tuple[int, int], ...]  # rows of the law, and the offsets they speak of
-
-
 def lay(
-    grid: Grid, window: int, start: int, held: Mapping[int, WavefrontCode], last: int
-) -> WavefrontRow:
+    grid: Grid, window: int, start: int, held: Mapping[int, DraftedCode], last: int
+) -> RowChain:
     """What is read behind `start` new tokens, `last` being the last one."""
     nodes, fronts = list[tuple[int, int]](), list[tuple[int, int]]()
     offset = start
-    while (token := _said(grid, held, offset)) is not None:
+    while (token := said(grid, held, offset)) is not None:
         nodes.append((offset - start, token))
         offset += 1
     sure, cell = len(nodes), grid.cell(offset)
     if cell is None:  # the picture is complete
-        return WavefrontRow(tuple(nodes), sure, ())
+        return RowChain(start, tuple(nodes), sure, ())
     fronts.append((sure, offset))
     row, count = cell
     newest = nodes[-1][1] if nodes else last
@@ -184,23 +151,4 @@ def lay(
         if not count:
             break
         newest = nodes[-1][1]
-    return WavefrontRow(tuple(nodes), sure, tuple(fronts))
-
-
-def _said(grid: Grid, held: Mapping[int, WavefrontCode], offset: int) -> int | None:
-    """The token there, if it is known."""
-    return held[offset].token if offset in held else grid.forced(offset)
-
-
-def _laws(context: Context, state: Front, lines: Sequence[WavefrontRow], width: int) -> Categorical:
-    """What proposals were drawn from (B, N); a forced token is a point mass, gaps say nothing."""
-    scores = state.like.scores.new_zeros(len(lines), width, state.like.size)
-    for row, line in enumerate(lines):
-        for node, (place, token) in enumerate(line.nodes[: line.sure]):
-            held = state.held[row].get(context.generated(row) + place)
-            if held is None:
-                scores[row, node] = -torch.inf
-                scores[row, node, token] = 0
-            else:
-                scores[row, node] = held.scores
-    return Categorical(scores, state.like.hard)
+    return RowChain(start, tuple(nodes), sure, tuple(fronts))

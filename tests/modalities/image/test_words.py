@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,16 @@ def test_words_draw_what_their_tensors_draw() -> None:
     single = fast().generate_images(prompt=TEXTS[0], temperature=1.0, seed=3)
     assert torch.equal(single.sequences, wanted.sequences[:1])
     assert not torch.equal(found.sequences[:1], found.sequences[1:])
+
+
+def test_a_processor_is_given_when_a_recipe_is_loaded(tmp_path: Path) -> None:
+    fast().save_pretrained(tmp_path)
+    again = mmspec.load(tmp_path, painters.janus(), processor=speaking.janus())
+    settings: dict[str, Any] = {"prompt": TEXTS, "temperature": 1.0, "seed": 3}
+    wanted = fast().generate_images(**settings).sequences
+    assert torch.equal(again.generate_images(**settings).sequences, wanted)
+    with pytest.raises(ValueError, match="procesor"):
+        mmspec.load(tmp_path, painters.janus(), procesor=speaking.janus())
 
 
 def test_a_chat_form_is_used_where_there_is_one() -> None:

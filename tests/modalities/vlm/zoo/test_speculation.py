@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,17 +11,18 @@ import torch
 
 import mmspec
 from mmspec import recipes, zoo
-from mmspec.stats import Stats
 from mmspec.zoo import language
 
 TARGETS = ("llava", "qwen2.5-vl")
 # all but MASSV, for which the zoo has no projector: its training is not part of the package yet
 EXACT = tuple(n for n in recipes.names("tokens") if recipes.get(n).exact and n != "massv")
 LONGEST = 96
+SAMPLED: dict[str, Any] = {"max_new_tokens": LONGEST, "temperature": 1.0}
+Asked = tuple[dict[str, Any], torch.Tensor]  # a request, and the answer that is wanted
 
 
 def requests(name: str, count: int, batch: int) -> Iterator[dict[str, Any]]:
-    """DraftedCode-out prompts as the processor gives them, left-padded in ragged batches."""
+    """Held-out prompts as the processor gives them, left-padded in ragged batches."""
     processor = zoo.processor(name)
     processor.tokenizer.padding_side = "left"
     examples = language.examples(count, split="held-out", seed=11)
@@ -44,52 +46,61 @@ def accelerated(name: str, model: Any, recipe: str, **parts: Any) -> mmspec.Acce
     return mmspec.accelerate(model, recipe, **parts)
 
 
-def plain(model: Any, request: Mapping[str, Any]) -> torch.Tensor:
-    answer = model.generate(**request, max_new_tokens=LONGEST, do_sample=False)
-    assert isinstance(answer, torch.Tensor)
-    return answer
+@cache
+def loaded(name: str) -> Any:
+    """A target; requests write nothing onto it."""
+    return zoo.load(name)
 
 
-@pytest.fixture(scope="module", params=TARGETS)
-def target(request: pytest.FixtureRequest) -> tuple[str, Any]:
-    return request.param, zoo.load(request.param)
+@cache
+def greedy(name: str, count: int, batch: int) -> tuple[Asked, ...]:
+    """Requests, each with what the target answers by itself."""
+    return tuple(
+        (one, loaded(name).generate(**one, max_new_tokens=LONGEST, do_sample=False))
+        for one in requests(name, count, batch)
+    )
 
 
-def check(target: tuple[str, Any], fast: mmspec.Accelerated, count: int, batch: int) -> list[Stats]:
-    name, model = target
-    seen = []
-    for request in requests(name, count, batch):
+@cache
+def sampled(name: str, seed: int) -> tuple[Asked, ...]:
+    """Requests, each with what plain decoding draws."""
+    return tuple(
+        (one, mmspec.decode_plain(loaded(name), **one, **SAMPLED, seed=seed).sequences)
+        for one in requests(name, 2, 2)
+    )
+
+
+def check(name: str, recipe: str, count: int, batch: int) -> None:
+    fast = accelerated(name, loaded(name), recipe)
+    for request, wanted in greedy(name, count, batch):
         out = fast.generate(**request, max_new_tokens=LONGEST, do_sample=False)
-        assert torch.equal(out.sequences, plain(model, request))
+        assert torch.equal(out.sequences, wanted)
         assert out.stats.fallback is None
-        seen.append(out.stats)
-    return seen
 
 
+@pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("recipe", ["coupled", "dynamic-tree", "spd-mllm", "token-recycling"])
-def test_the_zoo_says_the_same(target: tuple[str, Any], recipe: str, batch: int) -> None:
-    fast = accelerated(target[0], target[1], recipe)
-    check(target, fast, max(batch, 2), batch)
+def test_the_zoo_says_the_same(name: str, recipe: str, batch: int) -> None:
+    check(name, recipe, max(batch, 2), batch)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("recipe", EXACT)
-def test_two_hundred_prompts_by_every_exact_recipe(
-    target: tuple[str, Any], recipe: str, batch: int
-) -> None:
-    check(target, accelerated(target[0], target[1], recipe), 200, batch)
+def test_two_hundred_prompts_by_every_exact_recipe(name: str, recipe: str, batch: int) -> None:
+    check(name, recipe, 200, batch)
 
 
 @pytest.mark.parametrize(
     "name", [TARGETS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in TARGETS[1:])]
 )
 def test_sight_helps_and_the_wrong_picture_hurts(name: str) -> None:
-    model = zoo.load(name)
+    model = loaded(name)
     sighted = accelerated(name, model, "coupled")
     blind = accelerated(name, model, "spd-mllm")
-    given = list(requests(name, 12, 1))
+    given = list(requests(name, 12, 4))
     accepted = {"sighted": 0, "blind": 0, "deceived": 0}
     steps = dict.fromkeys(accepted, 0)
     for request, other in zip(given, given[1:] + given[:1], strict=True):
@@ -110,14 +121,9 @@ def test_sight_helps_and_the_wrong_picture_hurts(name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("recipe", ["coupled", "dynamic-tree", "prompt-lookup"])
-def test_sampling_with_a_seed_is_plain_decoding_with_it(
-    target: tuple[str, Any], recipe: str, seed: int
-) -> None:
-    name, model = target
-    fast = accelerated(name, model, recipe)
-    for request in requests(name, 2, 2):
-        settings = {"max_new_tokens": LONGEST, "temperature": 1.0, "seed": seed}
-        wanted = mmspec.decode_plain(model, **request, **settings)
-        out = fast.generate(**request, **settings)
-        assert torch.equal(out.sequences, wanted.sequences)
+def test_sampling_with_a_seed_is_plain_decoding_with_it(name: str, recipe: str, seed: int) -> None:
+    fast = accelerated(name, loaded(name), recipe)
+    for request, wanted in sampled(name, seed):
+        assert torch.equal(fast.generate(**request, **SAMPLED, seed=seed).sequences, wanted)

@@ -18,7 +18,7 @@ from mmspec.zoo.loading import load_folder
 )
 def test_training_writes_a_checkpoint_that_loads(name: Any, tmp_path: Any) -> None:
     stages = []
-    report = train(name, tmp_path, steps=2, progress=lambda *told: stages.append(told[0]))
+    report = train(name, tmp_path, steps=1, progress=lambda *told: stages.append(told[0]))
     sees = not name.endswith("text-drafter")
     model = load_folder(tmp_path, sees)
     assert report["parameters"] == sum(p.numel() for p in model.parameters())

@@ -25,9 +25,7 @@ ZOO = (
 
 
 def owns(source: Source) -> bool:
-    """Chains, their folders, and the checkpoints above."""
-    if source.checkpoint is not None:
-        return source.checkpoint in {entry.name for entry in ZOO}
+    """Chains and their folders."""
     return source.model_type == "markov" or "MarkovChain" in source.classes
 
 
@@ -36,9 +34,7 @@ MODALITY = Modality(
     decodes="states",  # recipes that decode these are its own
     recipe="markov-copy",
     settings=MarkovSettings,
-    plug="markov_modality.plug",
-    asking="markov_modality.asking",
-    measures="markov_modality.measures",
+    package=__name__,
     owns=owns,
     zoo=ZOO,
     parts=("length",),

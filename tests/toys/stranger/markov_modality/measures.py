@@ -19,7 +19,7 @@ from mmspec.bench.certificate import Check, Trial
 from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
 from mmspec.bench.workload import grouped, repeated
 from mmspec.laws.noise import KeyedNoise
-from mmspec.modality import Answer, Answers, Quality, Workload
+from mmspec.modality import Answer, Answers, Quality, Selection, Workload
 from mmspec.recipe import Recipe
 
 STATES = 4  # of the chains that certificates are made of
@@ -27,19 +27,14 @@ Request = Mapping[str, Any]
 
 
 def workload(
-    model: MarkovChain,
-    asker: MarkovAsker,
-    settings: MarkovSettings,
-    *,
-    prompts: Sequence[str] | None,
-    count: int,
-    batch: int,
-    seed: int,
-    drafter: Any = None,
+    model: MarkovChain, asker: MarkovAsker, settings: MarkovSettings, selection: Selection
 ) -> Workload:
     """Walks from every state in turn, or from where the user says."""
-    texts = [str((seed + index) % model.states) for index in range(max(count, batch))]
-    groups = grouped(texts, batch) if prompts is None else repeated(prompts, batch)
+    batch = selection.batch
+    texts = [str((selection.seed + index) % model.states) for index in range(selection.count)]
+    groups = (
+        grouped(texts, batch) if selection.prompts is None else repeated(selection.prompts, batch)
+    )
     timed = [asker.request(group) for group in groups]
     return Workload(
         timed=timed,

@@ -1,0 +1,327 @@
+"""What is labelled exact, and what lossy: measured on models that are counted, over all there is.
+
+Nothing here lists recipes, rules, gates or policies; what is in the tree is measured. A label is
+`exact` where nothing tells the output from the target's law: neither enumeration of what the
+verifier decides, nor what comes out of the loop, token by token, under the law of a whole forward.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache
+from importlib import import_module
+from inspect import isabstract
+from itertools import product
+from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec import recipes
+from mmspec import verifiers as shelves
+from mmspec.api import Accelerated, accelerate
+from mmspec.bench import certify
+from mmspec.bench.enumeration import TOLERANCE
+from mmspec.bench.frequency import chi_square, p_value, refuse_fallback
+from mmspec.bench.tiny import PROMPT, random_drafter, request
+from mmspec.draft import Gate, Kind, RuleSchedule, Verifier
+from mmspec.drafters.denoising.window import Window
+from mmspec.drafters.jacobi import suffix
+from mmspec.drafters.jacobi.suffix import Suffix
+from mmspec.laws.sampling import guide
+from mmspec.modalities.diffusion import toys as chains
+from mmspec.modalities.image import toys as drawing
+from mmspec.modalities.vlm import toys as writing
+from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.trees import Tree
+from mmspec.verifiers.law import ancestral, joint
+from mmspec.verifiers.recursive import Recursive
+from tests.drafters.test_jacobi import P, Q, slots
+from tests.verifiers.drawn_laws import by_prefix
+
+ROOT = Path(__file__).resolve().parents[2]
+SIDE = 10  # codes in a row: more than the window of any recipe that writes rows side by side
+PICTURES = 8
+TEXTS, LENGTH = 48, 20
+SAMPLES = 300  # of chains and of patches
+ALPHA = 1e-6  # of one measure; what is drawn is the same in every run
+BINS = 10
+
+
+# Models
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a recipe said on a model that is counted, and the law of each token of it."""
+
+    tokens: Tensor  # (B, N)
+    laws: Tensor  # (B, N, V) float64
+
+    def differs(self) -> bool:
+        """Whether tokens are likelier or less likely than the law has it, or in other places."""
+        log = self.laws.log()
+        mean = (self.laws * log).sum(-1)
+        spread = (self.laws * (log - mean[..., None]).square()).sum().sqrt()
+        own = log.gather(-1, self.tokens[..., None])[..., 0]
+        z = (own - mean).sum() / spread
+        order = self.laws.argsort(-1, descending=True)
+        rank = (order == self.tokens[..., None]).int().argmax(-1)
+        ranked = self.laws.gather(-1, order)
+        above = (ranked.cumsum(-1) - ranked).gather(-1, rank[..., None])[..., 0]
+        chance = torch.rand(own.shape, generator=torch.Generator().manual_seed(0)).double()
+        place = ((above + chance * own.exp()) * BINS).long().clamp_max(BINS - 1)
+        counts, expected = place.flatten().bincount(minlength=BINS), place.numel() / BINS
+        statistic = float(((counts - expected).square() / expected).sum())
+        return min(p_value(statistic, BINS - 1), float(torch.erfc(z.abs() / 2**0.5))) < ALPHA
+
+
+@lru_cache(maxsize=1)
+def painter() -> Any:
+    return drawing.tiny_painter(side=SIDE)
+
+
+def on_pictures(plan: Recipe) -> Accelerated:
+    target = painter()
+    if not plan.takes_drafter:
+        return accelerate(target, plan)
+    return accelerate(target, plan, drafter=random_drafter(plan, target, seed=1))
+
+
+@torch.no_grad()
+def drawn(fast: Accelerated) -> Said:
+    out = fast.generate_images(**drawing.painted(PICTURES), **drawing.SETTINGS, seed=0)
+    refuse_fallback(out.stats)
+    model, codes, both = fast.model, out.sequences, []
+    for number in (drawing.CLASS, model.config.num_classes):
+        slot = model.model.condition(torch.full((PICTURES, 1), number))
+        embeds = torch.cat((slot, model.model.embed_tokens(codes[:, :-1])), 1)
+        both.append(model(inputs_embeds=embeds).logits.double())
+    scores = guide(both[0], both[1], drawing.SETTINGS["guidance"])
+    return Said(codes, scores.softmax(-1))
+
+
+def on_texts(plan: Recipe) -> Accelerated:
+    return writing.bound(plan, 0)
+
+
+@torch.no_grad()
+def written(fast: Accelerated) -> Said:
+    settings = {**writing.SAMPLED, "max_new_tokens": LENGTH}
+    out = fast.generate(**request(TEXTS), **settings, seed=0)
+    refuse_fallback(out.stats)
+    laws = fast.model(input_ids=out.sequences).logits.double().softmax(-1)
+    return Said(out.sequences[:, len(PROMPT) :], laws[:, len(PROMPT) - 1 : -1])
+
+
+MODELS = ((on_pictures, drawn), (on_texts, written))
+
+
+@lru_cache(maxsize=2)
+def plainly(place: int) -> Tensor:  # (B, N)
+    """What plain decoding says there."""
+    bind, speak = MODELS[place]
+    return speak(bind(recipes.get("plain"))).tokens
+
+
+# What there is
+
+
+def shelf() -> list[ModuleType]:
+    return [import_module(f"mmspec.verifiers.{one.name}") for one in iter_modules(shelves.__path__)]
+
+
+def labelled(module: ModuleType, label: str) -> list[Any]:
+    """Classes of a module that say so."""
+    own = [kind for kind in vars(module).values() if isinstance(kind, type) and is_dataclass(kind)]
+    return [kind for kind in own if kind.__module__ == module.__name__ and label in vars(kind)]
+
+
+# Measures
+
+
+def smooth(seed: int, size: int) -> Callable[[tuple[int, ...]], Tensor]:
+    """Laws that depend on the whole prefix and hold small probabilities."""
+
+    def at(prefix: tuple[int, ...]) -> Tensor:
+        draw = random.Random(f"{seed} {prefix}")
+        scores = torch.tensor([draw.gauss(0, 1.5) for _ in range(size)], dtype=torch.float64)
+        return scores.softmax(-1)
+
+    return at
+
+
+def enumerated(verifier: Verifier) -> bool | None:
+    """Whether what it decides changes the law; None where that cannot be enumerated."""
+    worst, size = 0.0, drawing.CODES
+    kinds = [kind for kind in verifier.kinds if kind is not Kind.RACE]
+    trees = (Tree.chain(2), Tree.branching([2])) if verifier.trees else (Tree.chain(2),)
+    try:
+        for kind, tree, laws, seed in product(kinds, trees, (by_prefix, smooth), range(3)):
+            p, q = laws(seed, size), laws(seed + 1000, size)
+            found = joint(p, q, verifier, tree, kind)
+            worst = max(worst, float((found - ancestral(p, tree.depth + 1)).abs().max()))
+    except ValueError:  # noise of positions, or cells of a picture
+        return None
+    return worst > TOLERANCE if kinds else None
+
+
+def differs(plan: Recipe) -> tuple[bool, list[Accelerated], str]:
+    """Whether a recipe emits another law, where it was bound, and why not elsewhere."""
+    found, refused, loss = list[Accelerated](), "", False
+    for place, (bind, speak) in enumerate(MODELS):
+        try:
+            fast = bind(plan)
+            said = speak(fast)
+        except ValueError as error:
+            refused += f"{error}; "
+            continue
+        found.append(fast)
+        verifier = fast.recipe.verifier
+        assert isinstance(verifier, Verifier)  # it is bound
+        told = enumerated(verifier)
+        if told is None and fast.recipe.gate is None:  # the noise of positions is plain decoding's
+            told = not torch.equal(said.tokens, plainly(place))
+        loss = loss or bool(told) or said.differs()
+    return loss, found, refused
+
+
+@pytest.mark.parametrize("name", recipes.names("tokens"))
+def test_a_recipe_of_tokens_is_what_it_says(name: str) -> None:
+    """One that says lossy differs somewhere at its defaults, one that says exact nowhere."""
+    loss, found, refused = differs(recipes.get(name))
+    if not found:
+        pytest.skip(f"no model that is counted takes it: {refused}")
+    assert {fast.recipe.exact for fast in found} == {not loss}
+    if loss:
+        tells = any(mass(fast) is not None for fast in found)
+        assert tells == (f"`{name}`" not in unmeasured())
+
+
+def mass(fast: Accelerated) -> float | None:
+    assert fast.last_stats is not None
+    return fast.last_stats.over_accepted_mass
+
+
+def unmeasured() -> str:
+    """Where the guide names the recipes that do not measure their loss."""
+    guide = (ROOT / "docs" / "index.md").read_text()
+    return next(line for line in guide.split(". ") if "measure no such mass" in line)
+
+
+GATES = [name for name in recipes.names() if recipes.get(name).gate is not None]
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_a_gate_alone_is_what_the_recipe_says(name: str) -> None:
+    """Beside a verifier that is exact; every gate that there is stands in some recipe."""
+    loss, found, _ = differs(replace(recipes.get(name), verifier=Recursive()))
+    assert {fast.recipe.exact for fast in found} == {not loss}
+
+
+def test_every_gate_stands_in_a_recipe() -> None:
+    reached = {
+        type(bind(recipes.get(name)).recipe.gate) for name in GATES for bind, _ in MODELS[:1]
+    }
+    assert {*gates()} == reached
+
+
+def gates() -> list[type[Gate]]:
+    found = [kind for module in shelf() for kind in vars(module).values() if isinstance(kind, type)]
+    return [kind for kind in found if issubclass(kind, Gate) and not isabstract(kind)]
+
+
+@pytest.mark.parametrize("name", [*recipes.names("latents"), *recipes.names("patches")])
+def test_a_recipe_of_numbers_is_what_it_says(name: str) -> None:
+    """What is made of its options is judged by its own label."""
+    plan = made(recipes.get(name))
+    found = certify(plan, seeds=2, samples=SAMPLES)
+    loss = {"lossy", "refuted"} & {check.outcome for check in found.checks}
+    assert plan.exact == (not loss and not strays(plan))
+
+
+def strays(plan: Recipe) -> bool:
+    """Whether a chain without noise, whose law is one picture, comes out as another."""
+    if not isinstance(plan.execution, Window):
+        return False
+    noisy = chains.settings()[0]
+    still = noisy.kernel.deterministic(torch.ones(noisy.kernel.steps, dtype=torch.bool))
+    silent = replace(noisy, kernel=still)
+    found, wanted = chains.sample(plan, silent, range(4)), chains.by_hand(silent, range(4))
+    return not torch.allclose(found.states, wanted.states, atol=1e-4)
+
+
+POLICIES = [kind() for kind in labelled(suffix, "records_law")]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_the_law_of_a_redrawn_token_is_recorded_where_that_is_said(policy: Suffix) -> None:
+    """Given the law that is stored with it, a token must be a draw from that very law."""
+    before, noise = slots(40_000, P, Q)
+    tokens, law = policy.redraw(before, noise.at_round(1))
+    each, which = law.probs[:, 0].unique(dim=0, return_inverse=True)
+    found = []
+    for index, one in enumerate(each):
+        counts = tokens[which == index, 0].bincount(minlength=len(one))
+        statistic, cells = chi_square(counts, one * counts.sum())
+        found.append(p_value(statistic, cells - 1) >= ALPHA)
+    assert policy.records_law == all(found)
+
+
+@pytest.mark.parametrize("reuse", suffix.REUSE)
+def test_a_recipe_is_as_exact_as_what_its_drafter_records(reuse: str) -> None:
+    """In the loop the loss is small; the policy itself is measured above."""
+    plan = recipes.get("sjd-pp")
+    fast = on_texts(replace(plan, options={**plan.options, "reuse": reuse}))
+    assert fast.recipe.exact == suffix.REUSE[reuse](1.0).records_law
+
+
+def test_every_label_belongs_to_a_part_that_was_measured() -> None:
+    """Most stand in a recipe; rules are judged without its walk, and what is left by itself."""
+    reached = {repr(one): one for n in recipes.names() for part in parts(n) for one in inside(part)}
+    labels = {kind for module in shelf() for kind in labelled(module, "lossless")}
+    assert len(labels) > 25
+    for rule in (one for one in reached.values() if "accept" in vars(type(one))):
+        assert rule.lossless == (not enumerated(Recursive(rule))), rule
+    for kind in labels - {type(one) for one in reached.values()}:
+        alone = kind()
+        told = enumerated(alone) if Kind.DET in alone.kinds else None
+        if told is None:
+            judged = replace(recipes.get("asd"), verifier=alone)
+            told = certify(judged, seeds=2, samples=SAMPLES).verdict != "exact"
+        assert alone.lossless == (not told)
+
+
+def parts(name: str) -> Iterator[Any]:
+    """What decides in a recipe, made for the models that it can be bound to."""
+    plan = recipes.get(name)
+    if plan.decodes != "tokens":
+        yield made(plan).verifier
+        return
+    for bind, _ in MODELS:
+        with suppress(ValueError):
+            yield bind(plan).recipe.verifier
+
+
+def made(plan: Recipe) -> Recipe:
+    """With its verifier as it is made of the options alone."""
+    if not isinstance(plan.verifier, Deferred):
+        return plan
+    kit = Kit(None, None, plan.execution, plan.sees, options=plan.options)
+    return replace(plan, verifier=plan.verifier.make(kit))
+
+
+def inside(part: Any) -> Iterator[Any]:
+    """A part and all that it is made of; of a schedule, also a rule."""
+    yield part
+    if isinstance(part, RuleSchedule):
+        yield part.at(0, 1)
+    for one in fields(part) if is_dataclass(part) else ():
+        yield from inside(getattr(part, one.name))
