@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
@@ -14,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from mmspec.compressors.contract import Compressor
+from mmspec.naming import parameters
 
 COMPRESSORS: Mapping[str, tuple[str, str]] = {  # file and class; loaded when asked for
     "attn-topk": ("attn_topk", "AttentionTopK"),
@@ -61,28 +61,8 @@ def named(text: str) -> Compressor:
     name, _, rest = text.partition(":")
     maker = kind(name)
     known = {one.name: one.default for one in fields(maker)}
-    given = {}
-    for pair in filter(None, rest.split(",")):
-        key, _, value = pair.partition("=")
-        if key not in known or not value:
-            listed = ", ".join(f"{key}={default}" for key, default in known.items()) or "none"
-            raise ValueError(f"{pair!r} is no parameter of compressor {name!r}; it has {listed}")
-        given[key] = _value(value, known[key], pair)
-    made: Compressor = maker(**given)
+    made: Compressor = maker(**parameters(rest, known, name))
     return made
-
-
-def _value(text: str, default: Any, pair: str) -> Any:
-    """A number, true or false, or words; of the type of the default where that is known."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        value = text
-    wanted = str if default is None else type(default)
-    fits = type(value) is wanted or (wanted is float and type(value) is int)
-    if not fits:
-        raise ValueError(f"{pair!r} gives no {wanted.__name__}, as in the default {default}")
-    return value
 
 
 def about(name: str) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
@@ -160,6 +162,13 @@ def forward_names(model: Any) -> frozenset[str]:
     return frozenset(inspect.signature(inner.forward).parameters)
 
 
+def cache_name(model: Any) -> str:
+    """The argument that a model takes its cache by."""
+    names = forward_names(model)
+    is_other = "cache_params" in names and "past_key_values" not in names
+    return "cache_params" if is_other else "past_key_values"
+
+
 def prefill_inputs(
     model: Any, inputs: Mapping[str, Any], cache: Any, is_told: bool = False
 ) -> dict[str, Any]:
@@ -191,7 +200,7 @@ def prefill_inputs(
         ids = torch.zeros(given["inputs_embeds"].shape[:2], dtype=torch.int64, device=model.device)
     prepared = model.prepare_inputs_for_generation(
         ids,
-        past_key_values=cache,
+        **{cache_name(model): cache},
         attention_mask=mask,
         is_first_iteration=True,
         use_cache=True,
@@ -204,6 +213,58 @@ def prefill_inputs(
 
 
 _GRIDS = ("image", "video")
+
+
+def next_inputs(
+    model: Any, inputs: Mapping[str, Any], prepared: Mapping[str, Any], out: Any
+) -> dict[str, Any]:
+    """What `generate()` hands to the step behind a prompt; its token is the prompt's last again.
+
+    `prepared` are the arguments of the first forward, `out` is what that gave.
+    """
+    ids = inputs["input_ids"]
+    mask = inputs.get("attention_mask")
+    kept = {n: v for n, v in inputs.items() if v is not None and n != "input_ids"}
+    kept["attention_mask"] = torch.ones_like(ids) if mask is None else mask
+    kept["position_ids"] = prepared.get("position_ids")
+    kept = model._update_model_kwargs_for_generation(out, kept)
+    longer = torch.cat((ids, ids[:, -1:]), 1)
+    step = model.prepare_inputs_for_generation(longer, next_sequence_length=1, **kept)
+    return {name: value for name, value in step.items() if value is not None}
+
+
+def own_steps(model: Any, inputs: Mapping[str, Any], behind: Tensor) -> Tensor:  # (B, 1 + n, V)
+    """The scores that `generate()` sees behind a prompt, and behind each of the tokens (B, n).
+
+    One forward for the prompt and one per token, with the cache that the library makes. `inputs`
+    are those of the first forward; `input_ids` are the decoder's.
+    """
+    given = {name: value for name, value in inputs.items() if value is not None}
+    ids = given.pop("input_ids")
+    encoded, names = bool(model.config.is_encoder_decoder), forward_names(model)
+    cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
+    if encoded:
+        cache = EncoderDecoderCache(cache, DynamicCache(config=model.config))
+    else:
+        given.setdefault("attention_mask", torch.ones_like(ids))
+        if "position_ids" not in given and "position_ids" in names:
+            hints = {**given, "past_key_values": None}
+            given["position_ids"] = model._prepare_position_ids_for_generation(ids, hints)
+    given |= {cache_name(model): cache, "use_cache": True}
+    given |= {**({"logits_to_keep": 1} if "logits_to_keep" in names else {})}
+    scores = []
+    for step in range(behind.shape[1] + 1):
+        prepared = model.prepare_inputs_for_generation(
+            ids,
+            next_sequence_length=1 if step else None,
+            is_first_iteration=not step,
+            **given,
+        )
+        out = model(**prepared, return_dict=True)
+        scores.append(out.logits[:, -1])
+        given = model._update_model_kwargs_for_generation(out, given, is_encoder_decoder=encoded)
+        ids = torch.cat((ids, behind[:, step : step + 1]), 1)
+    return torch.stack(scores, 1)
 
 
 def whole_logits(model: Any, inputs: Mapping[str, Any]) -> Tensor:  # (B, L, V)

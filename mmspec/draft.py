@@ -173,13 +173,9 @@ class Verdict:
 
     path: Tensor  # (B, D) node indices from the context downwards, -1 padded
     length: Tensor  # (B,) accepted draft tokens
-    next: (
-        Tensor | None
-    )  # (B,) or (B, *E): one more token of the target; None = not scored yet (gate)
+    next: Tensor | None  # (B,) or (B, *E): one more token of the target; None = not scored yet
     excess: Tensor | None = None  # (B,) over-accepted mass of the tests made; None = not measured
-    replaced: Tensor | None = (
-        None  # (B, N, *E) continuous tokens, parts redrawn in place; None = no
-    )
+    replaced: Tensor | None = None  # (B, N, *E) continuous tokens, parts redrawn; None = no
     failed: Tensor | None = None  # (B, N) bool: nodes to be drawn anew; None = those off the path
 
 

@@ -77,6 +77,7 @@ class Modality:
     plain: tuple[str, Mapping[str, Any]] = ("plain", {})  # recipe and parts that speculate nothing
     files: tuple[str, ...] = ()  # endings that `Asker.render` writes, the usual one first
     is_general: bool = False
+    survey: str | None = None  # the module that measures every class of the library behind it
 
 
 def setting(default: Any, about: str, **more: Any) -> Any:
@@ -287,6 +288,13 @@ class Asking(Protocol):
     def load_drafter(self, model: Any, source: str | Path, **options: Any) -> Any: ...
     def asker(self, source: str, model: Any, settings: Any, **options: Any) -> Asker: ...
     def examine(self, target: str, drafter: str | None) -> list[Finding]: ...
+
+
+class Survey(Protocol):
+    """What works of a whole library: functions of the module that `Modality.survey` names."""
+
+    def survey(self) -> Iterator[Any]: ...  # one line (a dataclass) per class, as it is measured
+    def markdown(self, lines: Sequence[Any]) -> str: ...
 
 
 @dataclass(frozen=True)

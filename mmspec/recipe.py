@@ -88,6 +88,7 @@ class Kit:
     sees: str
     compressor: Any | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    kv: Any | None = None  # which of the target's keys and values the drafter reads
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class Recipe:
     reconstructed: str = ""  # what is not from the paper or its code
     records_law: bool = True  # whether drafts carry the laws that their tokens were drawn from
     decodes: str = "tokens"  # ids; "latents": a chain; "patches": continuous tokens; as a modality
+    kv: Any | None = None  # of the target's, that the drafter reads; None = it reads none
     name: str = ""  # the file name; filled by `recipes.get`
 
     @property
@@ -169,8 +171,8 @@ def pair(drafter: Drafter, verifier: Verifier, target: Any) -> Drafter:
         )
     if drafter.trees and not target.can_branch:
         raise ValueError(
-            f"{type(target.model).__name__} keeps a recurrent state, one per branch of a tree "
-            "would be needed; give length= instead of tree="
+            f"{type(target.model).__name__} {target.obstacle}, so it reads chains only; give "
+            "length= instead of tree="
         )
     if drafter.carries and verifier.looks_ahead:
         raise ValueError(

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
-from mmspec.modality import Asking, Measures, Modality, Plug, Source
+from mmspec.modality import Asking, Measures, Modality, Plug, Source, Survey
 from mmspec.models.folder import configuration
 
 GROUP = "mmspec.modalities"
@@ -58,6 +58,12 @@ def asking(modality: Modality) -> Asking:
 def measures(modality: Modality) -> Measures:
     """How a modality is measured, imported now."""
     return cast(Measures, import_module(f"{modality.package}.measures"))
+
+
+def surveys() -> list[Survey]:
+    """What measures every class of a library, imported now."""
+    named = [one.survey for one in modalities().values() if one.survey is not None]
+    return [cast(Survey, import_module(name)) for name in named]
 
 
 def of(given: Any, name: str | None = None) -> Modality:

@@ -17,26 +17,28 @@ _PLAIN_HEADS = frozenset(
 )  # language models whose logits are head(decoder(...)) with nothing behind
 
 
-def family(model: Any, families: Mapping[str, Family]) -> Family:
-    """The family of a model by its config's `model_type`; plain text for language models.
+# how arguments that carry pictures or sounds are called, and ids that stand for them
+_MEDIA = ("pixel_values", "input_features", "input_values", "audio_values")
+_MARKS = (
+    *("image_token_id", "image_token_index", "video_token_id", "video_token_index"),
+    *("audio_token_id", "audio_token_index"),
+)
 
-    Raises ValueError for a multimodal model that is not listed: its positions and placeholders
-    would only be guessed.
+
+def family(model: Any, families: Mapping[str, Family]) -> Family:
+    """The family of a model by its config's `model_type`; else what the model itself tells.
+
+    A model that is not listed is read by its whole forward, and checked on its first request.
     """
     kind = model.config.model_type
     if kind in families:
         return families[kind]
-    listed = getattr(model, "input_modalities", ("text",))
-    takes = sorted({listed} if isinstance(listed, str) else set(listed))
-    pixels = "pixel_values" in _hf.forward_names(model)
     composite = model.config.get_text_config(decoder=True) is not model.config
-    pictured = composite and takes != ["text"]  # a text tower may list them all
-    if pixels or pictured or "audio" in takes:
-        raise ValueError(
-            f"{type(model).__name__} ({kind}) takes {takes}, but its family is not "
-            f"described; known: {', '.join(sorted(families))}. Add a Family on the modalities shelf"
-        )
-    return Family(direct=kind in _PLAIN_HEADS)
+    media = tuple(sorted(name for name in _hf.forward_names(model) if name.startswith(_MEDIA)))
+    if not media and not composite:
+        return Family(direct=kind in _PLAIN_HEADS)
+    marks = tuple(name for name in _MARKS if getattr(model.config, name, None) is not None)
+    return Family(kind, media, placeholders=marks)
 
 
 def reader(model: Any, families: Mapping[str, Family]) -> Reader:

@@ -36,10 +36,13 @@ class BoundTokens:
     verifier: Verifier
     gate: Gate | None
     draft_model: BoundDraftModel | None = None  # where the recipe takes one
+    checks: bool = True  # whether a class is asked how it reads, on its first request
     target: CausalTarget = field(init=False)
 
     def __post_init__(self) -> None:
-        self.target = CausalTarget(self.backbone, self.drafter.wants)
+        self.target = CausalTarget(
+            self.backbone, self.drafter.wants, checks=self.checks, trees=self.drafter.trees
+        )
 
     @property
     def model(self) -> Any:
@@ -67,8 +70,32 @@ class BoundTokens:
         return Call(parts, request, self.recipe)
 
 
+class TokenSession:
+    """What the sessions of models of token ids have in common; each adds its calls."""
+
+    def __init__(self, bound: BoundTokens) -> None:
+        self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
+
+    @property
+    def sees(self) -> str:
+        return self.bound.drafter.sees
+
+    @property
+    def name(self) -> str | None:
+        name: str | None = self.model.config._name_or_path
+        return name or None
+
+    def save(self, folder: Path) -> None:
+        """The draft model's weights. Raises ValueError for a drafter that was made by hand."""
+        bound = self.bound
+        if self.recipe.takes_drafter and bound.draft_model is None:
+            raise ValueError(f"{type(bound.drafter).__name__} was made by hand and cannot be saved")
+        if bound.draft_model is not None:
+            bound.draft_model.save(folder, bound.backbone, bound.drafter)
+
+
 def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> BoundTokens:
-    """A recipe bound to a reader; `parts` may replace compressor, tree, length and sees.
+    """A recipe bound to a reader; `parts` may replace compressor, kv, tree, length and sees.
 
     Raises ValueError for what does not fit together.
     """
@@ -76,22 +103,42 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     _check_sight(recipe, drafter, compressor, parts.get("sees"))
     if isinstance(compressor, str):
         compressor = compressor_named(compressor)
+    _check_kv(recipe, parts.get("kv"))
     recipe = replace(
         recipe,
         compressor=recipe.compressor if compressor is None else compressor,
         execution=shape_of(recipe.execution, parts.get("tree"), parts.get("length")),
         sees=parts.get("sees") or recipe.sees,
+        kv=recipe.kv if recipe.kv is None else parts.get("kv") or recipe.kv,
     )
     own = drafter if isinstance(drafter, Drafter) else None
     small = None if own else draft_model(recipe, drafter, backbone)
     reader, sees = (None, recipe.sees) if small is None else (small.reader, small.sees)
-    kit = Kit(backbone, reader, recipe.execution, sees, recipe.compressor, recipe.options)
+    kit = Kit(
+        backbone, reader, recipe.execution, sees, recipe.compressor, recipe.options, recipe.kv
+    )
     verifier = resolve(recipe.verifier, kit)
     gate = None if recipe.gate is None else resolve(recipe.gate, kit)
     paired = pair(own or recipe.architecture(kit), verifier, backbone)
     lawful = recipe.records_law and paired.records_law
     recipe = replace(recipe, verifier=verifier, gate=gate, records_law=lawful)
-    return BoundTokens(backbone, recipe, paired, verifier, gate, small)
+    checks = parts.get("check", True)
+    return BoundTokens(backbone, recipe, paired, verifier, gate, small, checks)
+
+
+def _check_kv(recipe: Recipe, kv: Any) -> None:
+    """Refuse a view of the target's memory for a drafter that reads none, and none for one."""
+    name = recipe.name or "custom"
+    if kv not in (None, "none") and recipe.kv is None:
+        raise ValueError(
+            f"kv={kv!r}: the drafter of recipe {name!r} reads no memory of the target; drop kv=, "
+            "or use a recipe that drafts with the target's own layers (std, swift, layer-skip)"
+        )
+    if kv == "none" and recipe.kv is not None:
+        raise ValueError(
+            f"kv='none': the drafter of recipe {name!r} has no memory but the target's; choose "
+            "same, sparse, text or tokens"
+        )
 
 
 def _check_sight(recipe: Recipe, drafter: Any, compressor: Any, sees: Any) -> None:
@@ -169,12 +216,3 @@ def first(*candidates: Any) -> int:
         if value is not None:
             return int(value)
     return 0
-
-
-def save_drafter(bound: BoundTokens, folder: Path) -> None:
-    """The draft model's weights. Raises ValueError for a drafter that was made by hand."""
-    recipe = bound.recipe
-    if recipe.takes_drafter and bound.draft_model is None:
-        raise ValueError(f"{type(bound.drafter).__name__} was made by hand and cannot be saved")
-    if bound.draft_model is not None:
-        bound.draft_model.save(folder, bound.backbone, bound.drafter)

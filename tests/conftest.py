@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -49,12 +50,17 @@ def noisy(family: str, scale: float = 0.04, seed: int = 5) -> Any:
     return copy
 
 
+@cache
+def _drafter(family: str) -> Any:
+    return noisy(family)
+
+
 def partner(recipe: str, family: str) -> Any:
     """What a recipe drafts with for a family's toy: a model right in part, a head, or nothing."""
     plan = recipes.get(recipe)
     if not plan.takes_drafter:
         return None
-    model = noisy(family)
+    model = _drafter(family)
     if any(kind.accepts(model) for kind in plan.draft_model):
         return model
     return random_drafter(plan, toys.model(family))

@@ -423,11 +423,17 @@ def test_such_a_model_is_refused_at_construction() -> None:
         mmspec.accelerate(model, "prompt-lookup")
 
 
-def test_a_family_that_is_not_described_is_refused() -> None:
-    model = toys.model("llava")
-    model.config.model_type = "llava_of_tomorrow"
-    with pytest.raises(ValueError, match=r"llava_of_tomorrow.*known.*llava_next"):
-        mmspec.accelerate(model, "prompt-lookup")
+def test_a_family_on_no_list_is_read_by_what_the_model_tells() -> None:
+    model, request = toys.model("qwen2_5_vl"), toys.inputs("qwen2_5_vl")
+    expected = model.generate(**request, max_new_tokens=12, do_sample=False)
+    model.config.model_type = "qwen_of_tomorrow"
+    fast = mmspec.accelerate(model, "prompt-lookup")
+    assert fast.session.bound.backbone.family.name == "qwen_of_tomorrow"
+    out = fast.generate(**request, max_new_tokens=12, do_sample=False)
+    assert torch.equal(out.sequences, expected)
+    blind = {"input_ids": request["input_ids"]}
+    with pytest.raises(ValueError, match="image tokens, but no picture"):
+        fast.generate(**blind, max_new_tokens=12)
 
 
 def test_only_named_recipes_are_saved(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SHELVES = ("modalities", "compressors", "verifiers")
 FLOORS = (
-    ("errors",),
+    ("errors", "naming"),
     ("trees", "clock", "declared", "_lazy", "_hf"),
     ("laws",),
     ("draft", "stats"),
@@ -45,7 +45,7 @@ RANK = {room: rank for rank, rooms in enumerate(FLOORS) for room in rooms}
 MEASURING = (
     *("zoo", "asking", "examining", "examining_tokens", "files", "sheets", "steps_map", "scenes"),
     *("measures", "toys", "baselines", "certificates", "mixture", "sample_tests", "row_costs"),
-    *("picture_distance", "likelihood"),
+    *("picture_distance", "likelihood", "survey", "tiny_configs", "tiny_requests"),
 )
 MODALITIES = [path.name for path in (ROOT / "modalities").iterdir() if (path / "plug.py").exists()]
 ENTRY = ("mmspec.cli", "mmspec.cli.app", "mmspec.cli.__main__", "mmspec")  # may import late

@@ -97,11 +97,11 @@ def test_a_copy_stands_where_the_target_does(batch: int) -> None:
 
 def test_every_axis_goes_on_from_the_last_column() -> None:
     positions = torch.tensor([[0, 1, 2, 3], [0, 5, 9, 2], [0, 1, 1, 4], [0, 1, 2, 5]])[:, None]
-    rope, offsets = next_rope(positions, 1, 4)
+    rope, offsets, _ = next_rope(positions, 1, 4)
     assert rope == [3]
     assert offsets is not None
     assert offsets.flatten().tolist() == [0, 2, 3]
-    rope, offsets = next_rope(positions[:, :, :1].expand(-1, 2, -1), 2, 1)
+    rope, offsets, _ = next_rope(positions[:, :, :1].expand(-1, 2, -1), 2, 1)
     assert (rope, offsets) == ([1, 1], None)
-    assert next_rope(torch.tensor([[0, 0, 1], [0, 1, 2]]), 2, 3) == ([2, 3], None)
-    assert next_rope(None, 2, 3) == ([3, 3], None)
+    assert next_rope(torch.tensor([[0, 0, 1], [0, 1, 2]]), 2, 3) == ([2, 3], None, 1)
+    assert next_rope(None, 2, 3) == ([3, 3], None, 1)

@@ -52,13 +52,23 @@ def generate(
 
 @app.command("doctor")
 def doctor(
-    target: Annotated[str, typer.Argument(help="A folder, a hub name or zoo:NAME.")],
+    target: Annotated[
+        str | None, typer.Argument(help="A folder, a hub name or zoo:NAME.", show_default=False)
+    ] = None,
     drafter: Annotated[str | None, typer.Argument(help="A draft model for it.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every class of the installed transformers, measured.")
+    ] = False,
     modality: Modality = None,
     json: Json = False,
 ) -> None:
     """Check a model, or a pair, before loading any weights. Exit code 1 if it is refused."""
-    work("mmspec.cli.doctor", target, drafter, modality, json)
+    if every == (target is not None):
+        raise typer.BadParameter("give a model, or --all and none")
+    if every:
+        work("mmspec.cli.survey", json)
+    else:
+        work("mmspec.cli.doctor", target, drafter, modality, json)
 
 
 @app.command("compressors")

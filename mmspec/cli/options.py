@@ -22,7 +22,7 @@ from mmspec.cli.output import complain
 from mmspec.modality import Modality, setting
 
 # options that a modality may have among its parts
-PARTS = ("length", "tree", "compressor", "window", "max_rows")
+PARTS = ("length", "tree", "compressor", "kv", "window", "max_rows")
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ class Choice:
     compressor: str | None = setting(
         None, "Thins what the drafter sees: NAME or NAME:keep=0.25, of `mmspec compressors`."
     )
+    kv: str | None = setting(
+        None, "Keys and values that the target drafts on: same, sparse:tokens=512, text, tokens."
+    )
     window: int | None = setting(None, "States that a round moves a chain at most.", min=1)
     max_rows: int | None = setting(None, "Rows of the network at a time.", min=1)
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the modality; given ones only
@@ -60,6 +63,7 @@ class Choice:
             "max_rows": self.max_rows,
             "verifier": self.verifier,
             "compressor": self.compressor,
+            "kv": self.kv,
         }
         if self.length is not None:
             made["length"] = int(self.length) if self.length.isdigit() else self.length

@@ -18,6 +18,7 @@ RECIPE = Recipe(
     execution=Chain(Confidence(threshold=0.8, most=8)),
     verifier=Coupled(),
     sees="target-memory",
+    kv="same",
     options={"skip": None, "share": 0.5},
     paper="Zhang et al. 2023",
     reconstructed="whole layers instead of searched sub-layers; a fixed threshold",

@@ -18,6 +18,7 @@ RECIPE = Recipe(
     verifier=Coupled(),
     optimisation="the target is trained with early exits",
     sees="target-memory",
+    kv="same",
     options={"depth": None},
     paper="Elhoushi et al. 2024",
     reconstructed="early layers are computed again in verification",

@@ -17,6 +17,7 @@ RECIPE = Recipe(
     execution=Chain(Confidence(threshold=0.8, most=10)),
     verifier=Coupled(),
     sees="target-memory",
+    kv="same",
     options={"skip": None, "share": 0.45},
     paper="Xia et al. 2024",
     reconstructed="a fixed set of whole layers instead of searched sub-layers",

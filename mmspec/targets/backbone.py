@@ -20,6 +20,8 @@ from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
 from mmspec.targets.reader import Reader
+from mmspec.targets.stepwise import USES, step
+from mmspec.targets.thinned import replaced, without_layers
 from mmspec.targets.turns import Past, load, whole_mask
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -29,13 +31,18 @@ ROOM = 1024  # most slots set aside at once behind a prompt; buffers double when
 class Backbone(Reader):
     """A causal model with its family; holds no state of any request.
 
+    Blocks are placed by explicit positions and masks. Where a class takes none, or reads them
+    otherwise than needed (`obstacle`, `mmspec.targets.check`), chains are read row by row, each as
+    the model's own step of several tokens (`stepwise`): it then makes positions and masks itself.
     Raises ValueError at construction for what cannot work: a cache that cannot roll back, an
-    attention kernel that takes no mask, layer kinds whose mask is unknown.
+    attention kernel that takes no mask.
     """
 
     def __init__(self, model: Any, family: Family) -> None:
-        takes_positions(model)
         self.model, self.family = model, family
+        self.names = _hf.forward_names(model)
+        self.cache_name = _hf.cache_name(model)
+        takes_cache(model)
         self.config = model.config.get_text_config(decoder=True)
         self.cache_config = model.config
         kernel = self.config._attn_implementation
@@ -44,15 +51,21 @@ class Backbone(Reader):
                 f"attention implementation {kernel!r} takes no tree mask; load the model with "
                 "attn_implementation='sdpa'"
             )
-        self.can_branch = SlotCache(model.config).can_branch
+        slots = SlotCache(model.config)
+        is_recurrent = not slots.can_branch
         self.decoder = model.get_decoder()
         self.head = model.get_output_embeddings()
+        self.obstacle = obstacle_of(model)
+        self.can_branch = not is_recurrent and self.obstacle is None
         self.layer_kinds, self.window = layer_kinds_of(self.config)
+        self.stepwise = set(USES) if self.obstacle else set[str]()
+        if is_recurrent:
+            self.obstacle = "keeps a recurrent state, one per branch of a tree would be needed"
         self.last_position = last_position_of(self.config)
         self.border = Border.of(self.config)
         # without a mask of ours transformers looks for one of its own, which costs as much as
         # masking a few layers: a deep model gains, a drafter of a layer or two would lose
-        self.bare = self.layer_kinds == (FULL,) and self.config.num_hidden_layers > 4
+        self.bare = self.layer_kinds == (FULL,) and len(slots.layers) > 4
 
     @property
     def device(self) -> torch.device:
@@ -85,7 +98,7 @@ class Backbone(Reader):
         prepared = _hf.prefill_inputs(
             self.model, {**inputs, "attention_mask": mask}, cache, past is not None and past.is_told
         )
-        prepared["past_key_values"] = cache  # Phi-3 drops an empty one behind its short positions
+        prepared[self.cache_name] = cache  # Phi-3 drops an empty one behind its short positions
         carrier = prepared.get("input_ids")
         carrier = prepared["inputs_embeds"] if carrier is None else carrier
         batch, length = carrier.shape[0], start + carrier.shape[1]
@@ -96,30 +109,33 @@ class Backbone(Reader):
         out = self.model(**prepared, return_dict=True)
         pads = leading(mask, batch)
         gaps = None if mask is None or int((mask == 0).sum()) == sum(pads) else mask
-        rope, offsets = next_rope(prepared.get("position_ids"), batch, length)
+        rope, offsets, axes = next_rope(prepared.get("position_ids"), batch, length)
         last = self.last_position
         if self.border is not None and max(rope) <= self.border.length:
             last = self.border.length - 1
-        types = None if self.family.media else inputs.get("token_type_ids")
-        types = None if types is None else types[:, -1:]  # as generate() goes on with the last one
         like = torch.empty(0, dtype=self.model.dtype, device=self.device)
-        how = (like, self.window, self.bare)
-        if batch == 1 or self.can_branch:
-            memory = Memory(cache, length, pads, rope, *how)
-            memory.offsets, memory.types, memory.last = offsets, types, last
+        more = self._carried(inputs, prepared, out, past)
+        is_stepwise = USES[batch > 1] in self.stepwise
+        is_shared = batch == 1 or (self.can_branch and not is_stepwise)
+        rows = [slice(0, batch)] if is_shared else [slice(at, at + 1) for at in range(batch)]
+        if gaps is not None and is_stepwise:
+            raise ValueError(
+                f"{type(self.model).__name__} is read in its own steps, and attention_mask hides "
+                "tokens inside a prompt; drop them and pad on the left"
+            )
+        memories = []
+        for row in rows:
+            own = cache if is_shared else cache.row(self.cache_config, row.start)
+            one = Memory(own, length, pads[row], rope[row], like, self.window, self.bare)
+            one.offsets = None if offsets is None else offsets[:, row]
+            one.axes, one.last = max(axes, self.family.rope_axes), last
+            one.is_stepwise = is_stepwise
+            one.carried = {name: _row(value, row, batch) for name, value in more.items()}
             if gaps is not None:
-                hide(memory, gaps)
-            return memory, out.logits[:, -1], out
-        rows = []
-        for row in range(batch):
-            one, own = slice(row, row + 1), cache.row(self.cache_config, row)
-            rows.append(Memory(own, length, pads[one], rope[one], *how))
-            rows[-1].offsets = None if offsets is None else offsets[:, one]
-            rows[-1].last = last
-            rows[-1].types = None if types is None else types[one]
-            if gaps is not None:
-                hide(rows[-1], gaps[one])
-        return RowMemories(rows), out.logits[:, -1], out
+                hide(one, gaps[row])
+            memories.append(one)
+        memory = memories[0] if is_shared else RowMemories(memories)
+        return memory, out.logits[:, -1], out
 
     def read(
         self, memory: Memory | RowMemories, block: TokenBlock, hidden: bool = False
@@ -136,25 +152,60 @@ class Backbone(Reader):
             return torch.cat([logits for logits, _ in pieces]), torch.cat(
                 states
             ) if hidden else None
-        positions, mask, queries = memory.place(block)
-        if self.family.rope_axes > 1:
-            positions = memory.on_axes(positions, self.family.rope_axes)
-        arguments = {
+        mask: Any
+        if memory.is_stepwise:
+            positions, mask = step(memory, block)
+            mask = None if self.cache_name == "cache_params" else mask  # a state: nothing is seen
+        else:
+            positions, mask, queries = memory.place(block)
+            mask = self._masks(memory, mask, queries)
+        if memory.axes > 1:
+            positions = memory.on_axes(positions)
+        arguments: dict[str, Any] = {
             "input_ids": block.tokens if block.embeds is None else None,
             "inputs_embeds": None if block.embeds is None else block.embedded(self.embed),
-            "attention_mask": self._masks(memory, mask, queries),
-            "position_ids": positions,
-            "past_key_values": memory.cache,
+            "attention_mask": mask,
+            self.cache_name: memory.cache,
             "use_cache": True,
         }
-        if memory.types is not None:
-            arguments["token_type_ids"] = memory.types.expand(-1, block.length)
+        if "position_ids" in self.names or not self.names:
+            arguments["position_ids"] = positions
+        for name, value in memory.carried.items():
+            arguments[name] = spread(value, block.length)
         rows = block.length - max(block.waiting - 1, 0)
-        if self.family.direct:
+        if self.family.direct and not memory.is_stepwise:
             states = self.decoder(**arguments).last_hidden_state[:, -rows:]
             return self.head(states), states if hidden else None
-        out = self.model(**arguments, logits_to_keep=rows, output_hidden_states=hidden)
-        return out.logits, out.hidden_states[-1][:, -rows:] if hidden else None
+        if "logits_to_keep" in self.names:
+            arguments["logits_to_keep"] = rows
+        out = self.model(**arguments, output_hidden_states=hidden, return_dict=True)
+        return out.logits[:, -rows:], out.hidden_states[-1][:, -rows:] if hidden else None
+
+    def own_inputs(self, inputs: Mapping[str, Any], memory: Any) -> Mapping[str, Any]:
+        """A request as the model's own preparation takes it."""
+        return inputs
+
+    def _carried(
+        self,
+        inputs: Mapping[str, Any],
+        prepared: Mapping[str, Any],
+        out: Any,
+        past: Past | None,
+    ) -> dict[str, Any]:
+        """What the model's own `generate()` would hand to every step beside tokens, mask, cache.
+
+        It is asked only where a request has something beside what every model reads.
+        """
+        read = self.decoder if self.family.direct else self.model
+        names = _hf.forward_names(read) - _PLACED
+        given = {name for name, value in inputs.items() if value is not None}
+        if not given & names - set(self.family.media) or inputs.get("input_ids") is None:
+            return {}
+        if past is not None:  # only what goes on with its last value
+            types = inputs.get("token_type_ids")
+            return {} if types is None else {"token_type_ids": types[:, -1:]}
+        follow = _hf.next_inputs(self.model, inputs, prepared, out)
+        return {name: value for name, value in follow.items() if name in names}
 
     def _masks(self, memory: Memory, mask: Tensor | None, queries: Tensor) -> Any:
         kinds = self.layer_kinds
@@ -180,10 +231,7 @@ class Backbone(Reader):
         twin = copy.copy(self)
         twin.decoder = without_layers(self.decoder, skip, depth)
         if not self.family.direct:
-            raise ValueError(
-                f"layers of {type(self.model).__name__} cannot be left out: its logits are not "
-                "head(decoder)"
-            )
+            twin.model = replaced(self.model, self.decoder, twin.decoder)
         return twin
 
 
@@ -192,16 +240,6 @@ def hide(memory: Memory, seen: Tensor) -> None:  # (B, L) 0 = hidden
     memory.bare = False
     memory.padding = tuple((seen == 0).sum(-1).tolist())
     memory.mask.hide_slots(seen)
-
-
-def without_layers(decoder: Any, skip: Sequence[int], depth: int | None = None) -> Any:
-    """A shallow copy of a decoder, weights shared, with its own list of layers."""
-    layers = list(decoder.layers)[:depth]
-    twin = copy.copy(decoder)
-    twin._modules = dict(decoder._modules)
-    left = [layer for index, layer in enumerate(layers) if index not in set(skip)]
-    twin._modules["layers"] = nn.ModuleList(left)
-    return twin
 
 
 def leading(attention_mask: Tensor | None, batch: int) -> list[int]:
@@ -230,46 +268,77 @@ def padding(attention_mask: Tensor | None, batch: int) -> list[int]:
 
 def next_rope(
     position_ids: Tensor | None, batch: int, length: int
-) -> tuple[list[int], Tensor | None]:
+) -> tuple[list[int], Tensor | None, int]:
     """Rotary position of the first token behind the prompt per row, and what each axis adds to it.
 
     As in `generate()` every axis goes on from the last column, whatever stood higher before: the
     frames of a long video pass the text behind it. The offsets (axes, B, 1) are None where all
-    axes agree, and so wherever a prompt ends on text.
+    axes agree, and so wherever a prompt ends on text. The last is the number of axes.
     """
     if position_ids is None:
-        return [length] * batch, None
+        return [length] * batch, None, 1
     last = position_ids[..., -1]
     if position_ids.dim() == 2:
-        return [int(value) + 1 for value in last.expand(batch).tolist()], None
+        return [int(value) + 1 for value in last.expand(batch).tolist()], None, 1
     axes = (last[1:] if len(last) > 3 else last).expand(
         -1, batch
     )  # the first of four is text order
     rope = [int(value) + 1 for value in axes[0].tolist()]
     offsets = axes - axes[:1]
-    return rope, offsets[..., None] if bool(offsets.any()) else None
+    return rope, offsets[..., None] if bool(offsets.any()) else None, len(axes)
 
 
-def takes_positions(model: Any) -> None:
-    """Refuse a model that no drafted block can be placed in. Raises ValueError.
+def takes_cache(model: Any) -> None:
+    """Refuse a model without a cache by name: what it read cannot be rolled back.
 
-    A block stands behind what is kept, wherever rejected tokens were, so its positions and the
-    cache are given by name. A wrapper that names no argument at all is left to the first request.
+    A wrapper that names no argument at all is left to the first request. Raises ValueError.
     """
     names = _hf.forward_names(model)
-    missing = [name for name in ("position_ids", "past_key_values") if name not in names]
-    if "input_ids" in names and missing:
+    if "input_ids" in names and _hf.cache_name(model) not in names:
         raise ValueError(
-            f"{type(model).__name__} takes no {' and no '.join(missing)}, so a draft cannot be "
-            "placed; use model.generate() for this model"
+            f"{type(model).__name__} takes no past_key_values, so what it has read cannot be "
+            "rolled back behind a rejected draft; use model.generate() for this model"
         )
+
+
+def obstacle_of(model: Any) -> str | None:
+    """Why a block cannot be placed by explicit positions and a mask; None where it can."""
+    names, config = _hf.forward_names(model), model.config.get_text_config(decoder=True)
+    if "input_ids" in names and "position_ids" not in names:
+        return "takes no position_ids"
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        return "has local layers that see by slots, whatever a mask says"
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        return "has layers of chunked attention"
+    return None
+
+
+# what every model reads, and what a reader places itself
+_READ = frozenset({"input_ids", "inputs_embeds", "attention_mask", "position_ids"})
+_PLACED = _READ | {
+    *("past_key_values", "cache_params", "use_cache", "logits_to_keep", "mm_token_type_ids"),
+    *("return_dict", "output_hidden_states", "output_attentions", "cache_position"),
+}
+
+
+def spread(value: Any, length: int) -> Any:
+    """An argument of a step of one token for a block of `length`: along its axis of tokens."""
+    if isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == 1:
+        return value.expand(-1, length, *value.shape[2:])
+    return value
+
+
+def _row(value: Any, row: slice, batch: int) -> Any:
+    """A row's own part of a carried argument."""
+    return value[row] if isinstance(value, Tensor) and len(value) == batch else value
 
 
 def last_position_of(config: Any) -> int | None:
     """The last row of a table of positions; None where positions are computed (RoPE)."""
     if getattr(config, "rope_parameters", None) is not None:
         return None
-    size = getattr(config, "max_position_embeddings", None)
+    size = getattr(config, "max_target_positions", None)
+    size = getattr(config, "max_position_embeddings", None) if size is None else size
     return None if size is None else int(size) - 1
 
 
@@ -316,14 +385,7 @@ def layer_kinds_of(config: Any) -> tuple[tuple[str, ...], int | None]:
     """Kinds of decoder layers that want different masks, and the sliding window if any."""
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
-    if "local" in (getattr(config, "attention_layers", None) or ()):
-        raise ValueError(
-            f"{type(config).__name__} has local layers that see by slots, whatever a mask says, so "
-            "a draft would be misread behind their window; use model.generate() for this model"
-        )
     if types is None:
         return ((SLIDING,), window) if window else ((FULL,), None)
     kinds = tuple(sorted(set(types)))
-    if "chunked_attention" in kinds:
-        raise ValueError("chunked_attention layers have no tree mask here; use plain decoding")
     return kinds, window if SLIDING in kinds else None

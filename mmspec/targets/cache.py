@@ -72,6 +72,8 @@ class SlotLayer(CacheLayerMixin):
         """Move to a buffer of the plan's (geometrically grown) capacity."""
         for name in ("keys", "values"):
             old = getattr(self, name)
+            if old.shape[2] >= self.plan.capacity:
+                return
             new = old.new_zeros(*old.shape[:2], self.plan.capacity, old.shape[3])
             new[:, :, : old.shape[2]] = old
             setattr(self, name, new)
@@ -137,15 +139,16 @@ class SlotCache(Cache):
         """All rows write slots [start, start + length)."""
         self.plan.start, self.plan.view, self.plan.slots = start, start + length, None
         self.plan.low = 0
-        self._reserve(start + length)
+        self.reserve(start + length)
 
     def plan_rows(self, slots: Tensor, view: int) -> None:
         """Row b writes `slots[b]` (B, q); every row reads [0, view)."""
         self.plan.slots, self.plan.view, self.plan.low = slots, view, 0
         self.plan.rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
-        self._reserve(view)
+        self.reserve(view)
 
-    def _reserve(self, slots: int) -> None:
+    def reserve(self, slots: int) -> None:
+        """Let the layers grow to so many slots, when they are next written."""
         while self.plan.capacity < slots:
             self.plan.capacity *= 2
 

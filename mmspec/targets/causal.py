@@ -15,7 +15,7 @@ from mmspec.draft import Draft, Round, Scores
 from mmspec.laws.sampling import Prefix
 from mmspec.targets.attention_tap import OFFERED, AttentionTap, ClassTokenTap
 from mmspec.targets.backbone import Backbone
-from mmspec.targets.check import check
+from mmspec.targets.check import check, check_unasked, refuse_if_readable
 from mmspec.targets.context import Context, Request
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.hooks import HiddenStateHook, SnapshotHook
@@ -39,7 +39,7 @@ class CausalTarget:
     accepted, and the tokens kept since then stay pending and are read again with the next draft.
     No forward is spent on that until `longest_replay` tokens wait.
 
-    `checks` has every text model read a dozen tokens both ways before its first request, see
+    `checks` has a few tokens behind the first prompt of every class read both ways, see
     `mmspec.targets.check`: a class that cannot be read in blocks is refused instead of misread.
     """
 
@@ -47,6 +47,7 @@ class CausalTarget:
     wants: frozenset[str] = frozenset()
     longest_replay: int = 16
     checks: bool = True
+    trees: bool = False  # whether the drafter proposes any
 
     def __post_init__(self) -> None:
         self._tap([])  # refuses what cannot be tapped
@@ -57,9 +58,6 @@ class CausalTarget:
     def prefill(self, request: Request) -> Context:
         """Read the prompt; `context.scores` then gives the first token without a forward."""
         request = replace(request, inputs=_masked(self.backbone, request.inputs))
-        ids = request.inputs.get("input_ids")
-        words = [] if ids is None else ids[-1].tolist()
-        self._check("chain" if len(request.noise.rows) == 1 else "ragged", words)
         if isinstance(self.backbone, Backbone) and self.backbone.border is not None:
             self.backbone.border.check(_longest(request), request.room)
         inputs, offer = request.inputs, dict[str, Any](request.shared)
@@ -70,7 +68,9 @@ class CausalTarget:
             offer["cls"] = None if token is None else token.attention
         rows = questions(request.inputs, self.backbone.visual_ids) if self.wants & OFFERED else []
         with self._tap(rows) as tap, self._states() as states, self._snapshots() as early:
-            memory, logits, _ = self._read_prompt(request, inputs)
+            memory, logits = self._read_prompt(request, inputs)
+        if self._is_read_otherwise(request, memory, logits):
+            memory, logits = self._read_prompt(request, inputs)
         if tap is not None:
             offer |= tap.offer()
         if early is not None:
@@ -102,11 +102,9 @@ class CausalTarget:
         """One forward over the pending tokens and the draft nodes."""
         if not (draft.is_chain or self.backbone.can_branch):
             raise ValueError(
-                f"{type(self.backbone.model).__name__} keeps a recurrent state and scores chains "
+                f"{type(self.backbone.model).__name__} {self.backbone.obstacle} and scores chains "
                 "only, but the drafter proposed a tree; give length= instead of tree="
             )
-        if not draft.is_chain:
-            self._check("tree", context.history[0])
         memory, calls = context.memory, 1
         if memory.saved is not None and max(context.pending) > self.longest_replay:
             self._settle(context)
@@ -131,16 +129,31 @@ class CausalTarget:
         skipped = context.skipped + 1 if kept.skips else 0
         return replace(context, scores=None, finished=kept.finished, skipped=skipped)
 
-    def _read_prompt(self, request: Request, inputs: Mapping[str, Any]) -> tuple[Any, Tensor, Any]:
+    def _read_prompt(self, request: Request, inputs: Mapping[str, Any]) -> tuple[Any, Tensor]:
+        """Memory and logits (B, V). What a class reads but not so is refused by name."""
         room = request.room + 64
-        if request.past is None:
-            return self.backbone.prefill(inputs, room=room)
-        assert isinstance(self.backbone, Backbone)
-        return self.backbone.prefill(inputs, room, request.past)
+        if request.past is not None:
+            assert isinstance(self.backbone, Backbone)
+            memory, logits, _ = self.backbone.prefill(inputs, room, request.past)
+            return memory, logits
+        try:
+            memory, logits, _ = self.backbone.prefill(inputs, room)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a class does with a cache it was not made for
+            if not isinstance(self.backbone, Backbone | EncoderDecoder):
+                raise
+            refuse_if_readable(self.backbone, request.inputs, error)
+            raise
+        return memory, logits
 
-    def _check(self, use: str, tokens: Sequence[int]) -> None:
-        if self.checks and isinstance(self.backbone, Backbone) and not self.backbone.family.media:
-            check(self.backbone, use, tokens)
+    def _is_read_otherwise(self, request: Request, memory: Any, logits: Tensor) -> bool:
+        """Whether the prompt must be read again, in the model's own steps; see `check`."""
+        if not self.checks or not isinstance(self.backbone, Backbone | EncoderDecoder):
+            return False
+        if request.past is not None or request.inputs.get("input_ids") is None:
+            return check_unasked(self.backbone, memory.batch, self.trees)
+        return check(self.backbone, request.inputs, memory, logits, self.trees)
 
     def _tap(self, rows: Sequence[int]) -> AbstractContextManager[AttentionTap | None]:
         wanted = bool(self.wants & OFFERED)

@@ -1,154 +1,329 @@
-"""Whether a model may be read in blocks: the engine's reading against the model's own forward.
+"""Whether a model may be read in blocks: the engine's reading against the model's own steps.
 
-Many text classes take positions, masks or a cache and do otherwise with them than the engine needs:
-learned positions counted from the cache, masks made of a buffer, states that live on a module. The
-tokens would then be wrong without a word. No list of names can be complete, so a dozen tokens are
-read both ways, once per model and way of reading:
+Classes differ in what they do with positions, masks and caches, and no list of names can be
+complete: read otherwise than `generate()` reads, the tokens would be wrong without a word. So on
+the first request the tokens behind its prompt are read both ways,
 
-    chain     a draft is refused, then another one is read in its place
-    tree      two branches; the second is kept, and what follows it is read
-    ragged    two rows, one padded, that keep a different number of tokens
+    own      the model's own preparation, its own cache, one token after the other
+    refused  a draft that nobody keeps; two branches where trees will be drafted
+    kept     another draft in its place; rows that keep different numbers, where there are several
 
-Models with pictures are not asked here: their families are described one by one, and tested.
+A way of reading that scores otherwise is not used: chains are then read as the model's own step of
+several tokens (`Backbone.stepwise`), and what is still read otherwise is refused. The verdict holds
+for a class with its configuration, and is not asked for again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from mmspec import _hf
 from mmspec.draft import Draft, Kind
 from mmspec.targets.backbone import Backbone
+from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.memory import block
+from mmspec.targets.stepwise import USES
 from mmspec.trees import Tree
 
-PROMPT, RIGHT, WRONG = 6, 6, 5
-PADDED = 2  # of the prompt, in the second ragged row
+RIGHT, WRONG = 2, 3  # tokens that are kept, and that are not
 BEST = 64  # scores compared per place: what is ruled out altogether must not drown the rest
+FORK = Tree((-1, -1, 0, 1))  # wrong and right, and a child of each
 
-Pair = tuple[Tensor, Tensor]  # (n, V) each: the engine's scores and the model's own
+Checked = Backbone | EncoderDecoder
+Key = tuple[Any, ...]
 
-# What was found right, per model: a global, because a model is accelerated many times.
-_passed: WeakKeyDictionary[nn.Module, set[tuple[str, str]]] = WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found: which readings differ, and by what; empty = none."""
+
+    stepwise: bool = False  # chains agree where the model itself places them
+    chain: str = ""
+    tree: str = ""
+
+
+# by class, configuration and library: a global, because models come and go in a process
+_verdicts: dict[Key, Verdict] = {}
+_prints: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 _ADVICE = {
     "chain": "use model.generate() for this model",
+    "ragged": "decode one prompt at a time, or use model.generate()",
     "tree": "give length= instead of tree=, or a recipe that drafts chains",
-    "ragged": "decode one prompt at a time",
 }
 
 
-def check(backbone: Backbone, use: str, tokens: Iterable[int]) -> None:
-    """Raise ValueError where the engine reads a "chain", "tree" or "ragged" batch otherwise.
+def check(
+    reader: Checked, inputs: Mapping[str, Any], memory: Any, logits: Tensor, trees: bool
+) -> bool:
+    """Compare what was read of a prompt, and what would be read behind it, with the model's own.
 
-    `tokens` are words of the request, so that no special token changes what is compared. Costs one
-    forward of the model's own and two or three of the engine's, of a dozen tokens each, once. The
-    bound follows the precision: rounding differs between blocks, by far less than a word's place.
+    `memory` and `logits` (B, V) are those of the request, and are left as they are. Returns whether
+    the prompt is to be read again, as the model's own steps. Raises ValueError for what is read
+    otherwise than `generate()` reads it. Costs the model's own reading of the prompt and some four
+    steps, once per class and configuration.
     """
-    key = (use, str(backbone.config._attn_implementation))
-    if key in _passed.get(backbone.model, ()):
+    use = USES[memory.batch > 1]
+    key = _key(reader, inputs, memory, trees)
+    verdict = _verdicts.get(key)
+    is_new = verdict is None
+    if verdict is None:
+        verdict = _measured(reader, inputs, memory, logits, trees)
+    if verdict is None:  # nothing can be said: broken scores are the loop's to report
+        return False
+    if is_new:
+        _verdicts[key] = verdict
+    name = type(reader.model).__name__
+    if verdict.chain:
+        raise ValueError(f"{name} {verdict.chain}; {_ADVICE[use]}")
+    if trees and verdict.tree:
+        raise ValueError(f"{name} {verdict.tree}; {_ADVICE['tree']}")
+    if not verdict.stepwise or use in reader.stepwise:
+        return False
+    reader.stepwise.add(use)
+    return True
+
+
+def check_unasked(reader: Checked, batch: int, trees: bool) -> bool:
+    """The same for a request whose tokens are not all told: a few words stand for its prompt.
+
+    Asked only where no other request of the class was; pictures have no words to stand for them.
+    """
+    own = _print(reader.model)
+    is_asked = any(key[2] == own for key in _verdicts)
+    if isinstance(reader, EncoderDecoder) or reader.family.media or is_asked:
+        return False
+    ids = [[5 + 7 * at % reader.vocabulary for at in range(6)]] * batch
+    inputs = {"input_ids": torch.tensor(ids, device=reader.device)}
+    memory, logits, _ = reader.prefill(inputs, RIGHT + WRONG)
+    return check(reader, inputs, memory, logits, trees)
+
+
+def refuse_if_readable(reader: Checked, inputs: Mapping[str, Any], error: Exception) -> None:
+    """Raise ValueError where only the engine cannot read a prompt; else the request is at fault."""
+    if inputs.get("input_ids") is None:
         return
-    name = type(backbone.model).__name__
+    given = dict(reader.own_inputs(inputs, None))
+    if isinstance(reader, EncoderDecoder):
+        given["decoder_input_ids"] = given.pop("input_ids")
     try:
-        pairs = _READINGS[use](backbone, words(backbone, tokens))
+        reader.model.generate(**given, max_new_tokens=1, do_sample=False)
+    except Exception:  # the model itself cannot read it either, and its error says why
+        return
+    raise ValueError(
+        f"{type(reader.model).__name__} cannot be read with a cache that rolls back "
+        f"({_line(error)}); {_ADVICE['chain']}"
+    ) from error
+
+
+def forget() -> None:
+    """Have every model asked again."""
+    _verdicts.clear()
+
+
+def _key(reader: Checked, inputs: Mapping[str, Any], memory: Any, trees: bool) -> Key:
+    """What a verdict holds for: the request counts by its shape only."""
+    model = reader.model
+    beside = tuple(sorted(name for name, value in inputs.items() if value is not None))
+    is_behind = reader.window is not None and max(memory.kept) > reader.window
+    kernel = str(reader.config._attn_implementation)
+    place = (kernel, model.dtype, reader.device.type, type(memory).__name__)
+    shape = (beside, is_behind, memory.batch > 1, any(memory.padding), trees)
+    return (type(model), transformers.__version__, _print(model), *place, *shape)
+
+
+def _print(model: Any) -> str:
+    """A model's whole configuration."""
+    if model not in _prints:
+        _prints[model] = model.config.to_json_string(use_diff=False)
+    return _prints[model]
+
+
+def _measured(
+    reader: Checked, inputs: Mapping[str, Any], memory: Any, logits: Tensor, trees: bool
+) -> Verdict | None:
+    own_words = words(reader, inputs)
+    behind = torch.tensor([own_words[:RIGHT]] * memory.batch, device=reader.device)
+    try:
+        own = _hf.own_steps(reader.model, reader.own_inputs(inputs, memory), behind)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever a class does with arguments it was not made for
-        raise ValueError(
-            f"{name} cannot be read as a {use} of drafted tokens ({type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else 'no message'}); {_ADVICE[use]}"
-        ) from error
-    found = torch.stack([difference(*pair) for pair in pairs]).amax()
-    if not bool(found.isfinite()):
-        return  # broken logits are the loop's to report
-    bound = 1.5 * torch.finfo(backbone.model.dtype).eps ** 0.5
-    if found > bound:
-        raise ValueError(
-            f"{name} scores a {use} of drafted tokens otherwise than its own forward does (by "
-            f"{float(found):.2g} of the spread of its scores, where {bound:.2g} is rounding), so "
-            f"wrong tokens would be accepted; {_ADVICE[use]}"
+    except Exception as error:  # a class may want more than the request says
+        return Verdict(chain=f"cannot be asked for single tokens ({_line(error)})")
+    if not bool(own.isfinite().any(-1).all()):
+        return None
+    compared = _Compared(reader, inputs, own, own_words)
+    tree = compared.trouble(memory, logits, FORK) if trees else ""
+    chain = compared.trouble(memory, logits, None)
+    if not chain:
+        return Verdict(tree=tree)
+    if reader.model.training and not torch.equal(
+        own, _hf.own_steps(reader.model, reader.own_inputs(inputs, memory), behind)
+    ):
+        return None  # dropout: no two forwards agree
+    use, chain = USES[memory.batch > 1], chain + compared.cause(chain)
+    if use in reader.stepwise:
+        return Verdict(chain=chain, tree=tree or chain)
+    twin = copy.copy(reader)
+    twin.stepwise = {*reader.stepwise, use}
+    other, logits, _ = twin.prefill(inputs, RIGHT + WRONG)
+    if _Compared(twin, inputs, own, own_words).trouble(other, logits, None):
+        return Verdict(chain=chain, tree=chain)
+    return Verdict(stepwise=True, tree=chain)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """One reader's block reads against what the model itself scored, (B, 1 + RIGHT, V)."""
+
+    reader: Any
+    inputs: Mapping[str, Any]
+    own: Tensor
+    words: Sequence[int]
+
+    def trouble(self, memory: Any, logits: Tensor, tree: Tree | None) -> str:
+        """What is read otherwise, in words; empty where everything agrees."""
+        kind = "chain" if tree is None else "tree"
+        pairs = [(logits, self.own[:, 0])]
+        try:
+            pairs += self._refused(memory, tree)
+            if tree is None:
+                pairs += self._kept(memory)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a class does with what it was not made for
+            return f"cannot be read as a {kind} of drafted tokens ({_line(error)})"
+        found = max(float(difference(*pair)) for pair in pairs)
+        bound = margin(self.reader.model.dtype)
+        if found <= bound:
+            return ""
+        return (
+            f"scores a {kind} of drafted tokens otherwise than its own steps do (by {found:.2g} of "
+            f"the spread of its scores, where {bound:.2g} is rounding), so wrong tokens would be "
+            "accepted"
         )
-    _passed.setdefault(backbone.model, set()).add(key)
+
+    def cause(self, trouble: str) -> str:
+        """What seems to be read otherwise, found by reading less: one token, then two."""
+        if trouble.startswith("cannot"):
+            return ""
+        try:
+            return f": {self._cause()} differ"
+        except Exception:  # only a hint is lost
+            return ""
+
+    def _cause(self) -> str:
+        bound, right = margin(self.reader.model.dtype), self.words[:RIGHT]
+        memory, logits, _ = self.reader.prefill(self.inputs, RIGHT + WRONG)
+        rows = memory.batch
+        if difference(logits, self.own[:, 0]) > bound:
+            return "the cache class or the mask of the prompt"
+        for shift in (0, -1, 1):
+            for each in _memories(memory):
+                each.rope = [place + shift for place in each.rope]
+            alone = self._read(memory, [right[:1]] * rows, [[]] * rows)[:, 0]
+            for each in _memories(memory):
+                each.rope = [place - shift for place in each.rope]
+            if difference(alone, self.own[:, 1]) <= bound:
+                break
+        else:
+            window = "a window, " if self.reader.window else ""
+            return f"{window}the mask or further inputs"
+        if shift:
+            return f"positions (those {-shift:+d})"
+        memory, _, _ = self.reader.prefill(self.inputs, RIGHT + WRONG)
+        both = self._read(memory, [right[:1]] * rows, [right[1:2]] * rows)
+        if difference(both, self.own[:, 1:]) > bound:
+            return "positions or the mask within a block"
+        return "what the cache keeps of a rejected draft"
+
+    def _refused(self, memory: Any, tree: Tree | None) -> list[tuple[Tensor, Tensor]]:
+        """A draft that is not kept; the branches of a tree are compared."""
+        right, wrong, rows = self.words[:RIGHT], self.words[RIGHT:], memory.batch
+        if tree is None:
+            self._read(memory, [wrong[:1]] * rows, [wrong[1:]] * rows)
+            return []
+        nodes = self._on([[wrong[0], right[1], wrong[1], wrong[2]]] * rows)
+        draft = Draft.of(tree, nodes, Kind.DET)
+        read, _ = self.reader.read(memory, block([right[:1]] * rows, draft, memory.like))
+        memory.advance([0] * rows)
+        return [(read[:, [0, 2]], self.own[:, 1:])]
+
+    def _kept(self, memory: Any) -> list[tuple[Tensor, Tensor]]:
+        """What is read in a rejected draft's place; every other row waits with a token more."""
+        right, wrong, rows = self.words[:RIGHT], self.words[RIGHT:], memory.batch
+        longer = [row % 2 == 1 for row in range(rows)]
+        waiting = [right if more else right[:1] for more in longer]
+        read = self._read(memory, waiting, [wrong[:1] if more else right[1:] for more in longer])
+        whole = torch.tensor([not more for more in longer], device=read.device)
+        pairs = [(read[whole], self.own[whole, 1:])]
+        if any(longer):
+            pairs.append((read[~whole, :1], self.own[~whole, 2:]))
+        return pairs
+
+    def _read(self, memory: Any, waiting: Sequence[Any], drafted: Sequence[Any]) -> Tensor:
+        """Logits of the last waiting token and of the drafted ones, (B, 1 + N, V); none is kept."""
+        draft = Draft.chain(self._on(drafted), Kind.DET) if drafted[0] else None
+        scores: Tensor = self.reader.read(memory, block(waiting, draft, memory.like))[0]
+        memory.advance([0] * memory.batch)
+        return scores
+
+    def _on(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor([list(row) for row in rows], device=self.reader.device)
 
 
-def difference(ours: Tensor, theirs: Tensor) -> Tensor:  # (n, V) each -> scalar
-    """Median over the places of how far the best scores lie apart, in units of their spread."""
+def margin(dtype: torch.dtype) -> float:
+    """What may lie between two readings, in units of the spread of the best scores.
+
+    Float32: 2e-3, of the worst place; recurrent layers differ by that much between one token and
+    several. Half precision: 0.05 (float16), 0.13 (bfloat16), of the median place.
+    """
+    seen = torch.finfo(dtype)
+    return float((1.5 if seen.bits < 32 else 6) * seen.eps**0.5)
+
+
+def difference(ours: Tensor, theirs: Tensor) -> Tensor:  # (..., V) each -> scalar
+    """How far the best scores lie apart at the worst place, in units of their spread.
+
+    The median place in half precision, where a mixture of experts may choose another at a tie.
+    """
     best = theirs.float().topk(min(BEST, theirs.shape[-1]), -1)
     apart = (ours.float().gather(-1, best.indices) - best.values).square().mean(-1).sqrt()
-    return (apart / best.values.std(-1).clamp_min(1e-6)).median()
+    places = (apart / best.values.std(-1).clamp_min(1e-6)).flatten()
+    is_half = torch.finfo(theirs.dtype).bits < 32
+    return places.nan_to_num(torch.inf).median() if is_half else places.nan_to_num(torch.inf).amax()
 
 
-def words(backbone: Backbone, tokens: Iterable[int]) -> list[int]:
+def words(reader: Checked, inputs: Mapping[str, Any]) -> list[int]:
     """As many different ids as a reading needs, those of the request first."""
-    config, count = backbone.config, PROMPT + RIGHT + WRONG
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    special = {config.pad_token_id, config.bos_token_id, *ends}
-    others = (5 + 7 * step for step in range(backbone.vocabulary // 7))
-    found = [t for t in dict.fromkeys((*tokens, *others)) if t not in special]
+    config, count = reader.config, RIGHT + WRONG
+    special = set(reader.visual_ids)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        special |= _ids(vars(config).get(name))
+    others = (5 + 7 * step for step in range(reader.vocabulary // 7))
+    given = inputs["input_ids"][-1].flip(0).tolist()
+    found = [t for t in dict.fromkeys((*given, *others)) if t not in special]
     return [found[step % len(found)] for step in range(count)]
 
 
-def _chain(backbone: Backbone, ids: list[int]) -> list[Pair]:
-    prompt, right, wrong = _parts(ids)
-    rows = [[*prompt, right[0], *wrong], [*prompt, *right]]
-    refused, after = _hf.whole_logits(backbone.model, {"input_ids": _on(backbone, rows)})
-    memory, _, _ = backbone.prefill({"input_ids": _on(backbone, [prompt])}, RIGHT + WRONG)
-    read = _read(backbone, memory, [right[:1]], [wrong])
-    kept = memory.commit([1], [()], len(wrong))[0]
-    again = _read(backbone, memory, [right[kept:2]], [right[2:]])
-    return [(read[0], refused[PROMPT:]), (again[0], after[PROMPT + 1 :])]
+def _ids(value: Any) -> set[int]:
+    return set() if value is None else set(value) if isinstance(value, list) else {value}
 
 
-def _tree(backbone: Backbone, ids: list[int]) -> list[Pair]:
-    prompt, right, wrong = _parts(ids)
-    own = _hf.whole_logits(backbone.model, {"input_ids": _on(backbone, [[*prompt, *right]])})[0]
-    memory, _, _ = backbone.prefill({"input_ids": _on(backbone, [prompt])}, RIGHT + WRONG)
-    nodes = _on(backbone, [[wrong[0], right[1], wrong[1], right[2]]])
-    draft = Draft.of(Tree((-1, -1, 0, 1)), nodes, Kind.DET)
-    read, _ = backbone.read(memory, block([right[:1]], draft, memory.like))
-    memory.commit([1], [(1, 3)], 4)
-    after = _read(backbone, memory, [right[3:4]], [right[4:]])
-    branch = own[PROMPT + 1 : PROMPT + 3]
-    return [(read[0, [2, 4]], branch), (after[0], own[PROMPT + 3 :])]
+def _memories(memory: Any) -> Sequence[Any]:
+    rows: Sequence[Any] = vars(memory).get("rows", (memory,))
+    return rows
 
 
-def _ragged(backbone: Backbone, ids: list[int]) -> list[Pair]:
-    prompt, right, wrong = _parts(ids)
-    pad = backbone.config.pad_token_id
-    short = [ids[0] if pad is None else pad] * PADDED + prompt[PADDED:]
-    mask = _on(backbone, [[1] * PROMPT, [0] * PADDED + [1] * (PROMPT - PADDED)])
-    rows = {"input_ids": _on(backbone, [prompt, short]), "attention_mask": mask}
-    behind = _on(backbone, [right, right])
-    whole = (("input_ids", behind), ("attention_mask", torch.ones_like(behind)))
-    longer = {name: torch.cat((rows[name], more), 1) for name, more in whole}
-    own = _hf.whole_logits(backbone.model, longer)
-    memory, _, _ = backbone.prefill(rows, RIGHT + WRONG)
-    _read(backbone, memory, [right[:1]] * 2, [right[1:3], wrong[:2]])
-    kept = memory.commit([1, 1], [(0, 1), ()], 2)  # a recurrent row keeps all or nothing
-    waiting = [right[kept[0] : 4], right[kept[1] : 2]]
-    after = _read(backbone, memory, waiting, [right[4:], right[2:4]])
-    at = PROMPT + 1
-    return [(after[0], own[0, at + 2 :]), (after[1], own[1, at : at + 3])]
-
-
-def _read(backbone: Backbone, memory: Any, waiting: Any, drafted: Any) -> Tensor:
-    """Logits of the last waiting token and of the drafted ones, (B, 1 + N, V)."""
-    draft = Draft.chain(_on(backbone, drafted), Kind.DET)
-    return backbone.read(memory, block(waiting, draft, memory.like))[0]
-
-
-_READINGS = {"chain": _chain, "tree": _tree, "ragged": _ragged}
-
-
-def _parts(ids: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    behind = PROMPT + RIGHT
-    return list(ids[:PROMPT]), list(ids[PROMPT:behind]), list(ids[behind:])
-
-
-def _on(backbone: Backbone, rows: Sequence[Sequence[int]]) -> Tensor:
-    return torch.tensor([list(row) for row in rows], device=backbone.device)
+def _line(error: Exception) -> str:
+    """The first line of an error, with its type."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.targets.backbone import FULL, ROOM, layer_kinds_of, padding, without_layers
+from mmspec.targets.backbone import FULL, ROOM, layer_kinds_of, padding
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
 from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.reader import Reader
+from mmspec.targets.thinned import without_layers
 
 FOREIGN = -1  # the id of a prompt token that is no code
 

@@ -1,12 +1,12 @@
 """Encoder-decoder models behind the same calls as a decoder-only backbone.
 
 The encoder runs once, in prefill; its keys and values are kept beside the slots of the decoder and
-are never rolled back. In a request, `input_ids` are the decoder's tokens.
+are never rolled back. In a request, `input_ids` are the decoder's tokens; words that the encoder
+reads are `source_ids`, and `source_mask` hides their padding.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,32 +15,32 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
 from mmspec import _hf
-from mmspec.targets.backbone import ROOM
+from mmspec.targets.backbone import ROOM, last_position_of
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
-from mmspec.targets.memory import Memory, TokenBlock
+from mmspec.targets.memory import Memory, RowMemories, TokenBlock
 from mmspec.targets.reader import Reader
+from mmspec.targets.stepwise import USES, step
 
 
 class EncoderDecoder(Reader):
-    """A sequence-to-sequence model with explicit decoder positions (Whisper and its like).
+    """A sequence-to-sequence model.
 
-    Raises ValueError at construction for models that cannot be told positions (BART, T5): a drafted
-    block would stand in the wrong place.
+    With explicit decoder positions (Whisper) blocks are placed as those of a `Backbone`. Without
+    (BART, T5) chains are read row by row, each as the model's own step of several tokens: it then
+    counts positions from the cache.
+    Raises ValueError at construction for a cache that cannot roll back.
     """
 
-    can_branch = True
-
     def __init__(self, model: Any, family: Family) -> None:
-        self.model, self.family, self.config = model, family, model.config
-        if "decoder_position_ids" not in _hf.forward_names(model):
-            raise ValueError(
-                f"{type(model).__name__} takes no decoder_position_ids, so a draft cannot be "
-                "placed; use plain decoding for this model"
-            )
-        self.cache_config = copy.deepcopy(model.config)
-        self.cache_config.num_hidden_layers = model.config.decoder_layers
-        SlotCache(self.cache_config)  # refuses layers that cannot roll back
+        self.model, self.family = model, family
+        self.config = model.config.get_text_config(decoder=True)
+        self.cache_config = model.config
+        self.names = _hf.forward_names(model)
+        self.is_placed = "decoder_position_ids" in self.names
+        self.can_branch = self.is_placed and SlotCache(model.config).can_branch
+        self.obstacle = None if self.can_branch else "takes no decoder_position_ids"
+        self.stepwise = set[str]() if self.is_placed else set(USES)
 
     @property
     def device(self) -> torch.device:
@@ -53,31 +53,40 @@ class EncoderDecoder(Reader):
 
     def prefill(
         self, inputs: Mapping[str, Any], room: int
-    ) -> tuple[Memory, Tensor, Mapping[str, Any]]:
+    ) -> tuple[Memory | RowMemories, Tensor, Mapping[str, Any]]:
         """Encode the source and read the decoder's prompt, which every row has in equal length."""
         ids = inputs["input_ids"]
         batch, length = ids.shape
         slots = SlotCache(self.cache_config, length + min(room, ROOM))
         slots.plan_uniform(0, length)
-        like = torch.empty(0, dtype=self.model.dtype, device=self.device)
-        memory = Memory(slots, length, [0] * batch, [length] * batch, like)
-        memory.last = self.config.max_target_positions - 1  # a table of positions
-        memory.beside = EncoderDecoderCache(slots, DynamicCache(config=self.cache_config))
-        memory.source = inputs.get("encoder_outputs")
-        if memory.source is None:
-            wanted = _hf.forward_names(self.model.get_encoder())
-            given = {name: value for name, value in inputs.items() if name in wanted}
-            given.pop("input_ids", None)
-            memory.source = self.model.get_encoder()(**given, return_dict=True)
+        source, mask = self._encoded(inputs), inputs.get("source_mask")
+        memory = self._memory(slots, length, batch, source, mask)
         positions = torch.arange(length, device=ids.device)[None].expand(batch, -1)
         out = self._forward(memory, ids, positions, None)
-        return memory, out.logits[:, -1], out
+        memory.is_stepwise = USES[batch > 1] in self.stepwise
+        if batch == 1 or not memory.is_stepwise:
+            return memory, out.logits[:, -1], out
+        rows = [self._row(memory, length, row) for row in range(batch)]
+        return RowMemories(rows), out.logits[:, -1], out
+
+    def own_inputs(self, inputs: Mapping[str, Any], memory: Any) -> Mapping[str, Any]:
+        """A request as the model's own preparation takes it, its source encoded."""
+        encoded = {"encoder_outputs": self._encoded(inputs)}
+        mask = inputs.get("source_mask")
+        return {"input_ids": inputs["input_ids"], "attention_mask": mask, **encoded}
 
     def read(
-        self, memory: Memory, block: TokenBlock, hidden: bool = False
+        self, memory: Memory | RowMemories, block: TokenBlock, hidden: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Read a block behind what `memory` keeps; as `Backbone.read`."""
-        positions, mask, _ = memory.place(block)
+        if isinstance(memory, RowMemories):
+            pieces = [self.read(row, block.row(at), hidden) for at, row in enumerate(memory.rows)]
+            found = [state for _, state in pieces if state is not None]
+            return torch.cat([logits for logits, _ in pieces]), torch.cat(found) if hidden else None
+        if memory.is_stepwise:
+            positions, mask = step(memory, block)[0], None
+        else:
+            positions, mask, _ = memory.place(block)
         positions = positions.expand(block.tokens.shape[0], -1)
         out = self._forward(memory, block.tokens, positions, mask, hidden)
         rows = block.length - max(block.waiting - 1, 0)
@@ -87,6 +96,49 @@ class EncoderDecoder(Reader):
     def thinned(self, skip: Sequence[int], depth: int | None = None) -> Reader:
         raise ValueError(f"layers of {type(self.model).__name__} cannot be left out")
 
+    def _encoded(self, inputs: Mapping[str, Any]) -> Any:
+        """What the encoder makes of the source, or what the request brings along."""
+        if inputs.get("encoder_outputs") is not None:
+            return inputs["encoder_outputs"]
+        encoder = self.model.get_encoder()
+        wanted = _hf.forward_names(encoder)
+        given = {name: value for name, value in inputs.items() if name in wanted}
+        given.pop("input_ids", None)
+        for name, own in (("input_ids", "source_ids"), ("attention_mask", "source_mask")):
+            if inputs.get(own) is not None and name in wanted:
+                given[name] = inputs[own]
+        return encoder(**given, return_dict=True)
+
+    def _memory(
+        self, slots: SlotCache, length: int, batch: int, source: Any, mask: Tensor | None
+    ) -> Memory:
+        like = torch.empty(0, dtype=self.model.dtype, device=self.device)
+        memory = Memory(slots, length, [0] * batch, [length] * batch, like)
+        memory.last = last_position_of(self.config)
+        memory.beside = EncoderDecoderCache(slots, DynamicCache(config=self.cache_config))
+        memory.source, memory.carried = source, {} if mask is None else {"attention_mask": mask}
+        return memory
+
+    def _row(self, memory: Memory, length: int, row: int) -> Memory:
+        """One row's own memory, with what encoder and decoder have said so far."""
+        one = slice(row, row + 1)
+        source = type(memory.source)(last_hidden_state=memory.source[0][one])
+        mask = memory.carried.get("attention_mask")
+        own = self._memory(
+            memory.cache.row(self.cache_config, row),
+            length,
+            1,
+            source,
+            None if mask is None else mask[one],
+        )
+        own.is_stepwise = True
+        crossed, other = memory.beside.cross_attention_cache, own.beside.cross_attention_cache
+        for at, layer in enumerate(crossed.layers):
+            if layer.is_initialized:
+                other.update(layer.keys[one], layer.values[one], at)
+                own.beside.is_updated[at] = True
+        return own
+
     def _forward(
         self,
         memory: Memory,
@@ -95,40 +147,51 @@ class EncoderDecoder(Reader):
         mask: Tensor | None,
         hidden: bool = False,
     ) -> Any:
+        placed = {"decoder_position_ids": positions} if self.is_placed else {}
         return self.model(
             encoder_outputs=memory.source,
             decoder_input_ids=ids,
             decoder_attention_mask=mask,
-            decoder_position_ids=positions,
             past_key_values=memory.beside,
             use_cache=True,
             output_hidden_states=hidden,
             return_dict=True,
+            **placed,
+            **memory.carried,
         )
 
 
 def source_inputs(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """A request in the form this module reads.
+    """A request in the form this module reads: the decoder's tokens as `input_ids`.
 
-    Encoder inputs, and the decoder's tokens as `input_ids`.
-
-    Without decoder tokens the decoder starts as the configuration says.
+    Words are the encoder's where it reads words, and nothing is encoded yet. Without decoder tokens
+    the decoder starts as the configuration says.
     """
-    encoder = {
-        name: value
-        for name, value in inputs.items()
-        if name
-        not in ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
-    }
-    ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))
-    given = [name for name, value in encoder.items() if value is not None]
-    if not given:
-        wanted = model.get_encoder().main_input_name
-        raise ValueError(f"there is nothing to encode; give {wanted}, as the processor makes it")
+    own = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+    made = {name: value for name, value in inputs.items() if name not in own}
+    outputs = made.get("encoder_outputs")
+    ids, reads_words = inputs.get("decoder_input_ids"), model.main_input_name == "input_ids"
+    if reads_words:
+        made["source_mask"] = inputs.get("attention_mask")
+        if outputs is None:
+            made["source_ids"] = inputs.get("input_ids")
+    if ids is None and (outputs is not None or not reads_words):
+        ids = inputs.get("input_ids")
     if ids is None:
-        outputs = encoder.get("encoder_outputs")
-        carrier = outputs[0] if outputs is not None else encoder[given[0]]
+        carrier = outputs[0] if outputs is not None else _first(made)
         start = model.generation_config.decoder_start_token_id
         start = model.config.decoder_start_token_id if start is None else start
+        start = model.generation_config.bos_token_id if start is None else start
         ids = torch.full((carrier.shape[0], 1), start, device=carrier.device)
-    return {**encoder, "input_ids": ids}
+    return {**{name: value for name, value in made.items() if value is not None}, "input_ids": ids}
+
+
+def _first(inputs: Mapping[str, Any]) -> Tensor:
+    """Some tensor with a row per request."""
+    found = next((value for value in inputs.values() if isinstance(value, Tensor)), None)
+    if found is None:
+        raise ValueError(
+            "there is nothing to encode; give input_features or input_ids, as the processor makes "
+            "them"
+        )
+    return found

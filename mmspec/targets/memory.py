@@ -7,7 +7,7 @@ the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -132,7 +132,9 @@ class Memory:
         self.mask = Mask(padding, slots, like)
         self.saved = cache.snapshot() if cache.recurrent else None  # recurrent state at `kept`
         self.offsets: Tensor | None = None  # (axes, B, 1) what each rotary axis adds to `rope`
-        self.types: Tensor | None = None  # (B, 1) token type of all new tokens, where there are any
+        self.axes = 1  # rows of `position_ids`; more than one for M-RoPE
+        self.carried: Mapping[str, Any] = {}  # further arguments of every step, see `carried`
+        self.is_stepwise = False  # the model itself places what it reads: chains of one row only
         self.last: int | None = None  # no token is read at a later position, see `place`
         self.beside: Any = cache  # what the model is handed: an encoder-decoder wraps the slots
         self.source: Any = None  # encoder outputs of an encoder-decoder
@@ -173,9 +175,9 @@ class Memory:
             self.cache.plan.low = max(min(self.kept) - self.window + 1, 0)
         return positions, mask, queries
 
-    def on_axes(self, positions: Tensor, axes: int) -> Tensor:  # (1 or B, q) -> (axes, B, q)
+    def on_axes(self, positions: Tensor) -> Tensor:  # (1 or B, q) -> (axes, B, q)
         """Positions on every rotary axis (M-RoPE); behind a picture these are not the same."""
-        spread = positions.expand(axes, self.batch, -1)
+        spread = positions.expand(self.axes, self.batch, -1)
         return spread if self.offsets is None else spread + self.offsets
 
     def _slots(self, block: TokenBlock) -> Tensor:  # (B, q)

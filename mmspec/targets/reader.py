@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mmspec.targets import visual
 from mmspec.targets.family import Family
+from mmspec.targets.thinned import layer_list
 
 if TYPE_CHECKING:
     from mmspec.codes.image_family import ImageFamily
@@ -40,7 +41,8 @@ class Reader(ABC):
     cache_config: Any  # what its memory is laid out by
     decoder: Any  # between `embed` and `head`; an encoder-decoder model has none to itself
     head: Any  # hidden states (..., D) -> logits (..., V)
-    can_branch: bool  # whether trees can be read; else its layers keep a recurrent state
+    can_branch: bool  # whether trees can be read
+    obstacle: str | None = None  # why not, in words behind the name of its class
     window: int | None = None  # of layers that attend to the last so many slots only
     bare: bool = False  # whether blocks that see everything go without a mask
     reader_maker: Callable[[Any], Reader] | None = None
@@ -66,6 +68,11 @@ class Reader(ABC):
     def networks(self) -> Sequence[nn.Module]:
         """What it calls, for recordings; none where these cannot be made again."""
         return ()
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """The layers of its decoder. Raises ValueError where they are not in a list."""
+        return list(self.decoder.get_submodule(layer_list(self.decoder)))
 
     def embed(self, tokens: Tensor) -> Tensor:  # (B, q) -> (B, q, D)
         """What the decoder reads for tokens. Raises ValueError where that is not at hand."""

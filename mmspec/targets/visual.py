@@ -128,7 +128,8 @@ def check_request(model: Any, family: Family, inputs: Mapping[str, Any]) -> None
         )
     ids: Tensor | None = inputs.get("input_ids")
     embeds = inputs.get("inputs_embeds")
-    pictures = [name for name in PIXELS if inputs.get(name) is not None]
+    names = dict.fromkeys((*PIXELS, *family.media))
+    pictures = [name for name in names if inputs.get(name) is not None]
     if not family.media:
         if pictures:
             raise ValueError(

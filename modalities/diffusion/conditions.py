@@ -123,6 +123,8 @@ class Recorder:
         longer = [axis for axis, (size, own) in enumerate(sizes) if size != own]
         if self.shown.dim() != latents.dim() or len(longer) > 1 or 0 in longer:
             return False
+        if not longer and self.beside is not None:
+            return False
         shown = self.shown
         if longer:
             axis, own = longer[0], latents.shape[longer[0]]

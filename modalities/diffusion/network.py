@@ -158,7 +158,8 @@ def check_network(pipe: Any) -> None:
         if module is not None and ("controlnet" in part or part == "adapter"):
             raise ValueError(
                 f"{kind} has a {part}, whose output depends on the state; it cannot be sampled in "
-                "parallel: use the pipeline without it"
+                "parallel: use the pipeline without it, or a recipe that keeps its loop, such as "
+                "taylorseer with lite=True"
             )
         if module is not None and part.startswith(f"{name}_"):
             raise ValueError(

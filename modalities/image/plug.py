@@ -17,25 +17,16 @@ from mmspec.recipe import Recipe
 from mmspec.registry import ZOO
 
 
-class DrawingSession:
+class DrawingSession(tokens.TokenSession):
     """A model of picture tokens bound to a recipe; `processor` reads its prompts in words."""
 
     def __init__(self, bound: tokens.BoundTokens, processor: Any = None) -> None:
-        self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
+        super().__init__(bound)
         self.processor = processor
         self.image_family = bound.backbone.image_family
         writes = bound.backbone.family.writes
         self.calls = ("generate_images", *(("generate", "__call__") if writes else ()))
         self.signature = HOOK if writes else None
-
-    @property
-    def sees(self) -> str:
-        return self.bound.drafter.sees
-
-    @property
-    def name(self) -> str | None:
-        name: str | None = self.model.config._name_or_path
-        return name or None
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         if call == "generate":
@@ -86,9 +77,6 @@ class DrawingSession:
         return drawing.prepare(
             self.image_family, self.model, backbone.vocabulary, most, arguments, self.processor
         )
-
-    def save(self, folder: Path) -> None:
-        tokens.save_drafter(self.bound, folder)
 
 
 def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> DrawingSession:

@@ -8,46 +8,29 @@ from pathlib import Path
 from mmspec.modality import Entry, Modality, Source, setting
 
 _TRAINER = "mmspec.modalities.vlm.zoo.train"
+
+
+def _trio(name: str, about: str, family: str, text: str) -> tuple[Entry, Entry, Entry]:
+    """A target, a draft model that sees, and one that reads text alone."""
+    seeing = f"{family} with one vision layer and one text layer; looks at the picture itself."
+    blind = f"{text} of one layer with the tokenizer of its target; never sees the picture."
+    drafter = f"{name}-drafter"
+    return (
+        Entry(name, f"{family}: {about}", _TRAINER, drafter=drafter, sees="pixels"),
+        Entry(drafter, seeing, _TRAINER, target=name, sees="pixels"),
+        Entry(f"{name}-text-drafter", blind, _TRAINER, target=name),
+    )
+
+
 ZOO = (
-    Entry(
-        "llava",
-        "LLaVA: CLIP vision tower of 3 layers, Llama text model of 24 layers.",
-        _TRAINER,
-        drafter="llava-drafter",
-        sees="pixels",
+    *_trio(
+        "llava", "CLIP vision tower of 3 layers, Llama text model of 24 layers.", "LLaVA", "Llama"
     ),
-    Entry(
-        "llava-drafter",
-        "LLaVA with one vision layer and one text layer; looks at the picture itself.",
-        _TRAINER,
-        target="llava",
-        sees="pixels",
-    ),
-    Entry(
-        "llava-text-drafter",
-        "Llama of one layer with the tokenizer of its target; never sees the picture.",
-        _TRAINER,
-        target="llava",
-    ),
-    Entry(
+    *_trio(
         "qwen2.5-vl",
-        "Qwen2.5-VL: vision tower of 3 layers, text model of 24 layers, multimodal positions.",
-        _TRAINER,
-        drafter="qwen2.5-vl-drafter",
-        sees="pixels",
-    ),
-    Entry(
-        "qwen2.5-vl-drafter",
-        "Qwen2.5-VL with one vision layer and one text layer; looks at the picture itself.",
-        _TRAINER,
-        target="qwen2.5-vl",
-        sees="pixels",
-    ),
-    Entry(
-        "qwen2.5-vl-text-drafter",
-        "Qwen2 of one layer with the tokenizer of its target; never sees the picture.",
-        _TRAINER,
-        target="qwen2.5-vl",
+        "vision tower of 3 layers, text model of 24 layers, multimodal positions.",
+        "Qwen2.5-VL",
+        "Qwen2",
     ),
 )
 
@@ -83,6 +66,7 @@ MODALITY = Modality(
     package=__name__,
     owns=owns,
     zoo=ZOO,
-    parts=("compressor", "tree", "length", "sees"),
+    parts=("compressor", "kv", "tree", "length", "sees", "check"),
     is_general=True,
+    survey="mmspec.modalities.vlm.survey",
 )

@@ -16,31 +16,19 @@ from mmspec.recipe import Recipe
 from mmspec.targets.encoder_decoder import EncoderDecoder, source_inputs
 
 
-class LanguageSession:
+class LanguageSession(tokens.TokenSession):
     """A causal or encoder-decoder model bound to a recipe."""
 
     calls = ("generate", "__call__")
     signature = HOOK
 
     def __init__(self, bound: tokens.BoundTokens) -> None:
-        self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
+        super().__init__(bound)
         self.text = Text(bound, self._prepared)
-
-    @property
-    def sees(self) -> str:
-        return self.bound.drafter.sees
-
-    @property
-    def name(self) -> str | None:
-        name: str | None = self.model.config._name_or_path
-        return name or None
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         asked = self.text.generate if call == "generate" else self.text.hook
         return asked(args, arguments, loop)
-
-    def save(self, folder: Path) -> None:
-        tokens.save_drafter(self.bound, folder)
 
     def _prepared(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(self.bound.backbone, EncoderDecoder):

@@ -91,14 +91,14 @@ def test_hide_all_leaves_nothing() -> None:
         ),
         (
             "attn-topk:share=0.5",
-            "'share=0.5' is no parameter of compressor 'attn-topk'; it has keep",
+            "'share=0.5' is no parameter of 'attn-topk'; it has keep",
         ),
-        ("attn-topk:keep", "'keep' is no parameter of compressor 'attn-topk'; it has keep=0.5"),
+        ("attn-topk:keep", "'keep' is no parameter of 'attn-topk'; it has keep=0.5"),
         ("attn-topk:keep=half", "'keep=half' gives no float, as in the default 0.5"),
         ("attn-topk:keep=0", "keep=0 is no share of the tokens"),
         ("attn-topk:keep=1.5", "keep=1.5 is no share of the tokens"),
         ("average-pool:stride=2.5", "'stride=2.5' gives no int, as in the default 2"),
-        ("identity:keep=1", "'keep=1' is no parameter of compressor 'identity'; it has none"),
+        ("identity:keep=1", "'keep=1' is no parameter of 'identity'; it has none"),
     ],
 )
 def test_names_that_say_nothing_are_refused(text: str, message: str) -> None:

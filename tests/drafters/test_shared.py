@@ -12,6 +12,7 @@ from mmspec.drafters.neural.shared import SharedBackbone, spread
 from mmspec.targets.backbone import Backbone
 from tests import toys
 from tests.toys import readers as families
+from tests.toys.texts import prompts, text
 
 torch.set_num_threads(1)
 
@@ -75,8 +76,8 @@ def test_layers_are_spread_over_the_inside() -> None:
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
-        ("lfm2", {}, "recurrent layers"),
-        ("qwen3_5", {}, "recurrent layers"),
+        ("lfm2", {}, "recurrent state"),
+        ("qwen3_5", {}, "recurrent state"),
         ("llama", {"depth": 4}, "depth=4 is no number of layers; LlamaForCausalLM has 3"),
         ("llama", {"skip": (7,)}, r"skip names layers \[7\]"),
         ("llama", {"skip": (0, 1, 2)}, "leaves no layer"),
@@ -91,3 +92,22 @@ def test_what_cannot_work_is_refused(family: str, options: dict[str, Any], messa
 def test_sees_and_compressor_are_not_ignored() -> None:
     with pytest.raises(ValueError, match="drop sees="):
         mmspec.accelerate(toys.model("llava"), "swift", sees="pixels")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cohere", "falcon", "gemma", "glm", "gpt2", "gptj", "granite", "mixtral", "olmo", "phi"],
+)
+def test_any_decoder_with_a_list_of_layers_drafts_for_itself(name: str) -> None:
+    """Whatever scales or caps the logits behind the head is the model's own forward."""
+    model, request = text(name), prompts(3)
+    expected = model.generate(**request, max_new_tokens=12, do_sample=False)
+    for options in ({"skip": (0,)}, {"skip": (1,), "tree": [2, 1]}):
+        out = mmspec.accelerate(model, "swift", **options).generate(
+            **request, max_new_tokens=12, do_sample=False
+        )
+        assert torch.equal(out.sequences, expected)
+        assert out.stats.fallback is None
+    whole = mmspec.accelerate(model, "layer-skip", depth=2, length=4)
+    out = whole.generate(**request, max_new_tokens=11, do_sample=False)
+    assert out.stats.target_calls == 2  # one token of the prompt, then five a call

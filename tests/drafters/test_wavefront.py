@@ -29,7 +29,7 @@ from tests.toys import painters
 GRID = Grid(2, 3, (0, 2))
 TARGET = TableTarget(size=2, room=6, scale=2.0, seed=4)
 RULED = Grid(2, 2, (0, 2), separator=2, header=(1,), footer=(0,))
-ROWS = 12_000
+ROWS = 6_000
 
 
 def held(grid: Grid, **rows: str) -> dict[int, DraftedCode]:

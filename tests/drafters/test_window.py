@@ -26,8 +26,14 @@ from tests.chains import mixture, vp_grid
 from tests.drafters.denoising import Run, denoiser, run
 
 
-def test_a_window_is_never_exceeded_and_never_reaches_the_last_state() -> None:
-    done = run(Frozen(Window.fixed(7)), denoiser(20), batch=3)
+@pytest.mark.parametrize("is_noisy", [False, True], ids=["silent", "noisy"])
+def test_a_window_is_never_exceeded_and_never_reaches_the_last_state(is_noisy: bool) -> None:
+    """Not even where the last step draws noise too, as one to another level than clean does."""
+    alpha, sigma = vp_grid(21)
+    noisy = mixture(2, 4, 0).denoiser(GaussianKernel.ancestral(alpha[:-1], sigma[:-1]))
+    network = noisy if is_noisy else denoiser(20)
+    assert network.kernel.is_random[-1] is is_noisy
+    done = run(Frozen(Window.fixed(7)), network, batch=3)
     at = [0, 0, 0]
     for kept in done.rounds:
         for row in range(3):

@@ -42,6 +42,7 @@ def test_rescaled_guidance_of_one_picture_is_not_frozen(
         ("lumina-2", {"cfg_normalization": False}),
         ("lumina-2", {}),  # the norm of the positive branch
         ("qwen-image", {}),
+        ("wan-2.1", {}),
         ("qwen-image", {"height": 64, "width": 64}),
     ],
 )

@@ -137,11 +137,11 @@ def lumina() -> Built:
     return pipe, {**given, **masks}
 
 
-def cogvideo() -> Built:
-    transformer = diffusers.CogVideoXTransformer3DModel(
+def cogvideo_network(shown: int = 4) -> Any:
+    return diffusers.CogVideoXTransformer3DModel(
         num_attention_heads=2,
         attention_head_dim=16,
-        in_channels=4,
+        in_channels=shown,
         out_channels=4,
         time_embed_dim=2,
         text_embed_dim=_WIDTH,
@@ -151,29 +151,45 @@ def cogvideo() -> Built:
         sample_frames=9,
         max_text_seq_length=_WORDS,
     )
+
+
+def cogvideo() -> Built:
     scheduler = diffusers.DDPMScheduler(clip_sample=False)
-    pipe = diffusers.CogVideoXPipeline(None, None, None, transformer, scheduler)
+    pipe = diffusers.CogVideoXPipeline(None, None, None, cogvideo_network(), scheduler)
     given = {"prompt_embeds": words(1), "negative_prompt_embeds": words(2)}
     return pipe, {**given, "num_frames": 9}
 
 
+def wan_expert() -> Any:
+    return diffusers.WanTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=12,
+        in_channels=4,
+        out_channels=4,
+        text_dim=_WIDTH,
+        freq_dim=16,
+        ffn_dim=32,
+        num_layers=2,
+        rope_max_seq_len=32,
+    )
+
+
 def wan() -> Built:
     """Two experts, the second for the last steps (Wan 2.2)."""
+    pipe = diffusers.WanPipeline(None, None, None, flow(), wan_expert(), wan_expert(), 0.6)
+    given = {"prompt_embeds": words(1), "negative_prompt_embeds": words(2)}
+    return pipe, {**given, "num_frames": 5}
 
-    def expert() -> Any:
-        return diffusers.WanTransformer3DModel(
-            num_attention_heads=2,
-            attention_head_dim=12,
-            in_channels=4,
-            out_channels=4,
-            text_dim=_WIDTH,
-            freq_dim=16,
-            ffn_dim=32,
-            num_layers=2,
-            rope_max_seq_len=32,
-        )
 
-    pipe = diffusers.WanPipeline(None, None, None, flow(), expert(), expert(), 0.6)
+def wan_of_one() -> Built:
+    """One network, and the released sampler, in flow levels, made to draw noise (Wan 2.1)."""
+    shipped = diffusers.UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+    )
+    scheduler = diffusers.DPMSolverMultistepScheduler.from_config(
+        shipped.config, algorithm_type="sde-dpmsolver++"
+    )
+    pipe = diffusers.WanPipeline(None, None, None, scheduler, wan_expert())
     given = {"prompt_embeds": words(1), "negative_prompt_embeds": words(2)}
     return pipe, {**given, "num_frames": 5}
 
@@ -211,6 +227,7 @@ BUILDERS: dict[str, Callable[[], Built]] = {
     "z-image": z_image,
     "lumina-2": lumina,
     "cogvideo": cogvideo,
+    "wan-2.1": wan_of_one,
     "wan-2.2": wan,
     "hidream": hidream,
 }

@@ -12,6 +12,7 @@ import diffusers
 import torch
 from torch import Tensor
 
+from tests.toys.embedded_pipelines import cogvideo_network, words
 from tests.toys.pipelines import (
     LONGEST,
     PROMPTS,
@@ -122,12 +123,48 @@ def flux_kontext() -> Built:
     return pipe, {"image": picture(), **SIZES, **WORDS, "max_area": 64, "_auto_resize": False}
 
 
+def flux_fill() -> Built:
+    """Its network sees the masked picture, 16 channels, and the mask, 4, behind the latents."""
+    other = parts("flux", transformer=flux(36).transformer)
+    del other["image_encoder"], other["feature_extractor"]
+    given = {"image": picture(), "mask_image": mask(), **SIZES, **WORDS}
+    return randomised(diffusers.FluxFillPipeline(**other)), given
+
+
+def cogvideo_image() -> Built:
+    vae = diffusers.AutoencoderKLCogVideoX(
+        down_block_types=("CogVideoXDownBlock3D",) * 4,
+        up_block_types=("CogVideoXUpBlock3D",) * 4,
+        block_out_channels=(8,) * 4,
+        latent_channels=4,
+        layers_per_block=1,
+        norm_num_groups=2,
+        temporal_compression_ratio=4,
+    )
+    scheduler = diffusers.DDPMScheduler(clip_sample=False)
+    pipe = diffusers.CogVideoXImageToVideoPipeline(None, None, vae, cogvideo_network(8), scheduler)
+    given = {"prompt_embeds": words(1), "negative_prompt_embeds": words(2), "prompt": None}
+    sizes = {"num_frames": 9, "height": 16, "width": 16}
+    return randomised(pipe), {**given, **sizes, "image": torch.rand(1, 3, 16, 16)}
+
+
 def pix2pix() -> Built:
     unet = conditional(in_channels=8)
     pipe = diffusers.StableDiffusionInstructPix2PixPipeline(
         **parts("sd", unet=unet), requires_safety_checker=False
     )
     return randomised(pipe), {"image": picture()}
+
+
+def controlled() -> Built:
+    """Stable Diffusion with a ControlNet."""
+    network = diffusers.ControlNetModel.from_unet(
+        conditional(), conditioning_embedding_out_channels=(4,)
+    )
+    pipe = diffusers.StableDiffusionControlNetPipeline(
+        **parts("sd", controlnet=network), requires_safety_checker=False
+    )
+    return randomised(pipe), {"prompt": PROMPTS[0], "image": picture(), **SIZES}
 
 
 BUILDERS: dict[str, Callable[[], Built]] = {
@@ -142,5 +179,7 @@ BUILDERS: dict[str, Callable[[], Built]] = {
     "flux-inpaint": flux_inpaint,
     "flux-control": flux_control,
     "flux-kontext": flux_kontext,
+    "flux-fill": flux_fill,
     "pix2pix": pix2pix,
+    "cogvideo-image": cogvideo_image,
 }

@@ -130,11 +130,12 @@ def stacked(backbone: Reader, memories: Sequence[Memory | RowMemories]) -> Memor
     rope = [position for memory in rows for position in memory.rope]
     like = rows[0].like
     both = Memory(cache, max(lengths), pads, rope, like, backbone.window, backbone.bare)
-    both.offsets, both.last = _offsets(rows, backbone.family.rope_axes), rows[0].last
+    both.offsets, both.last = _offsets(rows), rows[0].last
+    both.axes = rows[0].axes
     return both
 
 
-def _offsets(memories: Sequence[Memory], axes: int) -> Tensor | None:  # (axes, B, 1)
+def _offsets(memories: Sequence[Memory]) -> Tensor | None:  # (axes, B, 1)
     """The offsets of all rows next to each other; None where nobody has any."""
     given = [memory.offsets for memory in memories]
     some = next((offsets for offsets in given if offsets is not None), None)
@@ -142,7 +143,7 @@ def _offsets(memories: Sequence[Memory], axes: int) -> Tensor | None:  # (axes, 
         return None
     return torch.cat(
         [
-            some.new_zeros(axes, memory.batch, 1) if offsets is None else offsets
+            some.new_zeros(len(some), memory.batch, 1) if offsets is None else offsets
             for memory, offsets in zip(memories, given, strict=True)
         ],
         1,

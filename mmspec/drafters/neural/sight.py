@@ -117,11 +117,15 @@ class TargetFeatures(Sight):
         needs = frozenset() if self.compressor is None else self.compressor.needs
         return frozenset({"vision"}) | wanted(needs) | (needs & {"cls"})
 
-    def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]:
+    def seen(self, context: Context) -> list[list[Compressed]]:
+        """The pictures of every row, thinned."""
         given = context.request.inputs
         seen = _seen(given, self.target, context.shared["cls"] or ())
         outputs = context.shared["vision"]
-        visual = _see(self.layout, outputs, given, self.compressor, context, seen)
+        return _see(self.layout, outputs, given, self.compressor, context, seen)
+
+    def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]:
+        given, visual = context.request.inputs, self.seen(context)
         if self.projector is not None:
             visual = [[_projected(picture, self.projector) for picture in row] for row in visual]
         return weave(backbone, given, visual, tuple(self.layout.placeholders.values()))

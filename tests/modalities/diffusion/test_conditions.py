@@ -28,3 +28,22 @@ def test_conditions_that_follow_the_state_are_refused() -> None:
     recorder = Recorder((states,), {"residual": residual, "t": 3.0})
     with pytest.raises(ValueError, match=r"'residual' to its network.*ControlNet"):
         recorder.add((states,), {"residual": residual + torch.arange(5), "t": 2.0})
+
+
+def test_what_is_shown_beside_the_latents_is_the_same_in_every_step() -> None:
+    picture, latents = torch.randn(2, 5, 4), torch.randn(3, 2, 3, 4)
+    recorder = Recorder((torch.cat((latents[0], picture), 1),), {})
+    assert recorder.shows(latents[0])
+    assert not recorder.shows(latents[1])
+    recorder.add((torch.cat((latents[1], picture), 1),), {})
+    assert recorder.shows(latents[1])
+    rows = torch.tensor([1, 1, 0])
+    whole = recorder.call().completed(torch.zeros(3, 3, 4), rows)
+    assert torch.equal(whole, torch.cat((torch.zeros(3, 3, 4), picture[rows]), 1))
+    recorder.add((torch.cat((latents[2], picture + 1), 1),), {})
+    assert not recorder.shows(latents[2])
+    recorder.add((torch.cat((picture, latents[2]), 1),), {})
+    assert not recorder.shows(latents[2])  # not in front of them
+    recorder.add((latents[2],), {})
+    assert not recorder.shows(latents[2])  # and in all steps or in none
+    assert not recorder.shows(torch.cat((latents[2], picture), 1))

@@ -1,0 +1,197 @@
+"""Which of the target's keys and values a drafter reads that runs the target's own layers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mmspec.compressors.contract import Compressor
+from mmspec.declared import declared
+from mmspec.drafters.neural.sight import TargetFeatures, checked
+from mmspec.naming import parameters
+from mmspec.recipe import Kit
+from mmspec.targets.backbone import ROOM
+from mmspec.targets.context import Context
+from mmspec.targets.kv_view import KvView, gathered
+from mmspec.targets.memory import Memory
+from mmspec.targets.reader import Reader
+
+
+class Kv(ABC):
+    """Keys and values that a drafter reads. They change what is accepted, never what comes out."""
+
+    sees: ClassVar[str]  # what a run reports
+
+    @declared
+    def wants(self) -> frozenset[str]:
+        """What the target shall offer, as for a `Drafter`."""
+        return frozenset()
+
+    @abstractmethod
+    def open(self, context: Context, reader: Reader, layers: Sequence[int]) -> KvView | None:
+        """A view for these layers of `reader`, behind the prompt; None = the target's own memory.
+
+        Nothing is copied where a view would hold all of it.
+        """
+
+
+@dataclass(frozen=True)
+class SameKv(Kv):
+    """All of the target's memory, where it lies."""
+
+    sees: ClassVar[str] = "target-memory"
+
+    def open(self, context: Context, reader: Reader, layers: Sequence[int]) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class TextKv(Kv):
+    """Text only: no key and no value of a visual token (text-anchored window of Sparrow, 2026)."""
+
+    sees: ClassVar[str] = "target-memory of text"
+
+    def open(self, context: Context, reader: Reader, layers: Sequence[int]) -> KvView | None:
+        text, visual = _slots(context, reader)
+        if not any(map(len, visual)):
+            return None
+        return _gathered(context, reader, {layer: [own[None] for own in text] for layer in layers})
+
+
+@dataclass(frozen=True)
+class SparseKv(Kv):
+    """Text, and the `tokens` visual ones that the question attends to most, per layer and head.
+
+    StD (Zhang et al. 2025): scored once, by the target's prefill, and summed over the query heads
+    that share a head of keys. Layers with a sliding window count the slots of the view. Needs
+    attention that can be tapped (sdpa). tokens=0 is text only; from the number of visual tokens on
+    it is the target's own memory.
+    """
+
+    tokens: int = 512
+    sees: ClassVar[str] = "sparse target-memory"
+    wants: ClassVar[frozenset[str]] = frozenset({"head-attention"})
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            raise ValueError(f"tokens={self.tokens} is no number of visual tokens; give 0 or more")
+
+    def open(self, context: Context, reader: Reader, layers: Sequence[int]) -> KvView | None:
+        text, visual = _slots(context, reader)
+        if all(len(own) <= self.tokens for own in visual):
+            return None
+        scores = context.shared["head-attention"]
+        slots = {}
+        for layer in layers:
+            heads = _memory(context).cache.layers[layer].keys.shape[1]
+            grouped = scores[layer].unflatten(1, (heads, -1)).mean(2)  # (B, G, L)
+            rows = zip(grouped, text, visual, strict=True)
+            slots[layer] = [top_slots(*own, self.tokens) for own in rows]
+        return _gathered(context, reader, slots)
+
+
+def top_slots(scores: Tensor, text: Tensor, visual: Tensor, count: int) -> Tensor:
+    """Slots (G, t + k) of the text (t,) and of each head's best `count` of the visual ones (n,).
+
+    Ascending; ties of the scores (G, L) go to the earlier slot.
+    """
+    order = scores[:, visual].sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    both = torch.cat((text.expand(len(scores), -1), visual[order]), 1)
+    return both.sort(-1).values
+
+
+@dataclass(frozen=True)
+class TokensKv(Kv):
+    """Text, and the visual tokens whose slots a compressor of the target's features leaves.
+
+    The same for all layers and heads. A compressor that averages is read at the slots that its
+    averages stand at.
+    """
+
+    features: TargetFeatures
+    sees: ClassVar[str] = "target-memory of kept tokens"
+
+    @property
+    def wants(self) -> frozenset[str]:
+        return self.features.wants
+
+    def open(self, context: Context, reader: Reader, layers: Sequence[int]) -> KvView | None:
+        text, visual = _slots(context, reader)
+        kept = []
+        for own, pad, seen, every in zip(
+            text, context.padding, self.features.seen(context), visual, strict=True
+        ):
+            left = [picture.positions.to(own.device) + pad for picture in seen]
+            chosen = torch.cat([*left, every[:0]])
+            kept.append(torch.cat((own, chosen)).unique()[None])
+        pairs = zip(kept, text, visual, strict=True)
+        if all(one.shape[1] == len(own) + len(every) for one, own, every in pairs):
+            return None
+        return _gathered(context, reader, {layer: kept for layer in layers})
+
+
+KV: Mapping[str, type[Any]] = {"same": SameKv, "sparse": SparseKv, "text": TextKv}
+NAMES = (*KV, "tokens")
+
+
+def kv_of(kit: Kit) -> Kv:
+    """What `kit.kv` names: "same", "text", "sparse:tokens=256", "tokens", or an object.
+
+    "tokens" takes those that `kit.compressor` leaves. Raises ValueError for unknown names, and for
+    a compressor that nothing would take.
+    """
+    if isinstance(kit.kv, Kv):
+        found = kit.kv
+    else:
+        name, _, rest = str(kit.kv).partition(":")
+        if name == "tokens" and not rest:
+            return _tokens(kit)
+        if name not in KV:
+            raise ValueError(f"kv={kit.kv!r} is not known; choose one of {', '.join(NAMES)}")
+        found = KV[name](**parameters(rest, {f.name: f.default for f in fields(KV[name])}, name))
+    if kit.compressor is not None:
+        raise ValueError(
+            f"compressor={kit.compressor!r} thins pictures, but this drafter reads the target's "
+            "memory; give kv='tokens' to read what it leaves, or drop compressor="
+        )
+    return found
+
+
+def _tokens(kit: Kit) -> TokensKv:
+    if kit.compressor is None:
+        names = "compressor='top-p-uniform:keep=0.25' or another of `mmspec compressors`"
+        raise ValueError(f"kv='tokens' reads what a compressor leaves; give {names}")
+    kit.target.check_features()
+    compressor: Compressor = checked(kit.compressor, kit.target, kit.target.config.hidden_size)
+    return TokensKv(TargetFeatures(kit.target.feature_layout(), kit.target, compressor))
+
+
+def _memory(context: Context) -> Memory:
+    assert isinstance(context.memory, Memory)  # recurrent layers are refused before
+    return context.memory
+
+
+def _slots(context: Context, reader: Reader) -> tuple[list[Tensor], list[Tensor]]:
+    """Slots of text and of visual tokens per row, padding left out.
+
+    The last slot of the prompt counts as text: every row of a view ends on it.
+    """
+    placeholders = set(reader.placeholder_ids)
+    text, visual = [], []
+    rows = zip(context.history, context.prompt, context.padding, strict=True)
+    for row, length, pad in rows:
+        is_visual = [token in placeholders for token in row[: length - 1]] + [False]
+        marks = torch.tensor(is_visual, device=context.device)
+        text.append((~marks).nonzero()[:, 0] + pad)
+        visual.append(marks.nonzero()[:, 0] + pad)
+    return text, visual
+
+
+def _gathered(context: Context, reader: Reader, slots: Mapping[int, Sequence[Tensor]]) -> KvView:
+    room = min(context.request.room, ROOM) + 64
+    return gathered(_memory(context), reader.cache_config, slots, room)

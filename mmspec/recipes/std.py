@@ -1,0 +1,27 @@
+"""StD: the target drafts for itself, reading only the visual tokens that its question looks at.
+
+Zhang et al. 2025, "Sparse-to-Dense: a free lunch for lossless acceleration of video understanding
+in LLMs". All layers draft, on text and on the K visual keys and values per layer and head that
+prefill attention chose; one dense pass verifies and what it wrote is what the next draft reads. It
+saves bandwidth only, so it needs long visual contexts: with N tokens in memory and a draft of
+gamma, acceptance must exceed (K + text) / N + 1 / gamma. `kv="sparse:tokens=256"` sets K; with K
+from the number of visual tokens on the draft is the target's own text. Exact; verified with coupled
+noise here. Reconstructed: K is 512 whatever the text is, where the paper has K + text = 1024.
+"""
+
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.shared import all_layers
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+
+RECIPE = Recipe(
+    architecture=all_layers,
+    execution=Chain(Fixed(9)),
+    verifier=Coupled(),
+    optimisation="attention top-k of keys and values per layer and head",
+    sees="target-memory",
+    kv="sparse",
+    paper="Zhang et al. 2025",
+    reconstructed="512 visual tokens whatever the text is",
+)

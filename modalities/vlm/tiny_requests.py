@@ -1,0 +1,178 @@
+"""Requests for any small model: text, and whatever its forward takes beside it.
+
+What a processor of a family would make is not at hand without its files, so pictures and sounds are
+tried in the few forms that there are (flat patches with grids, whole pictures, tiles) until the
+model's own encoder takes one; the prompt then gets as many placeholders as there are features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec import _hf
+from mmspec.modalities.vlm.tiny_configs import VOCAB
+
+WORDS = range(4, 90)
+BEFORE, BEHIND = 5, 14
+RAGGED = 3  # words that the second row of a ragged batch has less
+_PLACEHOLDERS = {
+    "image": (
+        "image_token_id",
+        "image_token_index",
+        "image_patch_id",
+        "media_placeholder_token_id",
+    ),
+    "audio": ("audio_token_id", "audio_token_index"),
+}
+
+Request = dict[str, Any]
+
+
+def requests(model: Any, rows: int, seed: int = 0) -> Iterator[Request]:
+    """Requests of `rows` rows, the richest form first, text alone last."""
+    noise = torch.Generator().manual_seed(seed)
+    names = _hf.forward_names(model)
+    if model.config.is_encoder_decoder:
+        yield from _for_encoders(model, names, rows, noise)
+        return
+    for kind, media in (*_pictures(model, names, noise), *_sounds(model, names, noise)):
+        try:
+            count = _features(model, kind, media)
+        except Exception:  # the encoder takes another form
+            continue
+        yield _request(model, names, rows, noise, kind, count, media)
+    yield _request(model, names, rows, noise, "text", 0, {})
+
+
+def _request(
+    model: Any,
+    names: frozenset[str],
+    rows: int,
+    noise: torch.Generator,
+    kind: str,
+    count: int,
+    media: Mapping[str, Tensor],
+) -> Request:
+    mark = placeholder(model, kind)
+    lines = []
+    for row in range(rows):
+        before, behind = _words(BEFORE, noise), _words(BEHIND - RAGGED * (row % 2), noise)
+        lines.append([*before, *([mark] * count), *behind])
+    width = max(map(len, lines))
+    ids = torch.tensor([[0] * (width - len(line)) + line for line in lines])
+    mask = torch.tensor([[0] * (width - len(line)) + [1] * len(line) for line in lines])
+    made: Request = {"input_ids": ids, "attention_mask": mask}
+    types = (ids == mark).long() if count else torch.zeros_like(ids)
+    if "mm_token_type_ids" in names:
+        made["mm_token_type_ids"] = types * (3 if kind == "audio" else 1)
+    if "token_type_ids" in names and model.config.get_text_config(decoder=True) is not model.config:
+        made["token_type_ids"] = types
+    own = {name: torch.cat([value] * rows) for name, value in media.items()}
+    return {**made, **own}
+
+
+def placeholder(model: Any, kind: str) -> int:
+    """The id that stands for features of a kind; -1 where the model names none."""
+    for name in _PLACEHOLDERS.get(kind, ()):
+        found = getattr(model.config, name, None)
+        if found is not None:
+            return int(found)
+    return -1
+
+
+def _words(count: int, noise: torch.Generator) -> list[int]:
+    ids: list[int] = torch.randint(WORDS.start, WORDS.stop, (count,), generator=noise).tolist()
+    return ids
+
+
+def _features(model: Any, kind: str, media: Mapping[str, Tensor]) -> int:
+    """How many features the model's own encoder makes of a picture or a sound."""
+    names = {"image": "get_image_features", "audio": "get_audio_features"}
+    encode = getattr(model, names[kind], None) or getattr(model.model, names[kind])
+    with torch.no_grad():
+        out = encode(**media, return_dict=True)
+    found = out if isinstance(out, Tensor | list | tuple) else out.pooler_output
+    width = model.get_input_embeddings().weight.shape[1]
+    parts = [found] if isinstance(found, Tensor) else list(found)
+    if isinstance(parts[0], list | tuple):
+        parts = [piece for part in parts for piece in part]
+    return int(sum(part.numel() for part in parts)) // int(width)
+
+
+def _pictures(
+    model: Any, names: frozenset[str], noise: torch.Generator
+) -> Iterator[tuple[str, Request]]:
+    """One picture in the forms that encoders take."""
+    vision = getattr(model.config, "vision_config", None)
+    if vision is None or not any("pixel" in name or "image" in name for name in names):
+        return
+    channels = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", 3) or 3
+    patch = getattr(vision, "patch_size", None) or 14
+    patch = patch if isinstance(patch, int) else patch[0]
+    if "image_grid_thw" in names:
+        time = getattr(vision, "temporal_patch_size", 1) or 1
+        for width in (channels * time * patch * patch, channels * patch * patch):
+            pixels = torch.randn(16, width, generator=noise)
+            yield "image", {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])}
+        pixels = torch.randn(16, channels, patch, patch, generator=noise)
+        yield "image", {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])}
+    size = getattr(vision, "image_size", None) or 4 * patch
+    size = size if isinstance(size, int) else size[0]
+    whole = torch.randn(1, channels, size, size, generator=noise)
+    extras = _beside(names, size)
+    yield "image", {"pixel_values": whole, **extras}
+    if extras:
+        yield "image", {"pixel_values": whole}
+    tiles = torch.randn(1, 2, channels, size, size, generator=noise)
+    yield "image", {"pixel_values": tiles, **extras}
+    yield "image", {"pixel_values": tiles[:, :1]}
+
+
+def _beside(names: frozenset[str], size: int) -> Request:
+    made: Request = {}
+    if "image_sizes" in names:
+        made["image_sizes"] = torch.tensor([[size, size]])
+    return made
+
+
+def _sounds(
+    model: Any, names: frozenset[str], noise: torch.Generator
+) -> Iterator[tuple[str, Request]]:
+    """One sound in the forms that encoders take."""
+    for bands in (80, 128):
+        for length in (64, 3000):
+            sound = torch.randn(1, bands, length, generator=noise)
+            for value in (sound, sound.transpose(1, 2)):
+                if "input_features" in names:
+                    frames = torch.ones(1, length, dtype=torch.int64)
+                    for mask in ("feature_attention_mask", "input_features_mask"):
+                        if mask in names:
+                            yield "audio", {"input_features": value, mask: frames}
+                    yield "audio", {"input_features": value}
+
+
+def _for_encoders(
+    model: Any, names: frozenset[str], rows: int, noise: torch.Generator
+) -> Iterator[Request]:
+    """What an encoder reads: words, a picture or a sound."""
+    if "pixel_values" in names:
+        yield {"pixel_values": torch.randn(rows, 3, 64, 64, generator=noise)}
+    for bands in (80, 128):
+        if "input_features" in names:
+            yield {"input_features": torch.randn(rows, bands, 80, generator=noise)}
+            yield {"input_features": torch.randn(rows, 80, bands, generator=noise)}
+    if "input_values" in names:
+        yield {"input_values": torch.randn(rows, 4000, generator=noise)}
+    if "input_ids" in names:
+        ids = torch.randint(WORDS.start, WORDS.stop, (rows, BEHIND), generator=noise)
+        mask = torch.ones_like(ids)
+        for row in range(1, rows):
+            ids[row, -RAGGED:], mask[row, -RAGGED:] = 1, 0
+        yield {"input_ids": ids, "attention_mask": mask}
+
+
+assert max(WORDS) < VOCAB

@@ -1,0 +1,217 @@
+"""Drafting on a part of the target's keys and values: all of it is dense, none of it is unsafe."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmspec
+from mmspec.draft import Kind
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.kv import Kv, SameKv, SparseKv, TextKv, kv_of, top_slots
+from mmspec.drafters.neural.shared import SharedBackbone
+from mmspec.laws.noise import KeyedNoise
+from mmspec.laws.sampling import Sampling
+from mmspec.recipe import Kit
+from mmspec.targets.causal import CausalTarget
+from mmspec.targets.context import Context, Request
+from mmspec.targets.kv_view import gathered
+from mmspec.targets.memory import block
+from tests import toys
+from tests.toys import readers
+
+torch.set_num_threads(1)
+
+ROOM = 10
+FAMILIES = ("llava", "qwen2_5_vl", "gemma3")
+BATCHES: dict[str, dict[str, Any]] = {"one": {}, "ragged": {"batch": 3, "ragged": True}}
+SHAPES: dict[str, dict[str, Any]] = {"chain": {"length": 3}, "tree": {"tree": [2, 2]}}
+VIEWS: list[dict[str, Any]] = [
+    {"kv": "same"},
+    {"kv": "sparse"},
+    {"kv": "sparse:tokens=5"},
+    {"kv": "sparse:tokens=0"},
+    {"kv": "text"},
+    {"kv": "tokens", "compressor": "top-p-uniform:keep=0.3"},
+    {"kv": "tokens", "compressor": "average-pool"},
+]
+DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 3}
+
+
+@lru_cache(maxsize=8)
+def target(family: str) -> Any:
+    return toys.model(family)
+
+
+@lru_cache(maxsize=16)
+def expected(family: str, batch: str) -> tuple[Tensor, Tensor]:
+    model, request = target(family), toys.inputs(family, **BATCHES[batch])
+    greedy = model.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    drawn = mmspec.decode_plain(model, **request, max_new_tokens=ROOM, **DRAWN).sequences
+    return greedy, drawn
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "batch"),
+    [("llava", "tree", "one"), ("qwen2_5_vl", "chain", "ragged"), ("gemma3", "tree", "ragged")],
+)
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+def test_the_targets_output_is_its_own(
+    view: dict[str, Any], family: str, shape: str, batch: str
+) -> None:
+    if family == "gemma3" and view["kv"] == "tokens" and view["compressor"] == "average-pool":
+        pytest.skip("one family less")
+    request = toys.inputs(family, **BATCHES[batch])
+    fast = mmspec.accelerate(target(family), "std", **view, **SHAPES[shape])
+    for settings, text in zip(({"do_sample": False}, DRAWN), expected(family, batch), strict=True):
+        out = fast.generate(**request, max_new_tokens=ROOM, **settings)
+        assert out.stats.fallback is None
+        assert torch.equal(out.sequences, text)
+
+
+def prefilled(family: str, kv: Kv, **which: Any) -> tuple[SharedBackbone, Context]:
+    """The target as its own drafter, behind a prompt."""
+    backbone: Any = readers.backbone(target(family))
+    drafter = SharedBackbone(backbone, kv=kv)
+    request = toys.inputs(family, **which)
+    noise = KeyedNoise.seeded(0, len(request["input_ids"]), torch.device("cpu"), None)
+    asked = Request(request, Sampling(), noise, ROOM)
+    context = CausalTarget(backbone, drafter.wants).prefill(asked)
+    return drafter, context
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_view_of_everything_reads_as_the_dense_memory_does(family: str, batch: str) -> None:
+    """Bit for bit, behind the prompt and behind tokens that the target kept since."""
+    drafter, context = prefilled(family, SameKv(), **BATCHES[batch])
+    memory: Any = context.memory
+    length, backbone = memory.kept[0], drafter.backbone
+    every = [torch.arange(pad, length)[None] for pad in context.padding]
+    slots = dict.fromkeys(drafter.layers, every)
+    view = gathered(memory, backbone.cache_config, slots, room=4)
+    for tokens in ([7], [8, 9, 10, 11, 12, 13]):  # the second makes the view's buffers grow
+        waiting = block([tokens] * context.batch, None, memory.like)
+        dense, _ = backbone.read(memory, waiting)
+        thin, _ = backbone.read(view.follow(memory), waiting)
+        assert torch.equal(thin, dense)
+        backbone.read(memory, waiting)
+        memory.advance([len(tokens) - at % 2 for at in range(context.batch)])
+    last = block([[5]] * context.batch, None, memory.like)
+    dense, _ = backbone.read(memory, last)
+    assert torch.equal(backbone.read(view.follow(memory), last)[0], dense)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_visual_tokens_are_the_dense_draft(family: str) -> None:
+    """K from their number on: nothing is copied, every draft is right, as with dense memory."""
+    request = toys.inputs(family, batch=3, ragged=True)
+    ran = {}
+    for kv in ("same", "sparse:tokens=512"):
+        fast = mmspec.accelerate(target(family), "std", kv=kv, length=4)
+        out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+        ran[kv] = (out.stats.target_calls, out.stats.per_step_accepted)
+    assert ran["same"] == ran["sparse:tokens=512"]
+    assert ran["same"][0] == 2
+    drafter, context = prefilled(family, SparseKv(512))
+    assert drafter.begin(context) is None
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_sparse_view_is_the_masked_dense_memory(family: str, batch: str) -> None:
+    """Reading K tokens per layer and head equals attention from which the others are masked."""
+    drafter, context = prefilled(family, SparseKv(3), **BATCHES[batch])
+    view, memory = drafter.begin(context), context.memory
+    assert view is not None
+    scores, checked = context.shared["head-attention"], 0
+    for layer in drafter.layers:
+        keys = memory.cache.layers[layer].keys  # type: ignore[union-attr]
+        groups = scores[layer].unflatten(1, (keys.shape[1], -1)).mean(2)
+        for row, (tokens, pad) in enumerate(zip(context.history, context.padding, strict=True)):
+            text = [pad + at for at, one in enumerate(tokens) if one != toys.IMAGE]
+            visual = [pad + at for at, one in enumerate(tokens) if one == toys.IMAGE]
+            for head, score in enumerate(groups[row]):
+                best = sorted(visual, key=lambda at: -float(score[at]))[:3]
+                kept = keys[row, head, sorted(text + best)]
+                width = view.memory.kept[row]
+                mine = view.memory.cache.layers[layer].keys[row, head, width - len(kept) : width]
+                assert torch.equal(mine, kept)
+                checked += 1
+    assert checked
+    assert view.memory.rope == memory.rope  # type: ignore[union-attr]
+    assert view.memory.cache.bytes() < memory.cache.bytes()  # type: ignore[union-attr]
+
+
+def test_best_slots_are_chosen_per_head() -> None:
+    scores = torch.tensor([[0.0, 9, 1, 2, 3, 0], [0, 9, 3, 2, 1, 0]])
+    text, visual = torch.tensor([0, 1, 5]), torch.tensor([2, 3, 4])
+    assert top_slots(scores, text, visual, 1).tolist() == [[0, 1, 4, 5], [0, 1, 2, 5]]
+    assert top_slots(scores, text, visual, 0).tolist() == [[0, 1, 5]] * 2
+    assert top_slots(scores[:1], text, visual, 9).tolist() == [[0, 1, 2, 3, 4, 5]]
+
+
+@torch.no_grad()
+def test_text_alone_sees_no_picture() -> None:
+    """Other visual keys and values, the same draft; for dense memory it is another one."""
+    for kv, same in ((TextKv(), True), (SameKv(), False)):
+        laws = []
+        for scale in (1.0, 2.0):
+            drafter, context = prefilled("llava", kv)
+            visual = [at for at, one in enumerate(context.history[0]) if one == toys.IMAGE]
+            for layer in context.memory.cache.layers:  # type: ignore[union-attr]
+                layer.values[:, :, visual] *= scale
+            state = drafter.begin(context)
+            context.history[0].append(7)
+            laws.append(drafter.listen(context, state).scores)
+        assert torch.equal(*laws) is same
+
+
+def test_a_view_goes_with_skipped_layers_and_early_exits() -> None:
+    model, request = target("llava"), toys.inputs("llava", batch=3, ragged=True)
+    for recipe, own in (("swift", {"skip": (1,)}), ("layer-skip", {"depth": 2})):
+        fast = mmspec.accelerate(model, recipe, kv="sparse:tokens=4", **own)
+        out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+        assert out.stats.fallback is None
+        assert out.stats.drafter_saw == "sparse target-memory"
+        assert torch.equal(out.sequences, expected("llava", "ragged")[0])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "parts", "message"),
+    [
+        ("std", {"kv": "dense"}, "kv='dense' is not known; choose one of same, sparse, text, tok"),
+        ("std", {"kv": "sparse:k=4"}, "'k=4' is no parameter of 'sparse'; it has tokens=512"),
+        ("std", {"kv": "sparse:tokens=-1"}, "tokens=-1 is no number of visual tokens"),
+        ("std", {"kv": "tokens"}, "reads what a compressor leaves; give compressor="),
+        ("std", {"compressor": "identity"}, "give kv='tokens' to read what it leaves, or drop"),
+        ("std", {"kv": "none"}, "has no memory but the target's; choose same"),
+        ("std", {"sees": "pixels"}, "drop sees="),
+        ("prompt-lookup", {"kv": "sparse"}, "reads no memory of the target; drop kv="),
+    ],
+)
+def test_views_that_cannot_be_had_are_refused(
+    recipe: str, parts: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        mmspec.accelerate(target("llava"), recipe, **parts)
+
+
+def test_attention_that_cannot_be_had_is_refused() -> None:
+    model = toys.model("llava")
+    model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="only be tapped from sdpa"):
+        mmspec.accelerate(model, "std")
+    assert mmspec.accelerate(model, "std", kv="text").sees == "target-memory of text"
+
+
+def test_objects_are_views_too() -> None:
+    kit = Kit(None, None, Chain(Fixed(3), (Kind.DET,)), "target-memory", kv=SparseKv(4))
+    assert kv_of(kit) == SparseKv(4)

@@ -1,0 +1,126 @@
+"""What the check is for: each way of misreading a model, put in on purpose, is found and named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmspec
+from mmspec.drafters.oracle import Oracle
+from mmspec.targets import check
+from mmspec.targets.backbone import Backbone
+from mmspec.targets.cache import SlotCache
+from mmspec.targets.memory import Memory
+from mmspec.trees import Tree
+from tests import toys
+from tests.toys.texts import prompts, text
+
+ROOM = 8
+WIDE = Tree.branching([2, 2, 1])
+
+
+@pytest.fixture(autouse=True)
+def _asked_again() -> Iterator[None]:
+    """Verdicts on damaged code are nobody else's."""
+    check.forget()
+    yield
+    check.forget()
+
+
+def drafted(model: Any, request: dict[str, Tensor], shape: Any) -> tuple[Tensor, Tensor]:
+    """Our tokens and the model's own."""
+    expected = model.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    rows = expected[:, request["input_ids"].shape[1] :].tolist()
+    fast = mmspec.accelerate(model, "coupled", drafter=Oracle(rows, 0.4, tree=shape, seed=1))
+    return fast.generate(**request, max_new_tokens=ROOM, do_sample=False).sequences, expected
+
+
+def assert_caught(model: Any, request: dict[str, Tensor], cause: str) -> None:
+    """Trees are refused by what differs; chains are still exact, read as the model's own steps."""
+    with pytest.raises(ValueError, match=f"{type(model).__name__} scores .*{cause}.* differ; give"):
+        drafted(model, request, WIDE)
+    check.forget()
+    ours, expected = drafted(model, request, 4)
+    assert torch.equal(ours, expected)
+
+
+def shifted(self: Memory, block: Any) -> Any:
+    positions, mask, queries = PLACE(self, block)
+    return positions + 1, mask, queries
+
+
+PLACE = Memory.place
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl"])
+def test_positions_shifted_by_one(family: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Memory, "place", shifted)
+    request = toys.inputs(family, batch=batch, ragged=batch > 1)
+    assert_caught(toys.model(family), request, r"positions \(those \+1\)")
+
+
+@pytest.mark.parametrize("family", ["mistral-sliding", "gemma3"])
+def test_a_window_that_is_ignored(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Memory, "windowed", lambda self, mask, queries: mask)
+    monkeypatch.setattr(Memory, "place", without_window)
+    assert_caught(toys.model(family), toys.inputs(family), "a window")
+
+
+def without_window(self: Memory, block: Any) -> Any:
+    """Sliding layers read everything."""
+    placed = PLACE(self, block)
+    self.cache.plan.low = 0
+    return placed
+
+
+def test_an_input_that_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Backbone, "_carried", lambda *_: {})
+    request = prompts(1)
+    request["token_type_ids"] = torch.ones_like(request["input_ids"])
+    model = text("gpt2")
+    for shape in (4, WIDE):
+        with pytest.raises(ValueError, match=r"GPT2LMHeadModel scores .*further inputs differ; "):
+            drafted(model, request, shape)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5"])
+def test_states_that_are_not_brought_back(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlotCache, "restore", lambda *_: None)
+    with pytest.raises(ValueError, match="what the cache keeps of a rejected draft differ; use"):
+        drafted(toys.model(family), toys.inputs(family), 4)
+
+
+@pytest.mark.parametrize("family", ["llama", "paligemma", "whisper"])
+def test_a_cache_that_forgets_to_crop(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def advance(self: Memory, steps: list[int]) -> None:
+        ADVANCE(self, [step + 1 for step in steps])
+
+    monkeypatch.setattr(Memory, "advance", advance)
+    model, request = toys.model(family), toys.inputs(family)
+    fast = mmspec.accelerate(model, "coupled", drafter=Oracle([[5, 6, 7, 8]], tree=4))
+    with pytest.raises(ValueError, match="scores a chain"):
+        fast.generate(**request, max_new_tokens=ROOM)
+
+
+ADVANCE = Memory.advance
+
+
+def test_what_is_refused_stays_refused_without_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlotCache, "restore", lambda *_: None)
+    model, request = toys.model("lfm2"), toys.inputs("lfm2")
+    fast = mmspec.accelerate(model, "coupled", drafter=Oracle([[5, 6, 7, 8]], tree=4))
+    calls = []
+    model.get_input_embeddings().register_forward_hook(lambda *_: calls.append(1))
+    found = []
+    for _ in range(2):
+        calls.clear()
+        with pytest.raises(ValueError, match="Lfm2ForCausalLM"):
+            fast.generate(**request, max_new_tokens=ROOM)
+        found.append(len(calls))
+    assert found[0] > 5
+    assert found[1] == 1
