@@ -18,8 +18,15 @@ import torch
 from mmspec import recipes, registry
 from mmspec.decode import decode
 from mmspec.draft import Round, Verifier
+from mmspec.errors import (
+    check_like,
+    check_number,
+    is_of_library,
+    is_whole,
+    library_message,
+    unknown_message,
+)
 from mmspec.modality import Call, Modality, Session
-from mmspec.naming import unknown_message
 from mmspec.recipe import Recipe
 from mmspec.saving import restore, save
 from mmspec.stats import Ledger, Stats
@@ -74,6 +81,8 @@ def accelerate(
         _check_verifier(verifier)
         given["verifier"] = verifier
     options = {name: value for name, value in parts.items() if name in plan.options}
+    for name, value in options.items():
+        check_like(name, value, plan.options[name])
     plan = replace(plan, verifier=verifier or plan.verifier, options={**plan.options, **options})
     own = {name: value for name, value in given.items() if name in owner.parts}
     return Accelerated(plug.session(model, plan, drafter, own), owner, given)
@@ -185,9 +194,18 @@ class Accelerated:
             return _asked_itself(self.model, call, args, arguments)
         arguments = dict(arguments)
         own = arguments.pop("on_round", None)
-        check_seed(arguments.get("seed"), arguments.get("row_ids"))
+        check_own(arguments.get("seed"), arguments.get("row_ids"), own)
         run = _Run([watch for watch in (stream, own) if watch is not None])
-        output = self.session.run(call, args, arguments, run)
+        try:
+            output = self.session.run(call, args, arguments, run)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if run.has_rounds or not is_of_library(error):
+                raise
+            given = {**{str(place): one for place, one in enumerate(args)}, **arguments}
+            asked = f"{type(self.model).__name__}, asked by {call}(),"
+            raise ValueError(library_message(error, asked, given)) from error
         self.last_stats = run.stats()
         self._warn(self.last_stats)
         return output
@@ -211,6 +229,7 @@ class _Run:
     def __init__(self, watches: Sequence[Watch]) -> None:
         self.watches = tuple(watches)
         self.ledger: Ledger | None = None
+        self.has_rounds = False
         self.reported: Stats | None = None
 
     @property
@@ -225,6 +244,7 @@ class _Run:
             call.parts.drafter.sees,
         )
         for kept in self.ledger.follow(decode(call.parts, call.request)):
+            self.has_rounds = True
             for watch in self.watches:
                 watch(kept)
             yield kept
@@ -250,18 +270,16 @@ def _asked_itself(model: Any, call: str, args: Sequence[Any], arguments: Mapping
     return (model if call == "__call__" else getattr(model, call))(*args, **arguments)
 
 
-def check_seed(seed: Any, row_ids: Any) -> None:
-    """Refuse a seed that is no whole number, and row ids that are not. Raises ValueError."""
-    if seed is not None and not _is_whole(seed):
-        raise ValueError(f"seed={seed!r} is no whole number; give one, such as 0")
-    if row_ids is None:
-        return
-    if isinstance(row_ids, str) or not all(_is_whole(one) for one in row_ids):
-        raise ValueError(f"row_ids={row_ids!r} are no whole numbers; give one per row")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def check_own(seed: Any, row_ids: Any, on_round: Any) -> None:
+    """Refuse what the arguments of ours can not be. Raises ValueError."""
+    if seed is not None:
+        check_number("seed", seed, whole=True, example=0)
+    if row_ids is not None:
+        listed = isinstance(row_ids, Sequence) and not isinstance(row_ids, str)
+        if not listed or not all(is_whole(one) for one in row_ids):
+            raise ValueError(f"row_ids={row_ids!r} are no whole numbers; give one per row")
+    if on_round is not None and not callable(on_round):
+        raise ValueError(f"on_round={on_round!r} cannot be called; give a function of a Round")
 
 
 def _check_verifier(verifier: Any) -> None:
@@ -287,4 +305,6 @@ def load(folder: str | Path, model: Any = None, **parts: Any) -> Accelerated:
     `parts` are added to those saved or take their place: `processor`, which belongs to the target
     and is never saved. Raises ValueError where the folder holds none, or the target is unknown.
     """
+    if not isinstance(folder, str | Path):
+        raise ValueError(f"folder={folder!r} is none; give one that save_pretrained wrote")
     return accelerate(**{**restore(Path(folder), model), **parts})

@@ -39,9 +39,9 @@ def modalities() -> Mapping[str, Modality]:
 
 def get(name: str) -> Modality:
     """The modality of that name. Raises ValueError listing the known ones."""
-    if name not in modalities():
+    if not isinstance(name, str) or name not in modalities():
         known = ", ".join(modalities())
-        raise ValueError(f"modality {name!r} is not known; known: {known}")
+        raise ValueError(f"modality {name!r} is not known; choose one of {known}")
     return modalities()[name]
 
 
@@ -127,7 +127,7 @@ ALIASES = {"vlm": "llava"}  # what a newcomer may call a checkpoint
 
 def checkpoint(name: str) -> str:
     """The full name of a checkpoint of the zoo. Raises ValueError listing what there is."""
-    name = ALIASES.get(name, name)
+    name = ALIASES.get(name, name) if isinstance(name, str) else name
     known = [entry.name for one in modalities().values() for entry in one.zoo]
     if name not in known:
         raise ValueError(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmspec.models.folder import configuration
 from mmspec.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ DRAFTER = "drafter"  # the only folder that a file may name
 
 def save(fast: Accelerated, folder: Path) -> None:
     """Write what `restore` reads. Raises ValueError for what no file can hold."""
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file; give save_pretrained a folder")
     recipe, parts = fast.recipe, _described(fast.recipe, fast.given)
     fast.session.save(folder / DRAFTER)
     content = {
@@ -43,8 +46,8 @@ def restore(folder: Path, model: Any) -> dict[str, Any]:
     """
     file = folder / FILE
     if not file.exists():
-        raise ValueError(f"{folder} has no {FILE}; it was not written by save_pretrained")
-    content = json.loads(file.read_text())
+        raise ValueError(f"{folder} has no {FILE}; give a folder that save_pretrained wrote")
+    content = configuration(file)
     model = content["target"] if model is None else model
     if not model:
         raise ValueError(f"{file} names no target model; pass model=")

@@ -9,6 +9,8 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from mmspec.errors import is_whole
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -33,6 +35,11 @@ class Tree:
     @staticmethod
     def branching(widths: Sequence[int]) -> Tree:
         """Every node of level d has `widths[d]` children: a complete tree."""
+        listed = isinstance(widths, list | tuple)
+        if not listed or not all(is_whole(one) and one > 0 for one in widths):
+            raise ValueError(
+                f"tree={widths!r} are no widths of branching; give 1 or more each, as in [3, 2, 1]"
+            )
         parents: list[int] = []
         level = [-1]
         for width in widths:

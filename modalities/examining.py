@@ -65,6 +65,16 @@ def weights(folder: str, model: torch.nn.Module) -> str:
             f"{folder} holds {held} of {wanted} numbers of a {type(model).__name__}; weights are "
             f"missing{example}: copy them again"
         )
+    shapes: dict[str, set[tuple[int, ...]]] = {}
+    for name, shape in there.items():
+        shapes.setdefault(_tail(name), set()).add(tuple(shape))
+    for name, value in own.values():
+        known_shapes = shapes.get(_tail(name), {tuple(value.shape)})
+        if tuple(value.shape) not in known_shapes:
+            raise ValueError(
+                f"{folder} holds {name} with shape {next(iter(known_shapes))}, but its config.json "
+                f"makes {tuple(value.shape)} of it; copy both again"
+            )
     return f"{held / 1e6:.1f} M numbers, safetensors"
 
 

@@ -12,10 +12,12 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from mmspec.drafters.neural.small_model import check_pair
+from mmspec.errors import reading
 from mmspec.modalities import examining
 from mmspec.modalities.examining import both
 from mmspec.modality import Finding, Outcome
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
+from mmspec.models.loading import model_type
 from mmspec.recipe import Recipe
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.reader import Reader
@@ -25,15 +27,16 @@ Bind = Callable[[Any, Recipe, Any], Any]  # target, recipe, drafter
 
 def skeleton(name: str) -> Any:
     """A model or a feature head without memory. Raises ValueError for one that is not known."""
-    content, _ = transformers.PreTrainedConfig.get_config_dict(name)
-    if content.get("model_type") == FeatureHeadConfig.model_type:
-        config = FeatureHeadConfig.from_pretrained(name)
-        return examining.skeleton(lambda: FeatureHead(config))
-    known = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-    auto: Any = transformers.AutoModelForCausalLM
-    if known.model_type in VISION:
-        auto = transformers.AutoModelForImageTextToText
-    return examining.skeleton(lambda: auto.from_config(known, trust_remote_code=False))
+    is_head = model_type(name) == FeatureHeadConfig.model_type
+    with reading(name):
+        if is_head:
+            config = FeatureHeadConfig.from_pretrained(name)
+            return examining.skeleton(lambda: FeatureHead(config))
+        known = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        auto: Any = transformers.AutoModelForCausalLM
+        if known.model_type in VISION:
+            auto = transformers.AutoModelForImageTextToText
+        return examining.skeleton(lambda: auto.from_config(known, trust_remote_code=False))
 
 
 def examine(
@@ -98,13 +101,14 @@ def _branches(model: Any) -> bool:
 
 def _pair(target: Reader, drafter: Reader) -> Iterator[Finding]:
     """What the draft model can see; refused where it can draft for this target in no way."""
-    for sees in ("nothing", "pixels"):
+    least = "prompt" if target.family.draws else "nothing"
+    for sees in (least, "pixels"):
         if sees == "pixels" and not target.family.media:
             continue
         try:
             check_pair(target, drafter, sees)
         except ValueError as error:
-            verdict: Outcome = "refused" if sees == "nothing" else "note"
+            verdict: Outcome = "refused" if sees == least else "note"
             yield Finding(f"drafter sees {sees}", None, False, verdict, str(error))
         else:
             yield Finding(f"drafter sees {sees}", None, True)

@@ -19,12 +19,13 @@ from mmspec.modality import Call, Loop
 from mmspec.stats import Stats
 from mmspec.targets.backbone import Backbone
 from mmspec.targets.cache import SlotCache
-from mmspec.targets.generation_settings import refuse_modes, sampled
+from mmspec.targets.generation_settings import check_parts, refuse_modes, sampled
 from mmspec.targets.generation_settings import resolve as resolve_settings
+from mmspec.targets.inputs import check_inputs
 from mmspec.targets.outcome import Ending, Recorder
 from mmspec.targets.stop import Stop
 from mmspec.targets.turns import Past, check_cache, check_room, prompt_slots, unread, whole_mask
-from mmspec.targets.visual import check_carrier, check_request
+from mmspec.targets.visual import check_carrier, check_request, visual_ids
 
 # what `generate` takes beside a model's inputs and generation settings
 OWN = (
@@ -74,6 +75,9 @@ class Text:
         inputs = {name: value for name, value in arguments.items() if name in self.inputs}
         own = {name: arguments.get(name) for name in OWN}
         rest = {k: v for k, v in arguments.items() if k not in self.inputs and k not in OWN}
+        check_parts(own)
+        if own["past_key_values"] is None:
+            self._check(inputs)
         inputs, model = self.prepared(inputs), self.bound.model
         check_carrier(inputs)
         inputs, past = self._begun(inputs, own["past_key_values"], own["drafter_inputs"])
@@ -127,6 +131,8 @@ class Text:
                 inputs["attention_mask"] = ids.new_ones(len(ids), width)
         cache = rest.get("past_key_values")
         cache = cache if cache is not None and _hf.is_given(cache) else None
+        if cache is None and ids.numel():
+            self._check({"input_ids": ids, **media})
         inputs, past = self._begun(self.prepared(inputs), cache, given.get("drafter_inputs"))
         stop = Stop.from_config(config, given.get("stopping_criteria") or (), ids.shape[1])
         processors = given.get("logits_processor") or ()
@@ -144,6 +150,12 @@ class Text:
             logits=ending.logits,
             past_key_values=ending.cache,
         )
+
+    def _check(self, inputs: Mapping[str, Any]) -> None:
+        """Refuse tensors that the model cannot read. Raises ValueError."""
+        model, family = self.bound.model, self.bound.backbone.family
+        words = model.get_input_embeddings().weight
+        check_inputs(inputs, words.shape[0], visual_ids(model, family), words.device)
 
     def _begun(
         self, inputs: dict[str, Any], cache: Any, drafter_inputs: Mapping[str, Any] | None

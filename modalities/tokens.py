@@ -15,6 +15,7 @@ from mmspec.decode import Parts
 from mmspec.draft import Drafter, Gate, Verifier
 from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.shapes import shape_of
+from mmspec.errors import described
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.laws.sampling import Sampling
 from mmspec.modality import Call, Loop
@@ -99,6 +100,7 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     Raises ValueError for what does not fit together.
     """
     compressor = parts.get("compressor")
+    _check_sight(recipe, drafter, compressor, parts.get("sees"))
     if isinstance(compressor, str):
         compressor = compressor_named(compressor)
     _check_kv(recipe, parts.get("kv"))
@@ -137,6 +139,26 @@ def _check_kv(recipe: Recipe, kv: Any) -> None:
             f"kv='none': the drafter of recipe {name!r} has no memory but the target's; choose "
             "same, sparse, text or tokens"
         )
+
+
+def _check_sight(recipe: Recipe, drafter: Any, compressor: Any, sees: Any) -> None:
+    """Refuse what says what a draft model sees, where it says nothing. Raises ValueError."""
+    if sees is not None and not isinstance(sees, str):
+        raise ValueError(f"sees={sees!r} is no text; give a view, such as 'pixels' or 'nothing'")
+    given = {"sees": sees, "compressor": compressor}
+    idle = [name for name, value in given.items() if value is not None]
+    if idle and drafter is None and not recipe.takes_drafter and sees != recipe.sees:
+        raise ValueError(
+            f"recipe {recipe.name or 'custom'!r} takes no draft model that would see a picture; "
+            f"drop {'= and '.join(idle)}="
+        )
+    try:
+        assert compressor is None or isinstance(compressor, str) or compressor.compress
+    except AttributeError:
+        raise ValueError(
+            f"compressor={described(compressor)} cannot compress; give a name, such as "
+            "'average-pool', or an object of mmspec.compressors"
+        ) from None
 
 
 def spoken(

@@ -26,7 +26,7 @@ def fast(family: str = "llama", **parts: Any) -> mmspec.Accelerated:
 
 
 def generate(
-    family: str = "llama", request: Request | None = None, **settings: Any
+    family: str = "llama", request: dict[str, Any] | None = None, **settings: Any
 ) -> mmspec.Output:
     request = toys.inputs(family) if request is None else request
     out: mmspec.Output = fast(family).generate(**request, **{"max_new_tokens": 4, **settings})
@@ -71,6 +71,13 @@ def padded_by_another_token() -> Request:
     ids = toys.inputs("llama", batch=2, ragged=True)["input_ids"]
     return {"input_ids": ids.masked_fill(ids == toys.PAD, 141)}
 
+
+def changed(**tensors: Any) -> dict[str, Any]:
+    """A sound request with other tensors."""
+    return {**toys.inputs("llama"), **tensors}
+
+
+NAMELESS: Any = {"": 1}
 
 AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
     "another vocabulary": (
@@ -151,6 +158,46 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
         lambda: fast(recipe="token-recycling", length=4),
         ["static tree", "tree="],
     ),
+    "option of another kind": (
+        lambda: fast(recipe="prompt-lookup", longest="many"),
+        ["longest='many'", "whole number"],
+    ),
+    "option below nought": (lambda: fast(recipe="gsd", gap=-0.5), ["gap=-0.5", "at least 0"]),
+    "object in the place of a name": (
+        lambda: fast(recipe="sjd", initial=b"x"),
+        ["initial=b'x'", "such as 'random'"],
+    ),
+    "widths of a tree that are none": (
+        lambda: fast(drafter=small(), tree=[2, -1]),
+        ["tree=[2, -1]", "[3, 2, 1]"],
+    ),
+    "sight that is no text": (lambda: fast("llava", drafter=small(), sees={}), ["sees={}", "view"]),
+    "sight of a recipe without draft model": (
+        lambda: fast("llava", recipe="suffix", sees="pixels"),
+        ["'suffix'", "drop sees="],
+    ),
+    "compressor that compresses nothing": (
+        lambda: fast("llava", drafter=small(), compressor=True),
+        ["compressor=True", "mmspec.compressors"],
+    ),
+    "layers that are none": (
+        lambda: fast(recipe="draft-verify", skip=7),
+        ["skip=7", "0 to 2"],
+    ),
+    "recipe that is no name": (lambda: fast(recipe=5), ["recipe=5", "mmspec.recipes.names()"]),
+    "modality that there is not": (
+        lambda: fast(modality="music"),
+        ["'music'", "choose one of", "vlm"],
+    ),
+    "folder that is not there": (
+        lambda: mmspec.accelerate("./nowhere"),
+        ["./nowhere", "give a folder, a hub name or zoo:NAME"],
+    ),
+    "file in the place of a folder": (
+        lambda: mmspec.accelerate(__file__, modality="vlm"),
+        [__file__, "is a file", "give the folder"],
+    ),
+    "saved model that is none": (lambda: mmspec.load("tests"), ["tests", "save_pretrained wrote"]),
     "attention without a tree mask": (
         lambda: _with_kernel("flash_attention_2"),
         ["'sdpa'", "flash"],
@@ -205,6 +252,82 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
         ["assistant_model", "accelerate(model, drafter=...)"],
     ),
     "guidance": (lambda: generate(guidance_scale=2.0), ["guidance_scale=2.0", "doubled batch"]),
+    "ids beyond the vocabulary": (
+        lambda: generate(request=changed(input_ids=toys.inputs("llama")["input_ids"] + 10**6)),
+        ["input_ids hold 100", "160 tokens", "processor"],
+    ),
+    "ids that are no whole numbers": (
+        lambda: generate(request=changed(input_ids=torch.rand(1, 4))),
+        ["input_ids are torch.float32", "torch.int64"],
+    ),
+    "ids without rows": (
+        lambda: generate(request=changed(input_ids=torch.ones(4).long())),
+        ["input_ids", "(4,)", "(rows, tokens)"],
+    ),
+    "ids as a list": (
+        lambda: generate(request=changed(input_ids=[[1, 2, 3]])),
+        ["input_ids is a list", 'return_tensors="pt"'],
+    ),
+    "mask of another length": (
+        lambda: generate(request=changed(attention_mask=torch.ones(1, 3).long())),
+        ["attention_mask has shape (1, 3)", "one and the same text"],
+    ),
+    "mask of other numbers": (
+        lambda: generate(
+            request=changed(attention_mask=2 * toys.inputs("llama")["attention_mask"])
+        ),
+        ["attention_mask holds 2", "0 for padding"],
+    ),
+    "film for a model of pictures": (
+        lambda: generate(
+            "llava", {**toys.inputs("llava"), "pixel_values_videos": torch.rand(1, 3, 16, 16)}
+        ),
+        ["pixel_values_videos", "LlavaForConditionalGeneration reads none", "drop it"],
+    ),
+    "picture that is no number": (
+        lambda: generate(
+            "llava", {**toys.inputs("llava"), "pixel_values": torch.full((1, 3, 16, 16), torch.nan)}
+        ),
+        ["pixel_values holds NaN", "processor"],
+    ),
+    "picture of a wrong shape": (
+        lambda: generate("llava", {**toys.inputs("llava"), "pixel_values": torch.rand(3, 16)}),
+        ["LlavaForConditionalGeneration", "pixel_values=float32 (3, 16)", "processor"],
+    ),
+    "nothing to listen to": (
+        lambda: generate("whisper", {}),
+        ["nothing to encode", "input_features"],
+    ),
+    "seed that is no number": (lambda: generate(seed=1.5), ["seed=1.5", "whole number"]),
+    "row ids that are no list": (lambda: generate(row_ids=7), ["row_ids=7", "one per row"]),
+    "watcher that cannot be called": (lambda: generate(on_round=5), ["on_round=5", "function"]),
+    "temperature without bound": (
+        lambda: generate(temperature=1e300),
+        ["temperature=1e+300", "at most"],
+    ),
+    "setting that is no number": (lambda: generate(top_p="x"), ["top_p='x'", "no number"]),
+    "setting that is no truth": (
+        lambda: generate(do_sample="yes"),
+        ["do_sample='yes'", "True nor False"],
+    ),
+    "ids of a setting that are none": (
+        lambda: generate(eos_token_id="x"),
+        ["eos_token_id='x'", "whole number"],
+    ),
+    "list of a setting that is none": (
+        lambda: generate(bad_words_ids=5),
+        ["bad_words_ids=5", "no list"],
+    ),
+    "processors that are none": (
+        lambda: generate(logits_processor=5),
+        ["logits_processor=5", "list of functions"],
+    ),
+    "configuration that is none": (
+        lambda: generate(generation_config=5),
+        ["generation_config=5", "GenerationConfig"],
+    ),
+    "streamer that is none": (lambda: generate(streamer=5), ["streamer=5", "put() or end()"]),
+    "setting without a name": (lambda: generate(**NAMELESS), ["''", "known:"]),
     "row ids": (lambda: generate(row_ids=[1, 2]), ["row_ids", "2 entries for 1 rows"]),
     "stop strings without a tokenizer": (lambda: generate(stop_strings=["."]), ["tokenizer"]),
 }

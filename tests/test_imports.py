@@ -20,7 +20,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SHELVES = ("modalities", "compressors", "verifiers")
 FLOORS = (
-    ("trees", "clock", "naming", "declared", "_lazy", "_hf"),
+    ("errors", "naming"),
+    ("trees", "clock", "declared", "_lazy", "_hf"),
     ("laws",),
     ("draft", "stats"),
     ("targets",),

@@ -48,6 +48,8 @@ def _owners(plan: Recipe, fast: Accelerated | None, name: str | None) -> list[Mo
     if fast is not None:
         return [fast.modality]
     if name is not None:
-        return [registry.get(name)]
+        owner = registry.get(name)
+        recipes.check_decodes(plan, owner.decodes, f"modality {name}")
+        return [owner]
     owners = [one for one in registry.modalities().values() if one.decodes == plan.decodes]
     return sorted(owners, key=lambda one: not one.is_general)

@@ -19,6 +19,7 @@ from mmspec.bench.race import timed
 from mmspec.bench.shapes import FixedLength, build
 from mmspec.bench.workload import random_prompt
 from mmspec.drafters.oracle import Oracle
+from mmspec.errors import check_number
 
 NOTE = (
     "text decoder of that shape, random weights; the drafter knows the answer and costs nothing, "
@@ -73,7 +74,11 @@ def scale(
     progress: Progress = silent,
 ) -> Scale:
     """Build a shape and measure it; the oracle's answers come from plain decoding."""
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    for context in contexts:
+        check_number("context", context, 1, whole=True, example=512)
+    for rate in rates:
+        check_number("acceptance", rate, 0, 1, example=0.8)
+    place = _device(device)
     kind = _dtype(dtype, place)
     model = build(shape, place, kind, max(contexts) + room + 64, seed)
     points: list[ScalePoint] = []
@@ -153,10 +158,20 @@ def _point(
     )
 
 
+def _device(name: str | None) -> torch.device:
+    """The best there is where none is named. Raises ValueError for one that there is not."""
+    try:
+        place = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:  # no such name, or not compiled in
+        raise ValueError(f"device={name!r} is not there; give one, such as cpu or cuda") from error
+    return place
+
+
 def _dtype(name: str | None, device: torch.device) -> torch.dtype:
     if name is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    found = getattr(torch, name, None)
+    found = vars(torch).get(name)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise ValueError(f"{name!r} is no floating dtype; give float32, bfloat16 or float16")
     return found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mmspec import recipes, registry, zoo
 from mmspec.cli.options import PARTS, Choice, dashed, settings_for
 from mmspec.modality import Modality, settings_of
+from mmspec.models.folder import check_there
 from mmspec.registry import ZOO
 
 if TYPE_CHECKING:  # importing it costs torch
@@ -155,19 +156,14 @@ def default_drafter(model: str, recipe: Recipe) -> str | None:
 
 def check_source(name: str) -> None:
     """Refuse a model that is not there. Raises ValueError; a name may still be of a hub."""
-    path = Path(name)
     if name.startswith(ZOO):
         own = zoo.info(name.removeprefix(ZOO)).name
         if not zoo.is_present(own):
             raise ValueError(
                 f"{name} is not there ({zoo.path(own)}); train it with `mmspec zoo train {own}`"
             )
-    elif path.is_file():
-        raise ValueError(f"{name} is a file; give the folder that the model lies in")
-    elif not path.exists() and (
-        name.count("/") != 1 or name.startswith((".", "/", "~")) or path.parent.is_dir()
-    ):
-        raise ValueError(f"there is no model folder {name}; give a folder, a hub name or zoo:NAME")
+    else:
+        check_there(name)
 
 
 def check_file(option: str, file: Path, owner: Modality) -> None:

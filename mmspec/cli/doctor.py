@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import typer
 
@@ -20,6 +21,9 @@ def run(target: str, drafter: str | None, modality: str | None, json: bool) -> N
             check_source(name)
     owner = registry.of(target, modality)
     asking = registry.asking(owner)
+    for name in (target, drafter):
+        if name is not None and Path(name).is_dir() and not any(Path(name).glob("*.json")):
+            raise ValueError(f"{name} holds no model; give a folder that save_pretrained wrote")
     quiet()
     with working(f"looking at {target}", json):
         small = None if drafter is None else _folder(drafter)

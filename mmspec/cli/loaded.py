@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,27 +45,14 @@ def load(choice: Choice, chosen: Chosen) -> Loaded:
     how = {"trust_remote_code": choice.trust_remote_code}
     plug, asking = registry.plug(chosen.owner), registry.asking(chosen.owner)
     quiet()
-    with working(f"loading {chosen.model}", choice.json), read(chosen.model):
+    with working(f"loading {chosen.model}", choice.json):
         model = plug.load(chosen.model, **how)
         asker = asking.asker(chosen.model, model, chosen.settings, **how)
     drafters: dict[str, Any] = {}
     for name in filter(None, dict.fromkeys(chosen.drafters.values())):
-        with working(f"loading {name}", choice.json), read(name):
+        with working(f"loading {name}", choice.json):
             drafters[name] = asking.load_drafter(model, name, **how)
     return Loaded(chosen, model, asker, drafters)
-
-
-@contextmanager
-def read(name: str) -> Iterator[None]:
-    """Say which model it is that cannot be read, and what may be done."""
-    try:
-        yield
-    except OSError as error:
-        reason = " ".join(str(error).split()).partition(". ")[0]
-        raise ValueError(
-            f"{name} is no folder here and cannot be read from the hub ({reason}); check the name "
-            "and the connection, or give a folder or zoo:NAME"
-        ) from error
 
 
 def set_threads(count: int | None, model: str = "") -> None:

@@ -31,11 +31,24 @@ def complain(message: str) -> None:
 def line(error: Exception) -> tuple[str, int]:
     """What happened, in one line, and the exit code."""
     if isinstance(error, typer.TyperException):  # a wrong option or argument
-        return " ".join(error.format_message().split()), error.exit_code
+        message = " ".join(error.format_message().split())
+        context = vars(error).get("ctx")
+        if message:
+            message = f"{message.rstrip('.')}; see `mmspec {_command(context)}--help`"
+        return message, error.exit_code
     message = " ".join(str(error).split())
     if not isinstance(error, ValueError | TypeError | OSError):
         message = f"{type(error).__name__}: {message} (MMSPEC_DEBUG=1 shows where)"
     return message or type(error).__name__, 1
+
+
+def _command(context: Any | None) -> str:
+    """The commands that led to where an error is, without the program's own name."""
+    names = []
+    while context is not None and context.parent is not None:
+        names.append(f"{context.info_name} ")
+        context = context.parent
+    return "".join(reversed(names))
 
 
 def emit(document: Any) -> None:

@@ -24,7 +24,7 @@ def shape_of(default: Any, tree: Any, length: Any) -> Any:
         return tree
     if tree == "dynamic":
         return DynamicTree()
-    if isinstance(tree, list | tuple) and all(isinstance(width, int) for width in tree):
+    if isinstance(tree, list | tuple) and tree:
         return StaticTree(Tree.branching(tree))
     raise ValueError(
         f"tree={tree!r} is not a topology; give branching widths such as [3, 2, 1], a Tree, a "

@@ -7,6 +7,7 @@ all nodes together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +43,7 @@ from transformers import (
 )
 
 from mmspec import _hf
+from mmspec.errors import check_flag, check_number, is_whole
 from mmspec.laws.categorical import Categorical
 
 Prefix = Callable[[int, int], Tensor]  # (row, place) -> (L,) int64: the tokens before that place
@@ -76,17 +78,21 @@ class Sampling:
     places: tuple[PlaceProcessor, ...] = ()
 
     def __post_init__(self) -> None:
+        check_flag("do_sample", self.do_sample)
+        check_number("temperature", self.temperature, -math.inf, 1e8)
+        for name in ("top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"):
+            check_number(name, getattr(self, name), example=0.9)
         if self.temperature == 0:
             raise ValueError(
                 "temperature=0 divides by zero; use do_sample=False for greedy decoding"
             )
-        if not 0 < self.temperature < float("inf"):
+        if self.temperature < 1e-8:
             raise ValueError(
                 f"temperature={self.temperature} is not a positive number; give one, 1.0 = off"
             )
-        if not isinstance(self.top_k, int) or self.top_k < 0:
+        if not is_whole(self.top_k) or self.top_k < 0:
             raise ValueError(
-                f"top_k={self.top_k} is not a whole number from 0 up; give one, 0 = off"
+                f"top_k={self.top_k!r} is not a whole number from 0 up; give one, 0 = off"
             )
         for name in ("top_p", "typical_p"):
             if not 0 < (value := getattr(self, name)) <= 1:
@@ -343,8 +349,8 @@ _ROW_FREE: frozenset[type[Any]] = frozenset(
 )
 
 DOUBLED = (
-    "score both prompts as one doubled batch and combine them with mmspec.sampling.guide before "
-    "the law"
+    "drop it, or score both prompts as one doubled batch and combine them with "
+    "mmspec.laws.sampling.guide before the law"
 )
 _REFUSED_PROCESSORS = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "it keeps a key-value cache of its own that "

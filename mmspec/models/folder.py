@@ -13,6 +13,21 @@ _LENGTH = 8  # bytes that say how long the header of a safetensors file is
 Shape = tuple[int, ...]
 
 
+def check_there(name: str, what: str = "model") -> None:
+    """Refuse a folder that is meant and not there; other names may be of a hub. Raises ValueError.
+
+    A name with one slash is of a hub, unless its first part is a folder here.
+    """
+    path = Path(name)
+    if path.is_file():
+        raise ValueError(f"{name} is a file; give the folder that the {what} lies in")
+    is_folder = name.count("/") != 1 or name.startswith((".", "/", "~")) or path.parent.is_dir()
+    if not name.strip() or (not path.exists() and is_folder):
+        raise ValueError(
+            f"there is no {what} folder {name or repr(name)}; give a folder, a hub name or zoo:NAME"
+        )
+
+
 def configuration(file: Path) -> dict[str, Any]:
     """A JSON object. Raises ValueError naming the file where it is damaged."""
     try:
@@ -68,7 +83,9 @@ def _refuse(folder: Path) -> None:
             f"{folder} holds pickled weights ({', '.join(pickled)}), and unpickling runs code; "
             "convert them with model.save_pretrained(folder), which writes safetensors"
         )
-    raise ValueError(f"{folder} has no weights; it needs a file of type .safetensors")
+    raise ValueError(
+        f"{folder} has no weights; copy its files of type .safetensors, or save the model again"
+    )
 
 
 def _shapes(file: Path) -> dict[str, Shape]:

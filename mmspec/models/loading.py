@@ -11,7 +11,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as VISION,
 )
 
-from mmspec.models.folder import tensors
+from mmspec.errors import reading
+from mmspec.models.folder import check_there, configuration, tensors
 
 
 def load_causal(
@@ -25,18 +26,20 @@ def load_causal(
     """
     name = str(source)
     arguments = {"trust_remote_code": False, **arguments}
+    check_there(name)
     if Path(name).is_dir():
         check_folder(Path(name))
-    if maker is None:
-        config = transformers.AutoConfig.from_pretrained(name, **arguments)
-        maker = (
-            transformers.AutoModelForImageTextToText
-            if config.model_type in VISION
-            else transformers.AutoModelForCausalLM
+    with reading(name):
+        if maker is None:
+            config = transformers.AutoConfig.from_pretrained(name, **arguments)
+            maker = (
+                transformers.AutoModelForImageTextToText
+                if config.model_type in VISION
+                else transformers.AutoModelForCausalLM
+            )
+        model, found = maker.from_pretrained(
+            name, dtype=dtype, use_safetensors=True, output_loading_info=True, **arguments
         )
-    model, found = maker.from_pretrained(
-        name, dtype=dtype, use_safetensors=True, output_loading_info=True, **arguments
-    )
     missing = sorted(found["missing_keys"])
     if missing:
         some = ", ".join(missing[:3])
@@ -49,7 +52,13 @@ def load_causal(
 
 def model_type(source: str | Path) -> str | None:
     """The `model_type` of a folder's or a hub name's configuration."""
-    found, _ = transformers.PretrainedConfig.get_config_dict(str(source))
+    check_there(str(source))
+    if Path(source).is_dir():
+        check_folder(Path(source))
+        own: str | None = configuration(Path(source) / "config.json").get("model_type")
+        return own
+    with reading(source):
+        found, _ = transformers.PretrainedConfig.get_config_dict(str(source))
     named: str | None = found.get("model_type")
     return named
 
@@ -57,7 +66,11 @@ def model_type(source: str | Path) -> str | None:
 def check_folder(folder: Path) -> None:
     """Refuse what is no model, pickled or damaged weights. Raises ValueError, naming the file."""
     if not (folder / "config.json").exists():
-        raise ValueError(f"{folder} is not a model folder: it has no config.json")
+        raise ValueError(
+            f"{folder} is not a model folder: it has no config.json; give one that "
+            "save_pretrained wrote"
+        )
+    configuration(folder / "config.json")
     tensors(folder)
 
 
@@ -76,17 +89,23 @@ def load_pipeline(
     from diffusers import DiffusionPipeline
 
     name = str(source)
-    if not Path(name).exists() and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
-        raise ValueError(
-            f"there is no pipeline folder {name}; give a folder, a hub name or zoo:NAME"
+    check_there(name, "pipeline")
+    with reading(name, "pipeline"):
+        return DiffusionPipeline.from_pretrained(
+            name, torch_dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
         )
-    return DiffusionPipeline.from_pretrained(
-        name, torch_dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
-    )
 
 
 def load_network(source: str | Path, dtype: torch.dtype | None = None) -> Any:
     """A denoising network from a folder; safetensors only."""
-    from diffusers import AutoModel
+    from diffusers import AutoModel, ModelMixin
 
-    return AutoModel.from_pretrained(str(source), torch_dtype=dtype, use_safetensors=True).eval()
+    tensors(Path(source))
+    with reading(source, "denoiser"):
+        model = AutoModel.from_pretrained(str(source), torch_dtype=dtype, use_safetensors=True)
+    if not isinstance(model, ModelMixin):
+        raise ValueError(
+            f"{source} holds a {type(model).__name__}, no denoiser; give a network or a pipeline "
+            "of diffusers"
+        )
+    return model.eval()

@@ -61,7 +61,7 @@ def check_decodes(recipe: Recipe, decodes: str, model: Any) -> None:
         what = model if isinstance(model, str) else f"a {type(model).__name__}"
         raise ValueError(
             f"recipe {recipe.name or 'custom'!r} decodes {recipe.decodes}, but {what} gives "
-            f"{decodes}; recipes for it: {', '.join(names(decodes))}"
+            f"{decodes}; choose one of the recipes for it: {', '.join(names(decodes))}"
         )
 
 
@@ -129,8 +129,8 @@ def _file(name: str) -> Path:
 
 
 def _module(name: str) -> str:
-    if name not in modules():
-        near = get_close_matches(name, modules(), n=1)
+    if not isinstance(name, str) or name not in modules():
+        near = get_close_matches(str(name), modules(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         known = ", ".join(modules())
         raise ValueError(f"there is no recipe {name!r}; {hint}known recipes: {known}")

@@ -14,7 +14,7 @@ less memory and time per forecast, under the same check. The defaults are ours, 
 """
 
 from mmspec.drafters.forecast.hooks import forecast_features
-from mmspec.naming import chosen
+from mmspec.errors import chosen
 from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.targets.forecast_error import METRICS
 from mmspec.targets.forecast_schedule import DecayingThreshold, Stepwise

@@ -188,4 +188,10 @@ def source_inputs(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _first(inputs: Mapping[str, Any]) -> Tensor:
     """Some tensor with a row per request."""
-    return next(value for value in inputs.values() if isinstance(value, Tensor))
+    found = next((value for value in inputs.values() if isinstance(value, Tensor)), None)
+    if found is None:
+        raise ValueError(
+            "there is nothing to encode; give input_features or input_ids, as the processor makes "
+            "them"
+        )
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor
 
 from mmspec import _hf
+from mmspec.errors import check_flag, check_number, described
 from mmspec.laws.sampling import DOUBLED, Sampling
 
 SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
@@ -90,6 +92,37 @@ def resolve(
     return Sampling.from_processors(made, do_sample), merged
 
 
+def check_parts(own: Mapping[str, Any]) -> None:
+    """Refuse functions, and lists of them, that are none; by their name. Raises ValueError."""
+    for name in ("stopping_criteria", "logits_processor"):
+        given = own.get(name)
+        if given is not None and not (
+            isinstance(given, list | tuple) and all(callable(one) for one in given)
+        ):
+            raise ValueError(
+                f"{name}={described(given)} is no list of functions; give one, as transformers has "
+                "them"
+            )
+    allowed, config = own.get("prefix_allowed_tokens_fn"), own.get("generation_config")
+    if allowed is not None and not callable(allowed):
+        raise ValueError(
+            f"prefix_allowed_tokens_fn={allowed!r} cannot be called; give a function of a row and "
+            "its ids"
+        )
+    if config is not None and not isinstance(config, GenerationConfig):
+        raise ValueError(
+            f"generation_config={described(config)} is none; give a GenerationConfig, or its "
+            "settings by name"
+        )
+    try:
+        assert own.get("streamer") is None or (own["streamer"].put and own["streamer"].end)
+    except AttributeError:
+        raise ValueError(
+            f"streamer={described(own['streamer'])} lacks put() or end(); give a streamer of "
+            "transformers"
+        ) from None
+
+
 def _inferred_mask(model: Any, config: GenerationConfig, ids: Tensor) -> Tensor | None:
     """What padding says where no mask is given; the target asks the model's own config alone."""
     mask, own = _hf.inferred_mask(model, ids, config), _hf.inferred_mask(model, ids)
@@ -105,6 +138,9 @@ def _inferred_mask(model: Any, config: GenerationConfig, ids: Tensor) -> Tensor 
 
 def _check_values(settings: Mapping[str, Any]) -> None:
     """Our message for values out of range; transformers ignores some of them in silence."""
+    for name, value in settings.items():
+        if value is not None and name in KINDS:
+            KINDS[name](name, value)
     new = settings.get("max_new_tokens")
     if new is not None and new < 1:
         raise ValueError(f"max_new_tokens={new} leaves nothing to generate; give at least 1")
@@ -130,8 +166,9 @@ def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
             public = sorted(field for field in known if not field.startswith("_"))
             close = get_close_matches(name, public, 1)
             hint = f"did you mean {close[0]}? " if close else ""
+            shown = name or repr(name)
             raise ValueError(
-                f"{name} is not a generation setting; {hint}known: {', '.join(public)}"
+                f"{shown} is not a generation setting; {hint}known: {', '.join(public)}"
             )
 
 
@@ -161,6 +198,73 @@ def refuse_modes(model: Any, config: GenerationConfig) -> None:
             "candidates against hidden states and cannot be speculated; pass penalty_alpha=None"
         )
 
+
+def _whole(name: str, value: Any) -> None:
+    check_number(name, value, -math.inf, whole=True)
+
+
+def _positive(name: str, value: Any) -> None:
+    check_number(name, value, 1e-8, example=1.1)
+
+
+def _one_id(name: str, value: Any) -> None:
+    check_number(name, value, 0, whole=True)
+
+
+def _ids(name: str, value: Any) -> None:
+    """One id, or several."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    for one in value if isinstance(value, list | tuple) else (value,):
+        _one_id(name, one)
+
+
+def _id_list(name: str, value: Any) -> None:
+    if not isinstance(value, list | tuple | Tensor):
+        raise ValueError(f"{name}={value!r} is no list of ids; give one, such as [5, 7]")
+    _ids(name, value)
+
+
+def _texts(name: str, value: Any) -> None:
+    if not isinstance(value, str) and not all(isinstance(one, str) for one in _listed(name, value)):
+        raise ValueError(f"{name}={value!r} is neither a text nor a list of texts; give one")
+
+
+def _words(name: str, value: Any) -> None:
+    for one in _listed(name, value):
+        _id_list(name, one)
+
+
+def _decay(name: str, value: Any) -> None:
+    pair = _listed(name, value)
+    if len(pair) != 2:
+        raise ValueError(f"{name}={value!r} is no start and factor; give both, such as (5, 1.1)")
+    _one_id(name, pair[0])
+    _positive(name, pair[1])
+
+
+def _listed(name: str, value: Any) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name}={value!r} is no list; give one")
+    return value
+
+
+# what a setting has to be where its range is not checked elsewhere; None is always "not set"
+KINDS: Mapping[str, Callable[[str, Any], None]] = {
+    **dict.fromkeys(("max_new_tokens", "max_length", "num_beams", "num_return_sequences"), _whole),
+    **dict.fromkeys(("min_new_tokens", "min_length", "no_repeat_ngram_size"), _one_id),
+    **dict.fromkeys(("forced_bos_token_id", "bos_token_id", "pad_token_id"), _one_id),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "max_time"), _positive),
+    **dict.fromkeys(("temperature", "penalty_alpha", "guidance_scale"), check_number),
+    **dict.fromkeys(("eos_token_id", "forced_eos_token_id"), _ids),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), _id_list),
+    **dict.fromkeys(("do_sample", "use_cache", "return_dict_in_generate"), check_flag),
+    **dict.fromkeys(("output_scores", "output_logits", "output_attentions"), check_flag),
+    **dict.fromkeys(("output_hidden_states", "renormalize_logits"), check_flag),
+    "bad_words_ids": _words,
+    "exponential_decay_length_penalty": _decay,
+    "stop_strings": _texts,
+}
 
 _LENGTH = "give the draft's length instead: accelerate(model, drafter=..., length=...)"
 _REFUSED_ARGUMENTS = {

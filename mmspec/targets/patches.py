@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Round, Scores
+from mmspec.errors import check_flag, check_number
 from mmspec.laws.noise import KeyedNoise, Keys
 from mmspec.targets.paths import Head, PathLaw
 
@@ -39,18 +40,16 @@ class PatchSettings:
     last_noise: bool = False  # whether the head's last step adds noise, too
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("head_steps", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} is too few; give {least} or more")
+        check_number("steps", self.steps, 1, whole=True, example=64)
+        check_number("head_steps", self.head_steps, 2, whole=True, example=100)
+        check_number("guidance", self.guidance, 0, example=3)
+        check_number("temperature", self.temperature, 1e-8, 1e8)
+        check_flag("last_noise", self.last_noise)
         if self.schedule not in SCHEDULES:
             known = ", ".join(SCHEDULES)
-            raise ValueError(f"guidance_schedule={self.schedule!r} is not known; choose of {known}")
-        if not 0 <= self.guidance < math.inf:
             raise ValueError(
-                f"guidance={self.guidance} is no scale; give 1 for none, or more, such as 3"
+                f"guidance_schedule={self.schedule!r} is not known; choose one of {known}"
             )
-        if not self.temperature > 0:
-            raise ValueError(f"temperature={self.temperature} must be positive; 1 is the model's")
 
     def spans(self, cells: int) -> Spans:
         """First cell and end of every step in the order; shown cells grow like 1 - cos."""

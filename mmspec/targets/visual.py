@@ -137,6 +137,12 @@ def check_request(model: Any, family: Family, inputs: Mapping[str, Any]) -> None
                 "drop it or load a vision-language model"
             )
         return
+    foreign = [name for name in pictures if name not in _hf.forward_names(model)]
+    if foreign:
+        raise ValueError(
+            f"{', '.join(foreign)} was given, but {type(model).__name__} reads none; drop it, or "
+            f"give {' or '.join(one for one in family.media if one not in foreign)}"
+        )
     if ids is None or not family.placeholders:
         return
     marks = _marks(model, family, ids)

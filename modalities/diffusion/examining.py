@@ -91,7 +91,9 @@ def _draft(folder: Path) -> Mapping[str, Any]:
         return networks(folder)
     kind = configuration(folder / "config.json").get("_class_name")
     if not isinstance(kind, str):
-        raise ValueError(f"{folder} is neither a pipeline nor a denoiser of diffusers")
+        raise ValueError(
+            f"{folder} is neither a pipeline nor a denoiser of diffusers; give one of them"
+        )
     return {"": _network(folder, "diffusers", kind)}
 
 

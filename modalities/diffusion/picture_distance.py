@@ -32,7 +32,7 @@ def own_pictures(pipe: Any, asked: Mapping[str, Any], seed: int) -> np.ndarray:
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         generator = torch.Generator().manual_seed(seed)
-        return pictures(pipe(**asked, generator=generator, output_type="np"))
+        return pictures(pipe(**{**asked, "generator": generator, "output_type": "np"}))
 
 
 def apart(wanted: np.ndarray, found: np.ndarray) -> Apart:

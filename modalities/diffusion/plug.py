@@ -8,14 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.denoising.window import Window
+from mmspec.errors import check_number, described, unknown_message
 from mmspec.modalities.diffusion.chains import ChainRunner
 from mmspec.modalities.diffusion.forecasts import ForecastRunner
 from mmspec.modalities.diffusion.loading import load_pipeline
 from mmspec.modalities.diffusion.network import Network
 from mmspec.modality import Loop
-from mmspec.naming import unknown_message
 from mmspec.recipe import Recipe
 
 
@@ -68,6 +70,7 @@ class PipelineSession:
         order, and where an exact recipe meets a scheduler that draws no noise.
         """
         given, own = self._split(args, arguments)
+        _check_noise(given)
         output = self.runner.run(given, own, loop)
         if not isinstance(output, tuple):  # return_dict=False
             output.stats = loop.stats()
@@ -101,6 +104,23 @@ class PipelineSession:
         return {**defaults, **placed, **theirs}, own
 
 
+def _check_noise(given: Mapping[str, Any]) -> None:
+    """Refuse generators that are none, and a beginning that is no tensor of numbers."""
+    generator, latents = given.get("generator"), given.get("latents")
+    made = generator if isinstance(generator, list) else [generator]
+    if generator is not None and not all(isinstance(one, torch.Generator) for one in made):
+        raise ValueError(
+            f"generator={described(generator)} is none; give a torch.Generator, a list of them, or "
+            "seed= a number"
+        )
+    if latents is None:
+        return
+    if not isinstance(latents, torch.Tensor) or not bool(torch.isfinite(latents).all()):
+        raise ValueError(
+            f"latents={described(latents)} are no tensor of finite numbers; give one, or drop it"
+        )
+
+
 def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> PipelineSession:
     """A pipeline bound to a recipe.
 
@@ -109,6 +129,8 @@ def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -
     pipeline, its folder or "zoo:NAME", where the recipe takes one; a folder may hold a denoising
     network alone. Raises ValueError for parts that do not fit.
     """
+    if parts.get("max_rows") is not None:
+        check_number("max_rows", parts["max_rows"], 1, whole=True, example=8)
     execution = _execution(recipe, parts.get("window"), parts.get("tree"))
     small = draft_model(recipe, drafter, Network(pipe))
     return PipelineSession(pipe, replace(recipe, execution=execution), small, parts.get("max_rows"))
@@ -124,7 +146,7 @@ def _execution(recipe: Recipe, window: Any, tree: Any) -> Any:
         raise ValueError(
             f"recipe {recipe.name or 'custom'!r} drafts no window; drop window= and tree="
         )
-    if isinstance(tree, str):
+    if tree is not None and not (isinstance(tree, list | tuple) and tree):
         raise ValueError(f"tree={tree!r} are no widths of branching; give some, as in [2, 2, 2]")
     if tree is not None:
         return Window.tree(tree)

@@ -6,6 +6,7 @@ The prompt ends with begin-of-image; unconditional is that token alone (Liu et a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def image_family(model: ChameleonForImageGeneration) -> ImageFamily:
         guidance=3.0,
         decode=model.decode_codes,
         inputs=("input_ids", "attention_mask"),
-        request=token_request,
+        request=partial(token_request, vocabulary=model.config.vocab_size),
         unconditional=unconditional,
         words=words,
         encode=encoder(vq, book),

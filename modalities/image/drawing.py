@@ -6,7 +6,6 @@ knows nothing of pictures: guidance is part of the backbone, structure is part o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,13 +17,14 @@ from torch import Tensor
 from mmspec.codes.grid import Grid
 from mmspec.codes.grid_mask import GridMask
 from mmspec.codes.image_family import ImageFamily, pictures
+from mmspec.errors import check_number, described, is_whole, unknown_message
 from mmspec.laws.noise import fresh_seed
 from mmspec.laws.sampling import Sampling
-from mmspec.naming import unknown_message
 from mmspec.stats import Stats
 from mmspec.targets.code_backbone import FOREIGN
 from mmspec.targets.generation_settings import SAMPLED, resolve, sampled
 from mmspec.targets.guidance import NEGATIVE, SCALE
+from mmspec.targets.inputs import check_inputs
 from mmspec.targets.stop import Stop
 
 DRAWN = ("do_sample", *SAMPLED)
@@ -141,10 +141,11 @@ def only_layout(name: str, size: tuple[int, int], codes: int) -> Callable[[int, 
     return layout
 
 
-def token_request(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The `request` of models whose prompt is plain token ids."""
+def token_request(inputs: Mapping[str, Any], vocabulary: int | None = None) -> dict[str, Any]:
+    """The `request` of models whose prompt is plain token ids, of a vocabulary of that size."""
+    check_inputs(inputs, vocabulary)
     ids = inputs.get("input_ids")
-    if ids is None or ids.dim() != 2 or not ids.numel():
+    if ids is None or not ids.numel():
         raise ValueError(
             "the request has no prompt; pass the processor's output: generate_images(**inputs)"
         )
@@ -199,7 +200,12 @@ def _read(
         if clash:
             raise ValueError(f"prompt= and {', '.join(clash)}= both say what to draw; give one")
         rest |= worded(image_family, processor, texts, grid)
-    if negative is not None and not isinstance(negative, Mapping):
+    if negative is not None and not (isinstance(negative, Mapping) and negative):
+        if not isinstance(negative, str | list | tuple):
+            raise ValueError(
+                f"negative={described(negative)} is no prompt; give a text, a list of texts, or "
+                "the processor's output for one"
+            )
         others = [negative] if isinstance(negative, str) else negative
         rest["negative"] = worded(image_family, processor, others, grid)
     return rest
@@ -219,8 +225,9 @@ def worded(
             "a prompt in words needs the model's processor; give it once, as accelerate(model, "
             f"processor=...), or pass its tensors ({', '.join(image_family.inputs)})"
         )
-    if not len(texts) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"prompt={texts!r} is neither a text nor a list of texts")
+    listed = isinstance(texts, list | tuple) and len(texts) > 0
+    if not listed or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"prompt={texts!r} is neither a text nor a list of texts; give one")
     made, device = image_family.words(processor, texts, grid), image_family.codebook.vectors.device
     return {name: value.to(device) for name, value in made.items()}
 
@@ -249,7 +256,8 @@ def laid_out(family: ImageFamily, given: Any) -> Grid:
     size = family.size if given is None else given
     if size is None:
         raise ValueError(f"{family.name} draws any size; give grid=(height, width) in codes")
-    if not (isinstance(size, tuple | list) and len(size) == 2):
+    is_pair = isinstance(size, tuple | list) and len(size) == 2
+    if not is_pair or not all(is_whole(one) and one > 0 for one in size):
         raise ValueError(f"grid={given!r} is no size; give (height, width) in codes, or a Grid")
     return family.layout(int(size[0]), int(size[1]))
 
@@ -260,9 +268,8 @@ def _guided(
     """The inputs, with scale and unconditional prompt where there is guidance."""
     own = model.generation_config.guidance_scale if model.can_generate() else None
     said = (arguments.get("guidance"), own, family.guidance)
-    scale = float(next(value for value in said if value is not None))
-    if not 0 <= scale < math.inf:
-        raise ValueError(f"guidance={scale} is no scale; give 1 for none, or more, such as 5")
+    scale = next(value for value in said if value is not None)
+    check_number("guidance", scale, 0, example=5)
     if scale == 1:
         return inputs
     negative = arguments.get("negative")

@@ -8,6 +8,7 @@ height and width, so the grid must be the one that it names.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def image_family(model: Any) -> ImageFamily:
         guidance=3.0,
         decode=vq.decode,
         inputs=("input_ids", "attention_mask"),
-        request=token_request,
+        request=partial(token_request, vocabulary=vocabulary),
         words=words,
         encode=encode,
     )

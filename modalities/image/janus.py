@@ -59,7 +59,7 @@ def image_family(model: Any) -> ImageFamily:
         guidance=5.0,
         decode=decode,
         inputs=("input_ids", "attention_mask"),
-        request=request,
+        request=partial(request, model.get_input_embeddings().weight.shape[0]),
         unconditional=partial(unconditional, model),
         words=words,
         peer=partial(peer, model),
@@ -90,9 +90,9 @@ def peer(model: Any, inputs: Mapping[str, Any], sampling: Sampling) -> Tensor:  
     return drawn
 
 
-def request(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def request(vocabulary: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The prompt's ids stand aside: they are not of the vocabulary of codes."""
-    given = token_request(inputs)
+    given = token_request(inputs, vocabulary)
     mask = given["attention_mask"]
     return {"input_ids": foreign(mask), "attention_mask": mask, "prompt_ids": given["input_ids"]}
 

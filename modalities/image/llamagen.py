@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.image_family import ImageFamily, codebook
+from mmspec.errors import is_whole
 from mmspec.modalities.image.drawing import only_layout
 from mmspec.models.llamagen import LlamaGenForImageGeneration
 from mmspec.targets.code_backbone import CodeBackbone, Tables, foreign
 from mmspec.targets.family import Family
+from mmspec.targets.inputs import check_inputs
 
 
 def reader(model: LlamaGenForImageGeneration) -> CodeBackbone:
@@ -58,14 +60,22 @@ def request(model: LlamaGenForImageGeneration, inputs: Mapping[str, Any]) -> dic
         names = "class_ids" if config.condition == "class" else "caption and caption_mask"
         raise ValueError(f"this LlamaGen draws behind a {config.condition}; give {names}")
     if config.condition == "class":
-        classes = torch.as_tensor(inputs["class_ids"], device=model.device).reshape(-1, 1)
+        given = inputs["class_ids"]
+        listed = given.tolist() if isinstance(given, Tensor) else given
+        listed = listed if isinstance(listed, list | tuple) else [listed]
+        if not listed or not all(is_whole(one) for one in listed):
+            raise ValueError(f"class_ids={given!r} are no classes; give a number or a list of them")
+        classes = torch.as_tensor(listed, device=model.device).reshape(-1, 1)
         if not 0 <= int(classes.min()) <= int(classes.max()) < config.num_classes:
             raise ValueError(
                 f"class_ids={classes[:, 0].tolist()} go beyond the {config.num_classes} classes of "
-                "this model; they count from 0"
+                "this model; give numbers from 0 up"
             )
         mask = torch.ones_like(classes)
         return {"input_ids": foreign(mask), "attention_mask": mask, "condition": classes}
+    check_inputs(inputs)
+    if "caption" not in inputs:
+        raise ValueError("caption_mask was given without caption; give the features, too")
     caption: Tensor = inputs["caption"]
     wanted = (config.condition_length, config.caption_size)
     if caption.dim() != 3 or tuple(caption.shape[1:]) != wanted:
@@ -75,6 +85,11 @@ def request(model: LlamaGenForImageGeneration, inputs: Mapping[str, Any]) -> dic
         )
     given = inputs.get("caption_mask")
     mask = caption.new_ones(caption.shape[:2]) if given is None else given
+    if mask.shape != caption.shape[:2]:
+        raise ValueError(
+            f"caption_mask has shape {tuple(mask.shape)}, but the features "
+            f"{tuple(caption.shape[:2])}; give one number per feature"
+        )
     mask = mask.long()
     return {"input_ids": foreign(mask), "attention_mask": mask, "condition": caption}
 

@@ -81,8 +81,13 @@ class DrawingSession(tokens.TokenSession):
 
 def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> DrawingSession:
     """A model bound to a recipe. Raises ValueError for parts that do not fit."""
+    reads = parts.get("processor")
+    if reads is not None and not callable(reads):
+        raise ValueError(
+            f"processor={reads!r} cannot read prompts; give the model's own, of AutoProcessor"
+        )
     own = {name: value for name, value in parts.items() if name != "processor"}
-    return DrawingSession(tokens.bind(reader(model), recipe, drafter, own), parts.get("processor"))
+    return DrawingSession(tokens.bind(reader(model), recipe, drafter, own), reads)
 
 
 def load(source: str | Path, **options: Any) -> Any:

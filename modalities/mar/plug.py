@@ -15,11 +15,11 @@ from mmspec.decode import Parts
 from mmspec.draft import Drafter, Gate, Target, Verifier
 from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.shapes import shape_of
+from mmspec.errors import described, unknown_message
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.modalities.mar import reader
 from mmspec.modalities.mar.reader import MarReader, labels, numbers
 from mmspec.modality import Call, Loop
-from mmspec.naming import unknown_message
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import Stats
 from mmspec.targets.patches import (
@@ -190,7 +190,13 @@ def decoded(vae: Any, latents: Tensor, scale: float) -> list[Image.Image] | None
     """Pixels of latents that were scaled for the model; None without a VAE."""
     if vae is None:
         return None
-    output = vae.decode(latents / scale)
+    try:
+        decode = vae.decode
+    except AttributeError:
+        raise ValueError(
+            f"vae={described(vae)} cannot decode; give an autoencoder of diffusers"
+        ) from None
+    output = decode(latents / scale)
     return pictures(output if isinstance(output, Tensor) else output[0])
 
 

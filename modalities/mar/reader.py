@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec import zoo
+from mmspec.errors import is_whole
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.models.mar_head import SampledHead
 from mmspec.models.reading import read
@@ -59,11 +60,11 @@ def labels(model: MarForImageGeneration, given: Any) -> Tensor:  # (B,)
         given = given.reshape(-1).tolist()
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise ValueError(f"class_labels={given!r} are no classes; give a number or a list of them")
-    wrong = [one for one in given if one is not None and not 0 <= one < none]
+    wrong = [one for one in given if one is not None and not (is_whole(one) and 0 <= one < none)]
     if wrong:
         raise ValueError(
-            f"class_labels={wrong[0]!r} is not known; this model has classes 0 to {none - 1}, and "
-            "None for no class"
+            f"class_labels={wrong[0]!r} is not known; give classes of this model, 0 to {none - 1}, "
+            "or None for no class"
         )
     return torch.tensor([none if one is None else one for one in given])
 
@@ -73,7 +74,9 @@ def numbers(model: MarForImageGeneration, prompt: str | Sequence[str]) -> list[i
 
     Raises ValueError for names that the model does not know.
     """
-    asked = [prompt] if isinstance(prompt, str) else list(prompt)
+    asked = [prompt] if isinstance(prompt, str) else prompt
+    if not isinstance(asked, list | tuple) or not all(isinstance(one, str) for one in asked):
+        raise ValueError(f"prompt={prompt!r} names no class; give a name or a list of names")
     named: Any = model.config.label2id or {}
     known: dict[str, int] = {_plain(name): number for name, number in named.items()}
     found = []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from transformers import PreTrainedModel
 
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.drafters.neural.small_model import VOCABULARY_PADDING
@@ -112,7 +113,9 @@ def open_picture(source: str) -> Image.Image:
     try:
         return Image.open(path).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{source} is not a picture that can be read ({error})") from error
+        raise ValueError(
+            f"{source} is not a picture that can be read ({error}); give a PNG or JPEG file"
+        ) from error
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
@@ -120,6 +123,11 @@ def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
         return FEATURE_HEAD.load(source, model)
     small = load(source, **options)
+    if not isinstance(small, PreTrainedModel):
+        raise ValueError(
+            f"{source} holds a {type(small).__name__}, no language model; give a smaller one with "
+            "the target's tokenizer"
+        )
     check_words(model, small)
     return small
 

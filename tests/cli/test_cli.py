@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from mmspec import recipes, registry, zoo
 from mmspec.cli import main
@@ -22,10 +20,9 @@ from mmspec.cli.options import PARTS, Choice, dashed, settings_for
 from mmspec.modalities.diffusion.zoo import models as diffusion_models
 from mmspec.modalities.image.zoo import models as image_models
 from mmspec.modalities.mar.zoo import models as mar_models
-from tests import toys
 from tests.cli.running import fail, run
+from tests.toys.folders import drop, text_pair
 
-WORDS = [f"w{number}" for number in range(200)]
 HAS_ZOO = all(zoo.is_present(name) for name in zoo.names())
 needs_zoo = pytest.mark.skipif(not HAS_ZOO, reason="the zoo is not trained yet")
 
@@ -38,33 +35,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     from mmspec.modalities.vlm.zoo.train import save
 
     root = tmp_path_factory.mktemp("models")
-    torch.manual_seed(0)
-    for name, seed in (("text", 0), ("text-drafter", 1)):
-        save_text(toys.model("llama", seed=seed), root / name, WORDS[: toys_vocabulary()])
-    save_text(toys.model("llama", vocab_size=2000), root / "other", [f"x{i}" for i in range(2000)])
+    text_pair(root)
     family = FAMILIES["llava"]
     processor = family.build_processor()
     for name, shape in (("vlm", SIGHTED), ("vlm-drafter", BLIND)):
         model = family.build(shape, processor.tokenizer)
         save(model, processor, root / name, sees=name == "vlm")
     return {path.name: str(path) for path in root.iterdir()}
-
-
-def toys_vocabulary() -> int:
-    return int(toys.model("llama").config.vocab_size)
-
-
-def save_text(model: Any, folder: Path, words: list[str]) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    table = {word: number for number, word in enumerate(["<pad>", "<bos>", *words[2:]])}
-    core = Tokenizer(models.WordLevel(table, unk_token="<pad>"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    build: Any = PreTrainedTokenizerFast
-    build(tokenizer_object=core, pad_token="<pad>", bos_token="<bos>").save_pretrained(folder)
-    model.get_output_embeddings().bias = None
-    model.save_pretrained(folder)
 
 
 def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,6 +142,15 @@ def test_a_picture_is_described(
         ),
         (("bench", "scale", "--shape", "gpt-9"), "known shapes"),
         (("bench", "scale", "--shape", "tiny", "--dtype", "int8"), "no floating dtype"),
+        (("bench", "scale", "--shape", "tiny", "--device", "tpu9"), "device='tpu9' is not there"),
+        (("bench", "scale", "--shape", "tiny", "--context", "-4"), "context=-4 is no whole number"),
+        (("bench", "scale", "--shape", "tiny", "--acceptance", "2"), "acceptance=2.0 is no number"),
+        (("certify", "coupled", "--modality", "mar"), "'coupled' decodes tokens"),
+        (("generate", "--prompt", "x", "--modle", "y"), "see `mmspec generate --help`"),
+        (("bench", "sweep", "--seed"), "--help`"),
+        (("generate", "--prompt", "x", "--model", ""), "there is no model folder ''"),
+        (("generate", "--prompt", "x", "--drafter", ""), "there is no model folder ''"),
+        (("doctor", "tests/cli"), "tests/cli holds no model"),
         (("zoo", "path", "cat"), "choose one of"),
         (("bogus",), "No such command 'bogus'"),
         (("generate", "--prompt", "x", "--max-new-tokens", "0"), "max_new_tokens=0 is too small"),
@@ -255,13 +241,6 @@ def test_damaged_weights_are_refused_by_all(
     assert message in capsys.readouterr().err
     _, line = fail(capsys, "generate", "--prompt", "w5", "--model", str(where), "--no-compare")
     assert str(where) in line
-
-
-def drop(file: Path) -> None:
-    """Leave a tensor out."""
-    kept = load_file(file)
-    kept.pop(sorted(kept)[3])
-    save_file(kept, file, {"format": "pt"})
 
 
 def test_a_damaged_configuration_is_named(

@@ -110,9 +110,19 @@ def test_a_pipeline_is_benchmarked(
 
 def test_a_recipe_of_latents_is_certified(capsys: pytest.CaptureFixture[str]) -> None:
     found = run(capsys, "certify", "taylorseer", "--seeds", "1")
-    assert (found["verdict"], found["model"]) == ("lossy", None)
+    assert (found["verdict"], found["model"]) == ("lossy", "zoo:diffusion")
     assert main(["certify", "taylorseer", "--seeds", "1"]) == 0
     assert "relative distance" in capsys.readouterr().out
+
+
+def test_a_pipeline_of_the_user_is_certified(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str]
+) -> None:
+    quick = ("--seeds", "2", "--samples", "500", "--steps", "5", "--prompts", "1")
+    found = run(capsys, "certify", "asd", "--model", folders["sd"], *quick)
+    assert (found["verdict"], found["model"]) == ("exact", folders["sd"])
+    assert found["checks"][-1]["name"] == "this pipeline"
+    assert "StableDiffusionPipeline in windows of one" in found["checks"][-1]["detail"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +155,6 @@ def test_a_recipe_of_latents_is_certified(capsys: pytest.CaptureFixture[str]) ->
             ("bench", "--modality", "diffusion", "--model", "zoo:llava"),
             "zoo:llava is of modality vlm",
         ),
-        (("certify", "asd", "--model", "SD"), "drop --model and --drafter"),
         (("bench", "--model", "SD", "--set", "window"), "write NAME=VALUE"),
         (("bench", "--model", "SD", "--set", "windw=3"), "did you mean 'window'"),
         (("bench", "--model", "SD", "--tree", "dynamic"), "no widths of branching"),

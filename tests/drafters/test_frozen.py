@@ -12,9 +12,9 @@ from torch.testing import assert_close
 from mmspec.drafters.denoising.freeze import FREEZES, Clean, Freeze
 from mmspec.drafters.denoising.frozen import ROOTS, Frozen, Prefetch, Refresh, Root
 from mmspec.drafters.denoising.window import Mismatch, Window
+from mmspec.errors import chosen
 from mmspec.laws.gaussian import Driving
 from mmspec.laws.kernels import GaussianKernel
-from mmspec.naming import chosen
 from mmspec.recipe import pair
 from mmspec.targets.denoising import Prediction
 from mmspec.verifiers.gaussian_block import GaussianBlock

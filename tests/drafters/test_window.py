@@ -45,8 +45,8 @@ def test_a_window_is_never_exceeded_and_never_reaches_the_last_state(is_noisy: b
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Window.fixed(0), "a window of 0 states moves nothing"),
-        (lambda: Window(-3), "a window of -3 states moves nothing"),
+        (lambda: Window.fixed(0), "window=0 is no whole number of at least 1"),
+        (lambda: Window(-3), "window=-3 is no whole number of at least 1"),
         (lambda: Window.tree((2, 0)), "has a level without a child"),
         (lambda: Window.fixed(21).check(20), "of 21 states is longer than the chain, which has 20"),
         (lambda: AdditivePace(start=1), "start=1"),

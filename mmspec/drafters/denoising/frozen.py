@@ -21,7 +21,7 @@ from mmspec.draft import Draft, Drafter
 from mmspec.drafters.denoising.freeze import FREEZES, Clean, Freeze
 from mmspec.drafters.denoising.unroll import WindowDrafter, unroll
 from mmspec.drafters.denoising.window import Progress, window_of
-from mmspec.naming import chosen
+from mmspec.errors import chosen
 from mmspec.recipe import Kit
 from mmspec.targets.denoising import Trajectory
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from mmspec.draft import Draft, Drafter
 from mmspec.drafters.denoising.unroll import WindowDrafter, unroll
 from mmspec.drafters.denoising.window import Progress, window_of
 from mmspec.laws.kernels import GaussianKernel
+from mmspec.models.folder import configuration
 from mmspec.models.loading import is_pipeline, load_network, load_pipeline
 from mmspec.recipe import DraftModelKind, Kit
 from mmspec.targets.denoising import Denoiser, Trajectory
@@ -107,7 +107,7 @@ class DraftPipelineKind(DraftModelKind):
         if (folder / "model_index.json").exists():
             return True
         file = folder / "config.json"  # of diffusers: it names a class and no model type
-        return file.exists() and "_class_name" in json.loads(file.read_text())
+        return file.exists() and "_class_name" in configuration(file)
 
     def load(
         self, source: str | Path, target: PipelineNetwork, dtype: torch.dtype | None = None

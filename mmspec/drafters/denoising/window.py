@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from mmspec.draft import Draft, Round, Scores
+from mmspec.errors import check_number, is_whole
 from mmspec.laws.gaussian import Gaussian
 from mmspec.laws.kernels import GaussianKernel
 from mmspec.recipe import LINEAR, TREE, Kit
@@ -73,13 +74,14 @@ class Window:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        if self.most is not None and self.most < 1:
-            raise ValueError(f"a window of {self.most} states moves nothing; give 1 or more")
-        if any(width < 1 for width in self.branching):
-            raise ValueError(
-                f"branching={list(self.branching)} has a level without a child; give widths of 1 "
-                "or more"
-            )
+        if self.most is not None:
+            check_number("window", self.most, 1, whole=True, example=8)
+        for width in self.branching:
+            if not (is_whole(width) and width > 0):
+                raise ValueError(
+                    f"tree={list(self.branching)} has a level without a child; give whole widths "
+                    "of 1 or more"
+                )
 
     @classmethod
     def fixed(cls, most: int) -> Window:

@@ -25,6 +25,7 @@ from torch.nn import functional
 from mmspec.draft import Draft, Drafter, Kind, Reading, Round, Scores
 from mmspec.drafters.jacobi.carry_over import Jacobi, JacobiWindow, window_length
 from mmspec.drafters.jacobi.initial import initialiser
+from mmspec.errors import described
 from mmspec.laws.noise import Lane, Noise
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context
@@ -239,4 +240,9 @@ def space(kit: Kit) -> Space:
 def encoding(kit: Kit) -> torch.Tensor | None:
     """The option as a tensor on the model's device."""
     given = kit.options["encoding"]
-    return None if given is None else torch.as_tensor(given, device=kit.target.device)
+    try:
+        return None if given is None else torch.as_tensor(given, device=kit.target.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"encoding={described(given)} is no table ({error}); give a tensor (levels, width)"
+        ) from error

@@ -195,6 +195,8 @@ def initialiser(kit: Kit) -> Initialiser:
                 "object"
             )
         given = INITIAL[given]
+    if not callable(given) and type(given).__module__ == "builtins":
+        raise ValueError(f"initial={given!r} fills nothing; give one of {', '.join(INITIAL)}")
     if isinstance(given, Above) and not kit.target.family.draws:
         raise ValueError(
             "initial='above' copies the code above in a picture, but "

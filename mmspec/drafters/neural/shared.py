@@ -11,6 +11,7 @@ from mmspec.draft import Drafter
 from mmspec.drafters.growth import DraftModel, Nodes
 from mmspec.drafters.neural.kv import Kv, SameKv, kv_of
 from mmspec.drafters.neural.small_model import Autoregressive, committed, draft_law
+from mmspec.errors import is_whole
 from mmspec.laws.categorical import Categorical
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context
@@ -116,6 +117,9 @@ def skipping(kit: Kit) -> Drafter:
     skip = kit.options["skip"]
     if skip is None:
         skip = spread(len(kit.target.layers), kit.options["share"])
+    if not isinstance(skip, list | tuple) or not all(is_whole(one) for one in skip):
+        count = len(kit.target.layers)
+        raise ValueError(f"skip={skip!r} are no layers; give their numbers, 0 to {count - 1}")
     return _shared(kit, skip=tuple(skip))
 
 

@@ -298,12 +298,12 @@ class SmallModelKind(DraftModelKind):
     def load(self, source: str | Path, target: Reader, dtype: torch.dtype | None = None) -> Any:
         """By the target's own class where it is of the same type, as transformers files it else."""
         found = model_type(source)
-        if found not in CONFIG_MAPPING:
+        same = isinstance(target.model, PreTrainedModel) and found == target.model.config.model_type
+        if not same and found not in CONFIG_MAPPING:
             raise ValueError(
                 f"{source} holds a {found}, which is no {self.words}; give drafter= a whole model, "
                 "or use a recipe for what it is"
             )
-        same = isinstance(target.model, PreTrainedModel) and found == target.model.config.model_type
         return load_causal(source, dtype or "auto", type(target.model) if same else None)
 
     def default_sees(self, model: Any, target: Reader, asked: str) -> str:

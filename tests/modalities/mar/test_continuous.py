@@ -113,7 +113,7 @@ def test_an_accelerated_model_says_what_it_is() -> None:
             "decodes tokens.*recipes for it: cspd, cspd-coupled",
         ),
         ({"drafter": mar(1), "tau": 3.0}, "unknown keyword tau.*prefill"),
-        ({"drafter": mar(1), "recipe": "cspd", "tau": -1.0}, "tau=-1.0 must be positive"),
+        ({"drafter": mar(1), "recipe": "cspd", "tau": -1.0}, "tau=-1.0 is no number of at least 0"),
         ({"drafter": mar(1), "length": "auto"}, "so many steps at a time"),
         ({"drafter": mar(1), "length": 0}, "length=0 drafts nothing"),
         ({"drafter": mar(1), "prefill": 2.0}, "prefill=2.0 is no share"),
@@ -127,7 +127,7 @@ def test_parts_that_do_not_fit(given: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"class_labels": 5}, "class_labels=5 is not known; this model has classes 0 to 4"),
+        ({"class_labels": 5}, "class_labels=5 is not known; give classes of this model, 0 to 4"),
         ({"class_labels": []}, "are no classes"),
         ({"steps": 10}, "steps=10 show less than one of 9 cells"),
         ({"head_steps": 99}, "head_steps=99 do not fit the 8 steps"),

@@ -1,0 +1,138 @@
+"""Sentences of errors that several parts say: what was given, the rule, the fix."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+Part = TypeVar("Part")
+
+LIBRARIES = frozenset(
+    ("torch", "transformers", "diffusers", "tokenizers", "huggingface_hub", "safetensors", "PIL")
+)
+
+
+def unknown_message(given: Sequence[str], known: Iterable[str], where: str) -> str:
+    """What was given, the nearest known keyword, and all of them."""
+    names = list(known)
+    near = get_close_matches(given[0], names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    shown = ", ".join(name or "''" for name in given)
+    return f"unknown keyword {shown} for {where}{hint} known: {', '.join(names)}"
+
+
+def chosen(option: str, value: Any, known: Mapping[str, Part]) -> Part:
+    """The part of that name, or a part of their kinds itself. Raises ValueError with the names."""
+    if isinstance(value, str) and value in known:
+        return known[value]
+    if type(value) in {type(one) for one in known.values()}:
+        return cast("Part", value)
+    raise ValueError(f"{option}={value!r} is not known; choose one of {', '.join(known)}")
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it counts something; True and False do not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_number(
+    name: str,
+    value: Any,
+    least: float = -math.inf,
+    most: float = math.inf,
+    *,
+    whole: bool = False,
+    example: float = 1,
+) -> None:
+    """Refuse what is no (whole) number, no finite one, or out of range. Raises ValueError."""
+    is_one = is_whole(value) if whole else isinstance(value, Real) and not isinstance(value, bool)
+    if is_one and math.isfinite(value) and least <= value <= most:
+        return
+    limits = [f"at least {least:g}"] * (least > -math.inf) + [f"at most {most:g}"] * (
+        most < math.inf
+    )
+    kind = "whole number" if whole else "number"
+    within = f" of {' and '.join(limits)}" if limits else ""
+    raise ValueError(f"{name}={value!r} is no {kind}{within}; give one, such as {example}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Refuse what is neither true nor false. Raises ValueError."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} is neither True nor False; give one of them")
+
+
+def check_like(name: str, value: Any, usual: Any) -> None:
+    """Refuse an option of another kind than the usual value; None there leaves the kind open.
+
+    In the place of a name there may be an object of a class of its own. Raises ValueError.
+    """
+    if isinstance(usual, bool):
+        check_flag(name, value)
+    elif is_whole(usual):
+        check_number(name, value, 0, whole=True, example=usual)
+    elif isinstance(usual, Real):
+        if value != math.inf:
+            check_number(name, value, 0, example=float(usual))
+    elif isinstance(usual, str) and not isinstance(value, str):
+        if type(value).__module__ == "builtins":
+            raise ValueError(f"{name}={value!r} is no name; give one, such as {usual!r}")
+    elif isinstance(usual, list | tuple) and not isinstance(value, list | tuple):
+        raise ValueError(f"{name}={value!r} is no list; give one, such as {list(usual)}")
+
+
+def is_of_library(error: Exception) -> bool:
+    """Whether an error arose within a library that we call, in its own Python code."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and frames[-1][0].f_globals["__name__"].partition(".")[0] in LIBRARIES
+
+
+@contextmanager
+def reading(source: str | Path, what: str = "model") -> Iterator[None]:
+    """Name the folder or the hub's name that a library cannot read, and say what may be done."""
+    try:
+        yield
+    except Exception as error:
+        is_ours = isinstance(error, ValueError) and not is_of_library(error)
+        if is_ours or isinstance(error, MemoryError):
+            raise
+        reason = " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
+        if "trust_remote_code" in str(error):
+            raise ValueError(
+                f"{source} holds code of its own, which is not run; read that code, and pass "
+                "trust_remote_code=True where you trust it"
+            ) from error
+        if Path(source).exists():
+            raise ValueError(
+                f"{source} cannot be read as a {what} ({reason}); copy it again, or give a folder "
+                "that save_pretrained wrote"
+            ) from error
+        raise ValueError(
+            f"{source} is no folder here and cannot be read from the hub ({reason}); check the "
+            "name and the connection, or give a folder or zoo:NAME"
+        ) from error
+
+
+def library_message(error: Exception, asked: str, given: Mapping[str, Any]) -> str:
+    """What a library said of a request, what that was, and where to look."""
+    said = " ".join(str(error).split()) or "without a word"
+    shown = ", ".join(f"{name}={described(value)}" for name, value in given.items())
+    return (
+        f"{asked} cannot take this request ({type(error).__name__}: {said}); given: {shown}; check "
+        "these, and give tensors as the model's own processor makes them"
+    )
+
+
+def described(value: Any) -> str:
+    """A value as an error shows it: tensors by dtype and shape, long ones cut."""
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(shape)}"
+    words = " ".join(repr(value).split())
+    return words if len(words) < 60 else f"{words[:57]}..."
