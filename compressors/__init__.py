@@ -1,85 +1,83 @@
-"""Fewer visual tokens for the draft model, one idea per file; the target keeps all of its own."""
+"""Fewer visual tokens for the draft model, one idea per file; the target keeps all of its own.
 
-from typing import TYPE_CHECKING
+Here they are by name, for command lines and `accelerate(compressor="...")`:
+"attn-topk" is one as it comes, "attn-topk:keep=0.25" one with a parameter,
+"top-p-uniform:keep=0.1,mass=0.3" one with several.
+"""
 
-from mmspec._lazy import lazy
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from mmspec.naming import parameters
 
 if TYPE_CHECKING:
-    from mmspec.compressors.attn_topk import AttentionTopK
-    from mmspec.compressors.average_pool import AveragePool
-    from mmspec.compressors.average_pool_1d import AveragePool1d
-    from mmspec.compressors.bipartite_merge import BipartiteMerge
-    from mmspec.compressors.cls_topk import ClsTopK
-    from mmspec.compressors.conv import Conv
-    from mmspec.compressors.dream_topk import DreamTopK
-    from mmspec.compressors.elastic_gate import ElasticGate
-    from mmspec.compressors.farthest_point import FarthestPoint
-    from mmspec.compressors.hide_all import HideAll
-    from mmspec.compressors.holistic import Holistic
-    from mmspec.compressors.identity import Identity
-    from mmspec.compressors.latent import Latent
-    from mmspec.compressors.learned import save
-    from mmspec.compressors.naming import named
-    from mmspec.compressors.q_former import QFormer
-    from mmspec.compressors.resampler import Resampler
-    from mmspec.compressors.similarity_prune import SimilarityPrune
-    from mmspec.compressors.space_to_depth import SpaceToDepth
-    from mmspec.compressors.temporal_redundancy import TemporalRedundancy
-    from mmspec.compressors.text_similarity import TextSimilarity
-    from mmspec.compressors.top_p_uniform import TopPUniform
-    from mmspec.compressors.uv_prune import UvPrune
+    from mmspec.compressors.contract import Compressor
 
-__all__ = [
-    "AttentionTopK",
-    "AveragePool",
-    "AveragePool1d",
-    "BipartiteMerge",
-    "ClsTopK",
-    "Conv",
-    "DreamTopK",
-    "ElasticGate",
-    "FarthestPoint",
-    "HideAll",
-    "Holistic",
-    "Identity",
-    "Latent",
-    "QFormer",
-    "Resampler",
-    "SimilarityPrune",
-    "SpaceToDepth",
-    "TemporalRedundancy",
-    "TextSimilarity",
-    "TopPUniform",
-    "UvPrune",
-    "named",
-    "save",
-]
-
-_HOMES = {
-    "AttentionTopK": "mmspec.compressors.attn_topk",
-    "AveragePool": "mmspec.compressors.average_pool",
-    "AveragePool1d": "mmspec.compressors.average_pool_1d",
-    "BipartiteMerge": "mmspec.compressors.bipartite_merge",
-    "ClsTopK": "mmspec.compressors.cls_topk",
-    "Conv": "mmspec.compressors.conv",
-    "DreamTopK": "mmspec.compressors.dream_topk",
-    "ElasticGate": "mmspec.compressors.elastic_gate",
-    "FarthestPoint": "mmspec.compressors.farthest_point",
-    "HideAll": "mmspec.compressors.hide_all",
-    "Holistic": "mmspec.compressors.holistic",
-    "Identity": "mmspec.compressors.identity",
-    "Latent": "mmspec.compressors.latent",
-    "QFormer": "mmspec.compressors.q_former",
-    "Resampler": "mmspec.compressors.resampler",
-    "SimilarityPrune": "mmspec.compressors.similarity_prune",
-    "SpaceToDepth": "mmspec.compressors.space_to_depth",
-    "TemporalRedundancy": "mmspec.compressors.temporal_redundancy",
-    "TextSimilarity": "mmspec.compressors.text_similarity",
-    "TopPUniform": "mmspec.compressors.top_p_uniform",
-    "UvPrune": "mmspec.compressors.uv_prune",
-    "named": "mmspec.compressors.naming",
-    "save": "mmspec.compressors.learned",
+COMPRESSORS: Mapping[str, tuple[str, str]] = {  # file and class; loaded when asked for
+    "attn-topk": ("attn_topk", "AttentionTopK"),
+    "average-pool": ("average_pool", "AveragePool"),
+    "average-pool-1d": ("average_pool_1d", "AveragePool1d"),
+    "bipartite-merge": ("bipartite_merge", "BipartiteMerge"),
+    "cls-topk": ("cls_topk", "ClsTopK"),
+    "conv": ("conv", "Conv"),
+    "dream-topk": ("dream_topk", "DreamTopK"),
+    "elastic-gate": ("elastic_gate", "ElasticGate"),
+    "farthest-point": ("farthest_point", "FarthestPoint"),
+    "hide-all": ("hide_all", "HideAll"),
+    "holistic": ("holistic", "Holistic"),
+    "identity": ("identity", "Identity"),
+    "latent": ("latent", "Latent"),
+    "q-former": ("q_former", "QFormer"),
+    "resampler": ("resampler", "Resampler"),
+    "similarity-prune": ("similarity_prune", "SimilarityPrune"),
+    "space-to-depth": ("space_to_depth", "SpaceToDepth"),
+    "temporal-redundancy": ("temporal_redundancy", "TemporalRedundancy"),
+    "text-similarity": ("text_similarity", "TextSimilarity"),
+    "top-p-uniform": ("top_p_uniform", "TopPUniform"),
+    "uv-prune": ("uv_prune", "UvPrune"),
 }
 
-if not TYPE_CHECKING:  # a type checker reads the imports above, and so sees misspelt names
-    __getattr__, __dir__ = lazy(__name__, _HOMES)
+
+def kind(name: str) -> type[Any]:
+    """The class of that name. Raises ValueError listing the known ones."""
+    if name not in COMPRESSORS:
+        near = get_close_matches(name, COMPRESSORS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        known = ", ".join(sorted(COMPRESSORS))
+        raise ValueError(f"there is no compressor {name!r}{hint} known: {known}, or pass an object")
+    file, maker = COMPRESSORS[name]
+    found: type[Any] = getattr(import_module(f"mmspec.compressors.{file}"), maker)
+    return found
+
+
+def named(text: str) -> Compressor:
+    """The compressor of that name, with the parameters behind it.
+
+    Raises ValueError for unknown names and parameters, listing the known ones, and for values out
+    of range.
+    """
+    name, _, rest = text.partition(":")
+    maker = kind(name)
+    known = {one.name: one.default for one in fields(maker)}
+    made: Compressor = maker(**parameters(rest, known, name))
+    return made
+
+
+def about(name: str) -> dict[str, Any]:
+    """A compressor as plain data: what it does, needs, gives, and its parameters' defaults."""
+    maker = kind(name)
+    made = named(name)
+    return {
+        "name": name,
+        "summary": (maker.__doc__ or "").strip().partition("\n")[0],
+        "needs": sorted(made.needs),
+        "kept of 576": made.count(576, (24, 24)),
+        "places": made.places,
+        "parameters": {one.name: one.default for one in fields(maker)},
+        "trained": any(one.name == "weights" for one in fields(maker)),
+    }

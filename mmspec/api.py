@@ -31,7 +31,7 @@ from mmspec.recipe import Recipe
 from mmspec.saving import restore, save
 from mmspec.stats import Ledger, Stats
 from mmspec.streaming import streamed
-from mmspec.verifiers.naming import named
+from mmspec.verifiers import named
 
 PARTS = ("recipe", "drafter", "verifier", "modality")
 WATCHED = 24  # steps after which an acceptance of next to nothing is worth a word

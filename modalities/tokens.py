@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.compressors.naming import named as compressor_named
 from mmspec.decode import Parts
 from mmspec.draft import Drafter, Gate, Verifier
 from mmspec.draft_models import BoundDraftModel, draft_model
@@ -101,8 +100,6 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     """
     compressor = parts.get("compressor")
     _check_sight(recipe, drafter, compressor, parts.get("sees"))
-    if isinstance(compressor, str):
-        compressor = compressor_named(compressor)
     _check_kv(recipe, parts.get("kv"))
     recipe = replace(
         recipe,

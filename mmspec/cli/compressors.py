@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmspec.cli.output import emit, table
-from mmspec.compressors.naming import COMPRESSORS, about
+from mmspec.compressors import COMPRESSORS, about
 
 
 def run(json: bool) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 
-from mmspec.modalities.image import drawing_models
 from mmspec.modality import PICTURE_FILES, Entry, Modality, Source, setting
 
 _KINDS = ("emu3", "janus", "llamagen")
@@ -40,9 +40,14 @@ ZOO = (
 )
 
 
+def strangers() -> tuple[EntryPoint, ...]:
+    """Drawing models of other packages: by `model_type`, each leads to a `DrawingModel`."""
+    return tuple(entry_points(group="mmspec.drawing_models"))
+
+
 def owns(source: Source) -> bool:
     """Families with picture tokens; Chameleon only in the class that draws."""
-    kinds = (*_KINDS, *(point.name for point in drawing_models.points()))
+    kinds = (*_KINDS, *(point.name for point in strangers()))
     return source.model_type in kinds or _DRAWS in source.classes
 
 

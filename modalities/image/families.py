@@ -13,7 +13,7 @@ from typing import Any
 
 from mmspec.codes.image_family import ImageFamily
 from mmspec.modalities import readers
-from mmspec.modalities.image import chameleon, drawing_models, emu3, janus, llamagen
+from mmspec.modalities.image import chameleon, emu3, janus, llamagen, strangers
 from mmspec.models.chameleon import ChameleonForImageGeneration
 from mmspec.models.llamagen import LlamaGenForImageGeneration
 from mmspec.targets.backbone import Backbone
@@ -52,7 +52,7 @@ _OWN: Mapping[str, DrawingModel] = {
 def models() -> Mapping[str, DrawingModel]:
     """All sorts by `model_type`. Raises ValueError where two share one."""
     found = dict(_OWN)
-    for point in drawing_models.points():
+    for point in strangers():
         if point.name in found:
             raise ValueError(
                 f"there are two drawing models of type {point.name!r}; rename the one in "

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mmspec.compressors import COMPRESSORS
 from mmspec.compressors.contract import SIGNALS
-from mmspec.compressors.naming import COMPRESSORS
 from tests.cli.running import fail, run
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "compressors.md"

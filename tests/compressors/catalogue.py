@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mmspec.compressors import COMPRESSORS, about, named
 from mmspec.compressors.contract import SIGNALS, Compressed, Compressor, Features
-from mmspec.compressors.naming import COMPRESSORS, about, named
 
 GRIDS = [(4, 6), (5, 3), (1, 1), (3, 2, 4), None]
 # at its own settings, and at one by which nothing is lost

@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mmspec.compressors import AveragePool, AveragePool1d, BipartiteMerge, HideAll, named
+from mmspec.compressors import COMPRESSORS, about, named
+from mmspec.compressors.average_pool import AveragePool
+from mmspec.compressors.average_pool_1d import AveragePool1d
+from mmspec.compressors.bipartite_merge import BipartiteMerge
 from mmspec.compressors.contract import SIGNALS, Compressor, Features
-from mmspec.compressors.naming import COMPRESSORS, about
+from mmspec.compressors.hide_all import HideAll
 from mmspec.compressors.selection import budget
 from tests.compressors.catalogue import GRIDS, compress, neutral, picture, usual
 

@@ -7,22 +7,19 @@ from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
-from mmspec.compressors import (
-    AttentionTopK,
-    AveragePool,
-    AveragePool1d,
-    BipartiteMerge,
-    FarthestPoint,
-    Holistic,
-    SimilarityPrune,
-    TemporalRedundancy,
-    TextSimilarity,
-    TopPUniform,
-    UvPrune,
-)
+from mmspec.compressors import named
+from mmspec.compressors.attn_topk import AttentionTopK
+from mmspec.compressors.average_pool import AveragePool
+from mmspec.compressors.average_pool_1d import AveragePool1d
+from mmspec.compressors.bipartite_merge import BipartiteMerge
 from mmspec.compressors.contract import Compressor, Features
-from mmspec.compressors.naming import named
-from mmspec.compressors.top_p_uniform import evenly
+from mmspec.compressors.farthest_point import FarthestPoint
+from mmspec.compressors.holistic import Holistic
+from mmspec.compressors.similarity_prune import SimilarityPrune
+from mmspec.compressors.temporal_redundancy import TemporalRedundancy
+from mmspec.compressors.text_similarity import TextSimilarity
+from mmspec.compressors.top_p_uniform import TopPUniform, evenly
+from mmspec.compressors.uv_prune import UvPrune
 from tests.compressors.catalogue import picture, signals
 
 torch.set_num_threads(1)

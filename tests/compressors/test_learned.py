@@ -12,23 +12,19 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import mmspec
-from mmspec.compressors import (
-    AttentionTopK,
-    AveragePool,
-    Conv,
-    ElasticGate,
-    HideAll,
-    Latent,
-    QFormer,
-    Resampler,
-    SpaceToDepth,
-    named,
-    save,
-)
+from mmspec.compressors import named
 from mmspec.compressors.attending import Attention
+from mmspec.compressors.attn_topk import AttentionTopK
+from mmspec.compressors.average_pool import AveragePool
 from mmspec.compressors.contract import Features
-from mmspec.compressors.elastic_gate import BRANCHES, Gate
-from mmspec.compressors.learned import Learned, initial
+from mmspec.compressors.conv import Conv
+from mmspec.compressors.elastic_gate import BRANCHES, ElasticGate, Gate
+from mmspec.compressors.hide_all import HideAll
+from mmspec.compressors.latent import Latent
+from mmspec.compressors.learned import Learned, initial, save
+from mmspec.compressors.q_former import QFormer
+from mmspec.compressors.resampler import Resampler
+from mmspec.compressors.space_to_depth import SpaceToDepth
 from tests import toys
 from tests.compressors.catalogue import GRIDS, WIDTH, picture, signals
 from tests.conftest import noisy

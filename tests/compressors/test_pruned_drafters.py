@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.compressors.naming import COMPRESSORS
+from mmspec.compressors import COMPRESSORS
 from tests import toys
 from tests.compressors.catalogue import neutral, spoken, usual
 from tests.conftest import noisy

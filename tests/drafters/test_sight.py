@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.compressors import AttentionTopK, AveragePool, BipartiteMerge
+from mmspec.compressors.attn_topk import AttentionTopK
+from mmspec.compressors.average_pool import AveragePool
+from mmspec.compressors.bipartite_merge import BipartiteMerge
 from mmspec.compressors.contract import Compressed, Compressor, Features, keep_all, pictures
 from mmspec.drafters.neural.embed_prompt import weave
 from mmspec.laws.noise import KeyedNoise

@@ -13,7 +13,7 @@ import torch
 import mmspec
 from mmspec import compressors, recipes, registry, zoo
 from mmspec.trees import Tree
-from mmspec.verifiers.naming import named
+from mmspec.verifiers import named
 from tests.toys.folders import SPOIL_THE_MODEL
 from tests.uses.judging import Misuse
 from tests.uses.requests import NAN, _parts

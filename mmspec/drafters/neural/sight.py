@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec import _hf
+from mmspec.compressors import named
 from mmspec.compressors.contract import Compressed, Compressor, check_needs, compressed, pictures
 from mmspec.declared import declared
 from mmspec.drafters.neural.embed_prompt import unpadded, weave
@@ -227,7 +228,7 @@ def sight(kit: Kit) -> Sight:
     raise ValueError(f"sees={kit.sees!r} is not known; choose one of {', '.join(SIGHTS)}")
 
 
-def compressed_pixels(drafter: Reader, compressor: Compressor) -> CompressedPixels:
+def compressed_pixels(drafter: Reader, compressor: Compressor | str) -> CompressedPixels:
     """The draft model's own features, thinned. Raises ValueError where it has none to thin."""
     drafter.check_features()
     drafter.check_embeddable()
@@ -250,12 +251,13 @@ def target_features(kit: Kit) -> TargetFeatures:
     return TargetFeatures(kit.target.feature_layout(), kit.target, thinning)
 
 
-def checked(compressor: Compressor, reader: Reader, width: int) -> Compressor:
-    """The compressor for features of that width, which stand beside embeddings of `reader`.
+def checked(given: Compressor | str, reader: Reader, width: int) -> Compressor:
+    """The compressor, or the one of that name, for features of that width beside `reader`'s words.
 
-    Raises ValueError for one that needs a signal which nobody gives, or words in the space of
-    features that are not in it.
+    Raises ValueError for an unknown name, for one that needs a signal which nobody gives, or words
+    in the space of features that are not in it.
     """
+    compressor = named(given) if isinstance(given, str) else given
     check_needs(compressor)
     if "text" in compressor.needs and width != reader.config.hidden_size:
         raise ValueError(
