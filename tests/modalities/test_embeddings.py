@@ -27,7 +27,7 @@ def embedded(model: Any, family: str, **batch: Any) -> tuple[Request, Tensor]:
     return {**made, "attention_mask": request["attention_mask"]}, ids
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", [pytest.param("one", marks=pytest.mark.slow), "ragged"])
 @pytest.mark.parametrize("family", ["llama", "gemma3-text", "lfm2", "llava", "qwen2_5_vl"])
 def test_embeddings_are_read_as_generate_reads_them(family: str, batch: str) -> None:
     """With a penalty and a least length, which see new tokens only."""

@@ -18,6 +18,8 @@ from tests.conftest import noisy
 
 ROOM = 9
 DECODERS = tuple(family for family in toys.FAMILIES if family != "whisper")
+# one of every kind of cache, mask and position; the others are slow
+KINDS = ("llama", "mistral-sliding", "gemma3", "lfm2", "qwen3_5", "llava", "qwen2_5_vl")
 BATCHES: dict[str, dict[str, Any]] = {
     "one": {},
     "two": {"batch": 2},
@@ -61,7 +63,12 @@ def two_turns(model: Any, request: Request, cache: Any = None) -> tuple[list[Req
 @pytest.mark.parametrize(
     ("family", "batch"),
     [
-        *[(family, "ragged") for family in DECODERS],
+        *[
+            (family, "ragged")
+            if family in KINDS
+            else pytest.param(family, "ragged", marks=pytest.mark.slow)
+            for family in DECODERS
+        ],
         *[(family, batch) for family in ("llama", "qwen2_5_vl") for batch in ("one", "two")],
     ],
 )
@@ -99,7 +106,7 @@ def assert_same_cache(ours: Any, theirs: Any) -> None:
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("batch", ["one", "ragged"])
+@pytest.mark.parametrize("batch", [pytest.param("one", marks=pytest.mark.slow), "ragged"])
 @pytest.mark.parametrize("family", ["mistral-sliding", "lfm2", "llava", "qwen2_5_vl"])
 def test_turns_change_hands(family: str, batch: str) -> None:
     """Ours, `generate()`, ours inside `generate()`, a stream: on one cache, the user's own."""
@@ -134,7 +141,7 @@ def request_anew(request: Request, last: Request) -> Request:
     return {**request, **last}
 
 
-@pytest.mark.parametrize("batch", ["one", "ragged"])
+@pytest.mark.parametrize("batch", [pytest.param("one", marks=pytest.mark.slow), "ragged"])
 @pytest.mark.parametrize("family", ["llama", "mistral-sliding", "lfm2", "qwen2_5_vl"])
 def test_new_tokens_alone_will_do(family: str, batch: str) -> None:
     """A mask over everything says that `input_ids` are the end of a conversation."""

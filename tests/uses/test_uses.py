@@ -69,13 +69,13 @@ def check(found: Sequence[Judged]) -> None:
     assert fates["no fix"] <= UNFIXABLE * len(found), told
 
 
-@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_wrong_calls_are_refused_with_a_fix(count: int, folders: Path) -> None:
     check(calls(count, folders))
 
 
 @pytest.mark.usefixtures("_read_once")
-@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_wrong_command_lines_are_refused_with_a_fix(
     count: int, folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

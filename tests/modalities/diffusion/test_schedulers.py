@@ -80,9 +80,9 @@ def test_ddpm(spacing: str, kind: str, limit: str, offset: int) -> None:
         sample_max_value=1.5,
         steps_offset=offset,
     )
-    scheduler.set_timesteps(30)
+    scheduler.set_timesteps(10)
     found = sampler(_widen(scheduler))
-    assert found.kernel.steps == 30
+    assert found.kernel.steps == 10
     assert _gap(scheduler, found) < 1e-9
 
 
@@ -90,7 +90,7 @@ def test_ddpm(spacing: str, kind: str, limit: str, offset: int) -> None:
 @pytest.mark.parametrize("variance", ["fixed_small_log", "fixed_large", "learned_range", "learned"])
 def test_variances_of_ddpm(spacing: str, variance: str) -> None:
     scheduler = DDPMScheduler(timestep_spacing=spacing, variance_type=variance)
-    scheduler.set_timesteps(30)
+    scheduler.set_timesteps(12)
     found, channels = sampler(_widen(scheduler)), 6 if variance.startswith("learned") else 3
     if variance == "learned":  # the output is the variance itself: only its size can be compared
         raw = torch.cat((torch.zeros(SHAPE), torch.full(SHAPE, 0.25)), 1).double()
@@ -148,7 +148,7 @@ def test_ddim(spacing: str, kind: str, limit: str, eta: float) -> None:
         set_alpha_to_one=spacing == "leading",
         steps_offset=int(spacing == "leading"),
     )
-    scheduler.set_timesteps(30)
+    scheduler.set_timesteps(10)
     if spacing == "linspace" and limit != "none":
         with pytest.raises(ValueError, match="set_alpha_to_one=True"):
             sampler(scheduler, eta=eta, deterministic=True)
@@ -182,7 +182,7 @@ def test_euler_ancestral(spacing: str, kind: str, rescaled: bool) -> None:
     scheduler = EulerAncestralDiscreteScheduler(
         timestep_spacing=spacing, prediction_type=kind, rescale_betas_zero_snr=rescaled
     )
-    scheduler.set_timesteps(25)
+    scheduler.set_timesteps(8)
     found = sampler(_widen(scheduler))
     assert _gap(scheduler, found) < 1e-6  # its states are float32
 
@@ -201,7 +201,7 @@ def test_euler_ancestral(spacing: str, kind: str, rescaled: bool) -> None:
 )
 def test_euler(kind: str, extra: dict[str, Any]) -> None:
     scheduler = EulerDiscreteScheduler(prediction_type=kind, **extra)
-    scheduler.set_timesteps(25)
+    scheduler.set_timesteps(8)
     found = sampler(_widen(scheduler), deterministic=True)
     assert not any(found.kernel.is_random)
     assert _gap(scheduler, found) < 1e-6  # its states are float32
@@ -226,7 +226,7 @@ def test_dpm(solver: dict[str, Any], spacing: str, kind: str, extra: dict[str, A
     scheduler = DPMSolverMultistepScheduler(
         timestep_spacing=spacing, prediction_type=kind, **solver, **extra
     )
-    scheduler.set_timesteps(25)
+    scheduler.set_timesteps(8)
     found = sampler(_widen(scheduler), deterministic=True)
     assert any(found.kernel.is_random) is (solver is SDE)
     assert _gap(scheduler, found) < 2e-6  # its states are float32
@@ -269,14 +269,14 @@ def test_dpm_ignores_a_predicted_variance() -> None:
 @pytest.mark.parametrize("shift", [1.0, 3.0])
 def test_stochastic_flow(shift: float) -> None:
     scheduler = FlowMatchEulerDiscreteScheduler(shift=shift, stochastic_sampling=True)
-    scheduler.set_timesteps(20)
+    scheduler.set_timesteps(8)
     assert _gap(scheduler, sampler(_widen(scheduler))) < 1e-6  # its states are float32
 
 
 @pytest.mark.parametrize("asked", [{}, {"churn": 1e-9}, {"eta": 1e-9}], ids=str)
 def test_a_flow_with_no_noise_or_hardly_any_is_the_euler_flow(asked: dict[str, float]) -> None:
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    scheduler.set_timesteps(20)
+    scheduler.set_timesteps(8)
     found = sampler(_widen(scheduler), deterministic=True, **asked)
     assert any(found.kernel.is_random) is bool(asked)
     assert _gap(scheduler, found) < 1e-6  # its states are float32

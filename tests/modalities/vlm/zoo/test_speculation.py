@@ -78,8 +78,15 @@ def check(name: str, recipe: str, count: int, batch: int) -> None:
         assert out.stats.fallback is None
 
 
-@pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [
+        ("llava", 4),
+        ("qwen2.5-vl", 1),
+        pytest.param("llava", 1, marks=pytest.mark.slow),
+        pytest.param("qwen2.5-vl", 4, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("recipe", ["coupled", "dynamic-tree", "spd-mllm", "token-recycling"])
 def test_the_zoo_says_the_same(name: str, recipe: str, batch: int) -> None:
     check(name, recipe, max(batch, 2), batch)
@@ -120,7 +127,7 @@ def test_sight_helps_and_the_wrong_picture_hurts(name: str) -> None:
     assert 2.5 <= length["sighted"] <= 5.5
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("recipe", ["coupled", "dynamic-tree", "prompt-lookup"])
 def test_sampling_with_a_seed_is_plain_decoding_with_it(name: str, recipe: str, seed: int) -> None:
