@@ -247,7 +247,7 @@ def test_a_gate_alone_is_what_the_recipe_says(name: str) -> None:
 
 def test_every_gate_stands_in_a_recipe() -> None:
     reached = {
-        type(bind(recipes.get(name)).recipe.gate) for name in GATES for bind, _ in MODELS[:1]
+        type(bind(recipes.get(name)).recipe.gate) for name in GATES for bind, _ in MODELS[1:]
     }
     assert {*gates()} == reached
 
