@@ -24,6 +24,7 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 
 @lru_cache(maxsize=1)
@@ -169,6 +170,21 @@ def cache_name(model: Any) -> str:
     return "cache_params" if is_other else "past_key_values"
 
 
+def held(cache: Any) -> int:
+    """Tokens that a cache tells to hold; recurrent layers alone do not count theirs."""
+    return int(cache.get_seq_length()) if cache is not None and _counts(cache) else 0
+
+
+def is_uncounted(cache: Any) -> bool:
+    """Whether a cache holds states of recurrent layers only: nobody can tell of how many tokens."""
+    states = (x for x in cache.layers if isinstance(x, LinearAttentionCacheLayerMixin))
+    return not _counts(cache) and any(any(layer.has_previous_state.values()) for layer in states)
+
+
+def _counts(cache: Any) -> bool:
+    return any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
+
+
 def prefill_inputs(
     model: Any, inputs: Mapping[str, Any], cache: Any, is_told: bool = False
 ) -> dict[str, Any]:
@@ -180,7 +196,7 @@ def prefill_inputs(
     given = {name: value for name, value in inputs.items() if value is not None}
     ids = given.pop("input_ids", None)
     mask = given.pop("attention_mask", None)
-    start = 0 if cache is None else int(cache.get_seq_length())
+    start = held(cache)
     source = ids if ids is not None else given["inputs_embeds"]
     if "position_ids" not in given:  # M-RoPE wants a mask: it knows the number of rows by it
         shape = (source.shape[0], source.shape[1] + (0 if is_told else start))

@@ -177,7 +177,7 @@ class Text:
                 "decoders without guidance go on from a cache; drop it"
             )
         check_cache(cache, SlotCache(backbone.cache_config), len(carrier(inputs)))
-        if not int(cache.get_seq_length()):
+        if not _hf.held(cache):
             return inputs, None
         past = Past.of(cache, inputs)
         missing = sorted(drafter.wants)

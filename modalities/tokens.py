@@ -142,7 +142,7 @@ def _check_sight(recipe: Recipe, drafter: Any, compressor: Any, sees: Any) -> No
     """Refuse what says what a draft model sees, where it says nothing. Raises ValueError."""
     if sees is not None and not isinstance(sees, str):
         raise ValueError(f"sees={sees!r} is no text; give a view, such as 'pixels' or 'nothing'")
-    given = {"sees": sees, "compressor": compressor}
+    given = {"sees": sees, "compressor": None if recipe.kv else compressor}
     idle = [name for name, value in given.items() if value is not None]
     if idle and drafter is None and not recipe.takes_drafter and sees != recipe.sees:
         raise ValueError(

@@ -10,6 +10,7 @@ import transformers as hf
 from torch import Tensor
 
 import mmspec
+from mmspec import _hf
 from mmspec.drafters.oracle import Oracle
 from mmspec.models.random_weights import random_model
 from mmspec.targets import check
@@ -217,3 +218,31 @@ def test_the_difference_is_that_of_the_best_scores() -> None:
     assert check.difference(ours, theirs) == 0
     shifted = theirs.roll(1, 0)
     assert check.difference(shifted, theirs) > 0.5
+
+
+def test_what_fails_for_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    check.forget()
+    model, request = toys.model("llama"), toys.inputs("llama")
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the device was busy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_hf, "own_steps", broken)
+        with pytest.raises(ValueError, match=r"single tokens .*the device was busy"):
+            mmspec.decode_plain(model, **request, max_new_tokens=2)
+    assert mmspec.decode_plain(model, **request, max_new_tokens=2).stats.target_calls
+
+
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_a_prompt_at_the_end_of_a_table_of_positions_is_read(room: int) -> None:
+    """The check reads further than the request may: it then asks a shorter prompt."""
+    check.forget()
+    model, request = text("gpt2"), prompts(1)
+    end = model.config.n_positions
+    ids = request["input_ids"].repeat(1, end)[:, : end - room]
+    fast = mmspec.accelerate(model, "prompt-lookup")
+    ours = fast.generate(input_ids=ids, max_new_tokens=room, do_sample=False).sequences
+    theirs = model.generate(ids, max_new_tokens=room, do_sample=False)
+    assert torch.equal(ours, theirs)
+    assert check._verdicts

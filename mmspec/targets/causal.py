@@ -15,7 +15,7 @@ from mmspec.draft import Draft, Round, Scores
 from mmspec.laws.sampling import Prefix
 from mmspec.targets.attention_tap import OFFERED, AttentionTap, ClassTokenTap
 from mmspec.targets.backbone import Backbone
-from mmspec.targets.check import check, check_unasked, refuse_if_readable
+from mmspec.targets.check import check, check_unasked, has_room, refuse_if_readable
 from mmspec.targets.context import Context, Request
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.hooks import HiddenStateHook, SnapshotHook
@@ -151,7 +151,8 @@ class CausalTarget:
         """Whether the prompt must be read again, in the model's own steps; see `check`."""
         if not self.checks or not isinstance(self.backbone, Backbone | EncoderDecoder):
             return False
-        if request.past is not None or request.inputs.get("input_ids") is None:
+        is_told = request.past is None and request.inputs.get("input_ids") is not None
+        if not is_told or not has_room(memory):
             return check_unasked(self.backbone, memory.batch, self.trees)
         return check(self.backbone, request.inputs, memory, logits, self.trees)
 

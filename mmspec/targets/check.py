@@ -10,7 +10,8 @@ the first request the tokens behind its prompt are read both ways,
 
 A way of reading that scores otherwise is not used: chains are then read as the model's own step of
 several tokens (`Backbone.stepwise`), and what is still read otherwise is refused. The verdict holds
-for a class with its configuration, and is not asked for again.
+for a class with its configuration, and is not asked for again; what was refused is, since a forward
+may fail for once.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def check(
         verdict = _measured(reader, inputs, memory, logits, trees)
     if verdict is None:  # nothing can be said: broken scores are the loop's to report
         return False
-    if is_new:
+    if is_new and not verdict.chain:  # what is refused may have been out of order for once
         _verdicts[key] = verdict
     name = type(reader.model).__name__
     if verdict.chain:
@@ -93,7 +94,7 @@ def check(
 
 
 def check_unasked(reader: Checked, batch: int, trees: bool) -> bool:
-    """The same for a request whose tokens are not all told: a few words stand for its prompt.
+    """The same for a request that cannot be read on itself: a few words stand for its prompt.
 
     Asked only where no other request of the class was; pictures have no words to stand for them.
     """
@@ -104,7 +105,14 @@ def check_unasked(reader: Checked, batch: int, trees: bool) -> bool:
     ids = [[5 + 7 * at % reader.vocabulary for at in range(6)]] * batch
     inputs = {"input_ids": torch.tensor(ids, device=reader.device)}
     memory, logits, _ = reader.prefill(inputs, RIGHT + WRONG)
-    return check(reader, inputs, memory, logits, trees)
+    return has_room(memory) and check(reader, inputs, memory, logits, trees)
+
+
+def has_room(memory: Any) -> bool:
+    """Whether there are positions behind the prompt for the tokens that a check reads."""
+    ends = [each.last for each in _memories(memory) if each.last is not None]
+    places = [place for each in _memories(memory) for place in each.rope]
+    return not ends or max(places) + RIGHT - 1 <= min(ends)
 
 
 def refuse_if_readable(reader: Checked, inputs: Mapping[str, Any], error: Exception) -> None:

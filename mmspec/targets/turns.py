@@ -26,6 +26,7 @@ from transformers.cache_utils import (
     StaticSlidingWindowLayer,
 )
 
+from mmspec import _hf
 from mmspec.targets.cache import SlotCache, SlotLayer, copy_states
 
 _READABLE = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer)
@@ -53,7 +54,7 @@ class Past:
         conversation, as embeddings always are; a longer one, that they are its end. Raises
         ValueError where neither leaves a token to read.
         """
-        length = int(cache.get_seq_length())
+        length = _hf.held(cache)
         embeds, mask = inputs.get("inputs_embeds"), inputs.get("attention_mask")
         given = int((inputs["input_ids"] if embeds is None else embeds).shape[1])
         columns = None if mask is None else int(mask.shape[1])
@@ -111,6 +112,11 @@ def check_cache(cache: Any, slots: SlotCache, batch: int) -> None:
             f"past_key_values {what}; its keys and values are not at hand as the model made them, "
             f"so no draft can be verified against them; {_FRESH}"
         )
+    if _hf.is_uncounted(cache):
+        raise ValueError(
+            "past_key_values holds states of recurrent layers only, which do not tell how many "
+            f"tokens they have read; {_FRESH}"
+        )
     if cache.layers and len(cache.layers) != len(slots.layers):
         raise ValueError(
             f"past_key_values has {len(cache.layers)} layers and the model {len(slots.layers)}: it "
@@ -166,7 +172,7 @@ def release(rows: Sequence[SlotCache], config: Any, cache: Cache | None, stop: i
     `rows` are the slots of the batch, or of each row. The cache is left as a model would leave it.
     """
     cache = DynamicCache(config=config) if cache is None else cache
-    start = int(cache.get_seq_length())
+    start = _hf.held(cache)
     for index, layers in enumerate(zip(*(slots.layers for slots in rows), strict=True)):
         if isinstance(layers[0], LinearAttentionLayer):
             found: Any = cache.layers[index]

@@ -97,6 +97,9 @@ def test_a_seed_reproduces_a_prompt_of_embeddings() -> None:
 def test_embeddings_of_another_length_than_the_ids_are_refused() -> None:
     model = toys.model("llama")
     request, ids = embedded(model, "llama")
-    fast = mmspec.accelerate(model, "prompt-lookup")
+    fast, short = mmspec.accelerate(model, "prompt-lookup"), ids[:, 1:]
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(1, 24\), but the prompt"):
+        fast.generate(**request, input_ids=short, **GREEDY)
+    del request["attention_mask"]
     with pytest.raises(ValueError, match=r"input_ids are .* and inputs_embeds .*same tokens"):
-        fast.generate(**request, input_ids=ids[:, 1:], **GREEDY)
+        fast.generate(**request, input_ids=short, **GREEDY)

@@ -15,7 +15,7 @@ from mmspec.declared import declared
 from mmspec.drafters.neural.sight import TargetFeatures, checked
 from mmspec.naming import parameters
 from mmspec.recipe import Kit
-from mmspec.targets.backbone import ROOM
+from mmspec.targets.backbone import ROOM, Backbone
 from mmspec.targets.context import Context
 from mmspec.targets.kv_view import KvView, gathered
 from mmspec.targets.memory import Memory
@@ -153,6 +153,8 @@ def kv_of(kit: Kit) -> Kv:
             return _tokens(kit)
         if name not in KV:
             raise ValueError(f"kv={kit.kv!r} is not known; choose one of {', '.join(NAMES)}")
+        if KV[name] is not SameKv:
+            _check_viewable(kit.target)
         found = KV[name](**parameters(rest, {f.name: f.default for f in fields(KV[name])}, name))
     if kit.compressor is not None:
         raise ValueError(
@@ -162,7 +164,17 @@ def kv_of(kit: Kit) -> Kv:
     return found
 
 
+def _check_viewable(target: Reader) -> None:
+    """Refuse a target without one memory to look into. Raises ValueError."""
+    if not isinstance(target, Backbone):
+        raise ValueError(
+            f"{type(target.model).__name__} is read behind guidance or an encoder, and a part of "
+            "its memory cannot be read alone; give kv='same', or a recipe with a draft model"
+        )
+
+
 def _tokens(kit: Kit) -> TokensKv:
+    _check_viewable(kit.target)
     if kit.compressor is None:
         names = "compressor='top-p-uniform:keep=0.25' or another of `mmspec compressors`"
         raise ValueError(f"kv='tokens' reads what a compressor leaves; give {names}")
@@ -172,8 +184,14 @@ def _tokens(kit: Kit) -> TokensKv:
 
 
 def _memory(context: Context) -> Memory:
-    assert isinstance(context.memory, Memory)  # recurrent layers are refused before
-    return context.memory
+    """Raises ValueError where rows are read alone; recurrent layers are refused before."""
+    memory = context.memory
+    if not isinstance(memory, Memory) or memory.is_stepwise:
+        raise ValueError(
+            "the target is read in its own steps, row by row, and a part of its memory cannot be "
+            "read so; give kv='same', or a recipe with a draft model"
+        )
+    return memory
 
 
 def _slots(context: Context, reader: Reader) -> tuple[list[Tensor], list[Tensor]]:
