@@ -71,7 +71,9 @@ def check_flag(name: str, value: Any) -> None:
 def check_like(name: str, value: Any, usual: Any) -> None:
     """Refuse an option of another kind than the usual value; None there leaves the kind open.
 
-    In the place of a name there may be an object of a class of its own. Raises ValueError.
+    In the place of a name there may be an object of a class of its own. How far a number may go is
+    left to the part that takes it: a threshold may lie below 0, where nothing passes it. Raises
+    ValueError.
     """
     if isinstance(usual, bool):
         check_flag(name, value)
@@ -79,7 +81,7 @@ def check_like(name: str, value: Any, usual: Any) -> None:
         check_number(name, value, 0, whole=True, example=usual)
     elif isinstance(usual, Real):
         if value != math.inf:
-            check_number(name, value, 0, example=float(usual))
+            check_number(name, value, example=float(usual))
     elif isinstance(usual, str) and not isinstance(value, str):
         if type(value).__module__ == "builtins":
             raise ValueError(f"{name}={value!r} is no name; give one, such as {usual!r}")

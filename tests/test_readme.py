@@ -26,6 +26,21 @@ PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs"
 ELSEWHERE = ('"DIR"', '"mar_base.safetensors"')  # what a snippet reads and nobody has here
 
 
+def groups() -> Iterator[str]:
+    """The groups of entry points that the package reads: GROUP of the modules that ask for them."""
+    top = ROOT / "mmspec"
+    for path in (
+        *top.glob("*.py"),
+        *top.glob("*/**/*.py"),
+    ):  # modalities/ is a link: rglob stops there
+        if "entry_points(" in path.read_text(encoding="utf-8"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            yield import_module(name.removesuffix(".__init__")).GROUP
+
+
+GROUPS = frozenset(groups())
+
+
 def text(page: str) -> str:
     return PAGES[page].read_text(encoding="utf-8")
 
@@ -92,7 +107,13 @@ def test_every_command_that_is_shown_exists(page: str, command: str) -> None:
 def test_every_name_that_is_shown_exists(page: str) -> None:
     shown = re.findall(r"`(mmspec(?:\.\w+)+)(?:\([^`]*\))?`", text(page))
     for name in shown:
-        assert exists(name), f"{page} names {name}, which there is not"
+        assert name in GROUPS or exists(name), f"{page} names {name}, which there is not"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_entry_point_that_is_shown_is_read(page: str) -> None:
+    for group in re.findall(r'entry-points\."(.*?)"', text(page)):
+        assert group in GROUPS, f"{page} names the group {group}, which nothing reads"
 
 
 @pytest.mark.parametrize("page", PAGES)

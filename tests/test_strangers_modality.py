@@ -170,7 +170,11 @@ def test_certificates_tell_right_from_wrong() -> None:
         ({}, {"start": [0], "nights": 2}, "nights is no setting here; known: start, days"),
         ({}, {"days": 2}, "start is missing"),
         ({"tree": [2, 1]}, {}, "tree"),
-        ({"recipe": "coupled"}, {}, "'coupled' decodes tokens, but .* gives states; recipes for"),
+        (
+            {"recipe": "coupled"},
+            {},
+            "'coupled' decodes tokens, but a MarkovChain gives states; .* recipes for it: markov-",
+        ),
         ({"drafter": None}, {}, "'markov-copy' needs a draft chain; give drafter="),
         ({"drafter": "zoo:llava-drafter"}, {}, "holds no Markov chain"),
         ({"length": "entropy"}, {}, "fixed number of states"),

@@ -328,7 +328,10 @@ REFUSED: dict[str, tuple[Any, str]] = {  # the value that asks for nothing, and 
     "output_attentions": (False, _PER_STEP),
     "output_hidden_states": (False, _PER_STEP),
     "prefill_chunk_size": (None, "a prompt is read in one forward; drop it"),
-    "prompt_lookup_num_tokens": (None, "accelerate(model, recipe='prompt-lookup', length=...)"),
+    "prompt_lookup_num_tokens": (
+        None,
+        "that is a recipe here; drop it for accelerate(model, 'prompt-lookup', length=...)",
+    ),
     "token_healing": (False, "it rewrites the prompt; heal the prompt beforehand"),
     "use_mtp": (False, _SELF),
 }

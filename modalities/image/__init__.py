@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from mmspec.modality import PICTURE_FILES, Entry, Modality, Source, setting
 
+GROUP = "mmspec.drawing_models"
 _KINDS = ("emu3", "janus", "llamagen")
 _DRAWS = "ChameleonForImageGeneration"  # transformers' own Chameleon only writes
 _TRAINER = "mmspec.modalities.image.zoo.train"
@@ -42,7 +43,7 @@ ZOO = (
 
 def strangers() -> tuple[EntryPoint, ...]:
     """Drawing models of other packages: by `model_type`, each leads to a `DrawingModel`."""
-    return tuple(entry_points(group="mmspec.drawing_models"))
+    return tuple(entry_points(group=GROUP))
 
 
 def owns(source: Source) -> bool:

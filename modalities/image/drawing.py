@@ -258,7 +258,9 @@ def laid_out(family: ImageFamily, given: Any) -> Grid:
         raise ValueError(f"{family.name} draws any size; give grid=(height, width) in codes")
     is_pair = isinstance(size, tuple | list) and len(size) == 2
     if not is_pair or not all(is_whole(one) and one > 0 for one in size):
-        raise ValueError(f"grid={given!r} is no size; give (height, width) in codes, or a Grid")
+        raise ValueError(
+            f"grid={given!r} is no size; give (height, width) in codes, each at least 1, or a Grid"
+        )
     return family.layout(int(size[0]), int(size[1]))
 
 

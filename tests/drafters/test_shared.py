@@ -53,6 +53,13 @@ def test_seeded_output_is_that_of_plain_decoding(recipe: str) -> None:
     assert torch.equal(out.sequences, mmspec.decode_plain(model, **request, **settings).sequences)
 
 
+@pytest.mark.parametrize("recipe", ["draft-verify", "swift"])
+@pytest.mark.parametrize("share", [-0.5, 1.5])
+def test_what_is_no_share_of_the_layers_is_refused(recipe: str, share: float) -> None:
+    with pytest.raises(ValueError, match=f"share={share} is no number of at least 0 and at most 1"):
+        mmspec.accelerate(toys.model("llama"), recipe, share=share)
+
+
 def test_the_model_is_not_touched() -> None:
     model = toys.model("gemma3-text", layers=4)
     before = [id(part) for part in model.modules()]

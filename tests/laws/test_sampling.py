@@ -404,7 +404,7 @@ def test_a_loop_over_the_laws_gives_the_tokens_of_generate() -> None:
         ({"num_beams": 4}, "num_beams=4"),
         ({"num_return_sequences": 2, "do_sample": True}, "repeat the inputs"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive"),
-        ({"prompt_lookup_num_tokens": 3}, "lookup drafter"),
+        ({"prompt_lookup_num_tokens": 3}, "=3 .*accelerate.*'prompt-lookup'"),
         ({"guidance_scale": 3.0}, "mmspec.laws.sampling.guide"),
         ({"assistant_model": object()}, "drafter="),
         ({"temprature": 0.7}, "did you mean temperature"),

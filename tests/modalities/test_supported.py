@@ -140,7 +140,7 @@ def test_both_experts_are_forecast(recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["taylorseer", "speca", "first-block-cache"])
 def test_nan_is_no_forecast(recipe: str) -> None:
-    latents = torch.full((1, 16, 16), torch.nan)
+    latents = torch.full((1, 16, 16), 3e38)  # finite; the network overflows on it
     options: dict[str, Any] = {"lite": True} if recipe == "taylorseer" else {}
     pipe = pipeline("flux")
     for broken in (False, True):

@@ -93,3 +93,13 @@ def test_options_and_verifiers_reach_the_gate() -> None:
         ValueError, match="basis='fourier' is not known; choose one of taylor, newton"
     ):
         mmspec.accelerate(pipe, "taylorseer", basis="fourier")
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("first-block-cache", {"threshold": float("nan")}), ("speca", {"base": "low"})],
+)
+def test_a_threshold_is_a_number(name: str, given: dict[str, Any]) -> None:
+    option, value = next(iter(given.items()))
+    with pytest.raises(ValueError, match=f"^{option}={value!r} is no number; give one, such as 0"):
+        mmspec.accelerate(pipeline("dit"), name, **given)

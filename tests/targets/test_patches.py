@@ -123,11 +123,14 @@ def test_paces() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PatchSettings(steps=0), "steps=0 is too few"),
-        (lambda: PatchSettings(head_steps=1), "head_steps=1 is too few"),
+        (lambda: PatchSettings(steps=0), "^steps=0 is no whole number of at least 1;"),
+        (lambda: PatchSettings(head_steps=1), "head_steps=1 is no whole number of at least 2;"),
         (lambda: PatchSettings(schedule="cosine"), "guidance_schedule='cosine' is not known"),
-        (lambda: PatchSettings(guidance=-1.0), "guidance=-1.0 is no scale"),
-        (lambda: PatchSettings(temperature=0.0), "temperature=0.0 must be positive"),
+        (
+            lambda: PatchSettings(guidance=-1.0),
+            "guidance=-1.0 is no number of at least 0; give one",
+        ),
+        (lambda: PatchSettings(temperature=0.0), "temperature=0.0 is no number of at least 1e-08"),
         (lambda: PatchSettings(steps=5).spans(4), "steps=5 show less than one of 4 cells"),
         (lambda: Ahead(0), "length=0 drafts nothing"),
         (lambda: Milestones(3, 1.5), "prefill=1.5 is no share"),

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mmspec.draft import Drafter
-from mmspec.drafters.growth import News, Nodes
+from mmspec.drafters.growth import DraftModel, Nodes
 from mmspec.drafters.neural.small_model import committed, draft_law, head_of_target
 from mmspec.laws.categorical import Categorical
 from mmspec.recipe import DraftModelKind, Kit
@@ -44,20 +43,11 @@ class BigramHead(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class BigramDraft:
-    """A head as a source of draft laws."""
+class BigramDraft(DraftModel):
+    """A head as a source of draft laws. It says only what a `DraftModel` must."""
 
     head: BigramHead
-    sees: str = SEES
-    wants: frozenset[str] = frozenset()
-    cache_config: None = None
-
-    @property
-    def networks(self) -> Sequence[nn.Module]:
-        return (self.head,)
-
-    def begin(self, context: Context) -> None:
-        return None
+    sees: ClassVar[str] = SEES
 
     def listen(self, context: Context, state: None) -> Categorical:
         last = torch.tensor([row[-1:] for row in context.history], device=context.device)
@@ -66,9 +56,6 @@ class BigramDraft:
     def say(self, context: Context, state: None, nodes: Nodes) -> Categorical:
         ahead = nodes.layout.depths + 1
         return draft_law(context, self.head(nodes.tokens), nodes.prefix(context), ahead)
-
-    def keep(self, context: Context, state: None, news: News) -> None:
-        return None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from mmspec.draft import Drafter
 from mmspec.drafters.growth import DraftModel, Nodes
 from mmspec.drafters.neural.kv import Kv, SameKv, kv_of
 from mmspec.drafters.neural.small_model import Autoregressive, committed, draft_law
-from mmspec.errors import is_whole
+from mmspec.errors import check_number, is_whole
 from mmspec.laws.categorical import Categorical
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context
@@ -114,9 +114,10 @@ def _thin(backbone: Reader, skip: Sequence[int], depth: int | None, left: Sequen
 
 def skipping(kit: Kit) -> Drafter:
     """The target without some layers: those in `skip`, or about `share` of the inner ones."""
-    skip = kit.options["skip"]
+    skip, share = kit.options["skip"], kit.options["share"]
+    check_number("share", share, 0, 1, example=0.5)
     if skip is None:
-        skip = spread(len(kit.target.layers), kit.options["share"])
+        skip = spread(len(kit.target.layers), share)
     if not isinstance(skip, list | tuple) or not all(is_whole(one) for one in skip):
         count = len(kit.target.layers)
         raise ValueError(f"skip={skip!r} are no layers; give their numbers, 0 to {count - 1}")

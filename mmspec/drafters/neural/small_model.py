@@ -182,7 +182,11 @@ def small_model(kit: Kit) -> Drafter:
 
 def head_of_target(kit: Kit) -> Drafter:
     """A draft model that came bound to the target: it sees what the target has seen."""
-    assert kit.drafter is not None
+    if not isinstance(kit.drafter, DraftModel):
+        raise ValueError(
+            f"a {type(kit.drafter).__name__} is no source of draft laws; let the `read` of its "
+            "sort give what inherits mmspec.drafters.growth.DraftModel"
+        )
     if kit.compressor is not None:
         raise ValueError(
             f"a draft model that sees {kit.sees!r} knows the picture through the target, so there "

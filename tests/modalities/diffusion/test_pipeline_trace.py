@@ -162,6 +162,15 @@ def test_a_mistake_is_one_clear_error(mistake: Any, message: str) -> None:
 @pytest.mark.parametrize("recipe", [PLAIN, FROZEN], ids=["plain", "frozen"])
 def test_broken_latents_name_the_round(recipe: Recipe) -> None:
     latents = torch.zeros(2, 4, 8, 8)
-    latents[1, 0, 0, 0] = torch.nan
+    latents[1] = 3e38  # finite; the network overflows on it
     with pytest.raises(BrokenLogits, match=r"NaN or infinite in round 0 \(row 1"):
+        draw(mmspec.accelerate(shared("sd"), recipe), "sd", latents=latents)
+
+
+@pytest.mark.parametrize("recipe", ["asd", "speca"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_latents_that_are_no_numbers_are_named(recipe: str, value: float) -> None:
+    latents = torch.zeros(2, 4, 8, 8)
+    latents[1, 0, 0, 0] = value
+    with pytest.raises(ValueError, match=r"latents=float32 \(2, 4, 8, 8\) are no tensor of finite"):
         draw(mmspec.accelerate(shared("sd"), recipe), "sd", latents=latents)

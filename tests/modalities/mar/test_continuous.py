@@ -113,7 +113,7 @@ def test_an_accelerated_model_says_what_it_is() -> None:
             "decodes tokens.*recipes for it: cspd, cspd-coupled",
         ),
         ({"drafter": mar(1), "tau": 3.0}, "unknown keyword tau.*prefill"),
-        ({"drafter": mar(1), "recipe": "cspd", "tau": -1.0}, "tau=-1.0 is no number of at least 0"),
+        ({"drafter": mar(1), "recipe": "cspd", "tau": -1.0}, "tau=-1.0 must be positive; 42 is"),
         ({"drafter": mar(1), "length": "auto"}, "so many steps at a time"),
         ({"drafter": mar(1), "length": 0}, "length=0 drafts nothing"),
         ({"drafter": mar(1), "prefill": 2.0}, "prefill=2.0 is no share"),
