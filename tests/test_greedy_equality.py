@@ -88,7 +88,7 @@ def check_with_an_oracle(family: str, batch: str, seeds: range) -> None:
     assert moved > 0
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", [pytest.param("one", marks=pytest.mark.slow), "ragged"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_chain(family: str, batch: str) -> None:
     check_with_a_drafter(family, batch, range(1), length=3)
