@@ -50,7 +50,7 @@ def test_shared_layers_are_recorded_on_the_target_s_cache() -> None:
 def test_a_feature_head_is_recorded_on_a_cache_of_its_own() -> None:
     model = toys.model("llava")
     head = random_drafter(recipes.get("eagle"), model)
-    fast = mmspec.accelerate(model, "eagle", drafter=head)
+    fast = unchecked(mmspec.accelerate(model, "eagle", drafter=head))
     with recording(fast) as tape:
         out = fast.generate(**toys.inputs("llava"), max_new_tokens=ROOM)
     calls = [call for call in tape.forwards if call.module is head]
@@ -62,7 +62,7 @@ def test_a_feature_head_is_recorded_on_a_cache_of_its_own() -> None:
 
 def test_a_replay_computes_what_the_run_computed() -> None:
     target = toys.model("llava")
-    fast = mmspec.accelerate(target, "plain")
+    fast = unchecked(mmspec.accelerate(target, "plain"))
     seen: list[list[torch.Tensor]] = [[], []]
     with recording(fast) as tape, _outputs(target, seen[0]):
         fast.generate(**toys.inputs("llava"), max_new_tokens=ROOM)

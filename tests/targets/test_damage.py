@@ -110,17 +110,12 @@ def test_a_cache_that_forgets_to_crop(family: str, monkeypatch: pytest.MonkeyPat
 ADVANCE = Memory.advance
 
 
-def test_what_is_refused_stays_refused_without_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused_is_refused_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotCache, "restore", lambda *_: None)
     model, request = toys.model("lfm2"), toys.inputs("lfm2")
     fast = mmspec.accelerate(model, "coupled", drafter=Oracle([[5, 6, 7, 8]], tree=4))
-    calls = []
-    model.get_input_embeddings().register_forward_hook(lambda *_: calls.append(1))
-    found = []
     for _ in range(2):
-        calls.clear()
         with pytest.raises(ValueError, match="Lfm2ForCausalLM"):
             fast.generate(**request, max_new_tokens=ROOM)
-        found.append(len(calls))
-    assert found[0] > 5
-    assert found[1] == 1
+    monkeypatch.undo()
+    assert fast.generate(**request, max_new_tokens=ROOM).stats.target_calls
