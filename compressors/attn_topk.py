@@ -9,11 +9,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from mmspec.compressors.contract import Features
-from mmspec.compressors.selection import Selection, best
+from mmspec.compressors.selection import KeptTokens, best
 
 
 @dataclass(frozen=True)
-class AttentionTopK(Selection):
+class AttentionTopK(KeptTokens):
     """The share `keep` that the last prompt token attends to most, early in the target.
 
     FastV (Chen et al. 2024) prunes inside the model; here the drafter's picture is pruned and the

@@ -9,11 +9,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from mmspec.compressors.contract import Features
-from mmspec.compressors.selection import Selection, best
+from mmspec.compressors.selection import KeptTokens, best
 
 
 @dataclass(frozen=True)
-class ClsTopK(Selection):
+class ClsTopK(KeptTokens):
     """The share `keep` that the class token of the vision tower attends to most.
 
     As FasterVLM (Zhang et al. 2024) prunes: before the language model, whatever the question is.

@@ -9,11 +9,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from mmspec.compressors.contract import Features
-from mmspec.compressors.selection import Selection, best
+from mmspec.compressors.selection import KeptTokens, best
 
 
 @dataclass(frozen=True)
-class DreamTopK(Selection):
+class DreamTopK(KeptTokens):
     """The share `keep` by the mean attention of the last layer, over heads and queries (DREAM).
 
     Hu et al. 2025, whose release averages over all queries of the prompt; under a causal mask that

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.compressors.contract import Features
-from mmspec.compressors.selection import Selection
+from mmspec.compressors.selection import KeptTokens
 
 
 @dataclass(frozen=True)
-class FarthestPoint(Selection):
+class FarthestPoint(KeptTokens):
     """The share `keep` by farthest-point selection, with 1 - cosine for a distance.
 
     Begins with the token least like the mean direction; then always takes the token whose nearest

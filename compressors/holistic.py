@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.compressors.contract import Features
-from mmspec.compressors.selection import Selection, best
+from mmspec.compressors.selection import KeptTokens, best
 
 
 @dataclass(frozen=True)
-class Holistic(Selection):
+class Holistic(KeptTokens):
     """The share `keep` by three scores, each brought to [0, 1] within its frame (HIPPO, Lv 2026).
 
     Relevance: mean attention of the question, over layers and heads. Novelty: 1 - cosine with the

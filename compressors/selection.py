@@ -16,7 +16,7 @@ KEPT = "a kept feature stays at its own slot"
 
 
 @dataclass(frozen=True)
-class Selection(Compressor):
+class KeptTokens(Compressor):
     """Keeps the share `keep` of the features as they are; which ones is said by `kept`."""
 
     keep: float = 0.5

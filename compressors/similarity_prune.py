@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.compressors.contract import Features, Grid
-from mmspec.compressors.selection import Selection
+from mmspec.compressors.selection import KeptTokens
 
 
 @dataclass(frozen=True)
-class SimilarityPrune(Selection):
+class SimilarityPrune(KeptTokens):
     """At most the share `keep`, by attention; none whose cosine with a kept one passes `limit`.
 
     Greedy, from the token that the last prompt token attends to most. A generic definition.

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.compressors.contract import Features
-from mmspec.compressors.selection import Selection, best
+from mmspec.compressors.selection import KeptTokens, best
 
 
 @dataclass(frozen=True)
-class TextSimilarity(Selection):
+class TextSimilarity(KeptTokens):
     """The share `keep` by the highest cosine with an embedding of the question's tokens.
 
     A generic definition. The space is that in which the language model reads both, where pictures

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from mmspec.compressors.contract import Features
-from mmspec.compressors.selection import Selection, best
+from mmspec.compressors.selection import KeptTokens, best
 
 
 @dataclass(frozen=True)
-class TopPUniform(Selection):
+class TopPUniform(KeptTokens):
     """The share `keep`: first by attention up to `mass` of it, then evenly over the rest.
 
     SpecVLM for video (Ji et al. 2025): drop 90 %, mass 0.4. The score is the mean attention of the

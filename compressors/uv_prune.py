@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.compressors.contract import Features
-from mmspec.compressors.selection import Selection, best
+from mmspec.compressors.selection import KeptTokens, best
 
 
 @dataclass(frozen=True)
-class UvPrune(Selection):
+class UvPrune(KeptTokens):
     """The share `keep` by the gain in cosine with the question over early layers (ParallelVLM).
 
     Kong et al. 2026. Their sum over layers 1 to L_e of cosine differences telescopes, so two

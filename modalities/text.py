@@ -22,7 +22,7 @@ from mmspec.targets.cache import SlotCache
 from mmspec.targets.generation_settings import check_parts, refuse_modes, sampled
 from mmspec.targets.generation_settings import resolve as resolve_settings
 from mmspec.targets.inputs import check_inputs
-from mmspec.targets.outcome import Ending, Recorder
+from mmspec.targets.outcome import Ending, OutcomeRecorder
 from mmspec.targets.stop import Stop
 from mmspec.targets.turns import Past, check_cache, check_room, prompt_slots, unread, whole_mask
 from mmspec.targets.visual import check_carrier, check_request, visual_ids
@@ -227,7 +227,7 @@ class _Asked:
             check_room(self.cache, prompt_slots(request.inputs, request.past) + request.room - 1)
         recorder = None
         if self.returns_cache or self.scores or self.logits:
-            recorder = Recorder(target, self.scores or self.logits)
+            recorder = OutcomeRecorder(target, self.scores or self.logits)
             call = replace(call, parts=replace(call.parts, target=recorder))
         tokens, _ = spoken(call, ids, loop, streamer)
         rows = padded(tokens, first(config.pad_token_id, config.eos_token_id))

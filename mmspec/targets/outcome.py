@@ -32,7 +32,7 @@ class Ending:
 
 
 @dataclass(eq=False)
-class Recorder:
+class OutcomeRecorder:
     """A target that remembers the scores of verified tokens, and where the request ended.
 
     The scores that verified a token are the very ones that `generate()` computes for it, up to the
