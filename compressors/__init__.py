@@ -33,7 +33,7 @@ COMPRESSORS: Mapping[str, tuple[str, str]] = {  # file and class; loaded when as
     "identity": ("identity", "Identity"),
     "latent": ("latent", "Latent"),
     "q-former": ("q_former", "QFormer"),
-    "resampler": ("resampler", "Resampler"),
+    "resampler": ("resampler", "QueryResampler"),
     "similarity-prune": ("similarity_prune", "SimilarityPrune"),
     "space-to-depth": ("space_to_depth", "SpaceToDepth"),
     "temporal-redundancy": ("temporal_redundancy", "TemporalRedundancy"),
@@ -61,6 +61,8 @@ def named(text: str) -> Compressor:
     Raises ValueError for unknown names and parameters, listing the known ones, and for values out
     of range.
     """
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is no name of a compressor; give one such as 'average-pool'")
     name, _, rest = text.partition(":")
     maker = kind(name)
     known = {one.name: one.default for one in fields(maker)}

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from mmspec.compressors.cells import PLACES, cell_count, cells, check_stride
-from mmspec.compressors.contract import Compressed, Features, Grid
-from mmspec.compressors.learned import Learned
+from mmspec.compressors.cells import cells
+from mmspec.compressors.contract import Compressed, Features
+from mmspec.compressors.learned_cells import LearnedCells
 
 
 @dataclass(frozen=True)
-class Conv(Learned):
+class Conv(LearnedCells):
     """A depthwise convolution of `stride` x `stride` with that stride, then a pointwise one.
 
     SpecVLM (Huang et al. 2025) has a strided convolution among its compressors; this separable one
     has H stride^2 + H^2 parameters. Cells at the edge are scaled as if they were whole. Initial
     weights are those of average pooling; with stride=1 the identity.
     """
-
-    stride: int = 2
-    places: ClassVar[str] = PLACES
-
-    def __post_init__(self) -> None:
-        check_stride(self.stride)
-
-    def count(self, features: int, grid: Grid | None = None) -> int:
-        return cell_count(features, grid, self.stride)
 
     def network(self, width: int) -> nn.Module:
         return SeparableConv(width, self.stride)

@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mmspec.compressors.contract import Compressed, Compressor, Features, Grid
+from mmspec.errors import reading
+from mmspec.models.folder import configuration
 
 WEIGHTS, CONFIG = "compressor.safetensors", "compressor.json"
 OWN = ("weights", "untrained", "seed")  # where the parameters come from; not what they are
@@ -43,8 +45,8 @@ class Learned(Compressor):
         if self.weights is None and not self.untrained:
             raise ValueError(
                 f"{type(self).__name__} has trained parameters, and none were given; give "
-                "weights=FOLDER written by mmspec.compressors.save, or untrained=True to use "
-                "initial ones"
+                "weights=FOLDER written by mmspec.compressors.learned.save, or untrained=True to "
+                "use initial ones"
             )
         network = initial(self, width) if self.weights is None else load(self, width)
         return Fitted(self, network.to(like.device, like.dtype).eval().requires_grad_(False))
@@ -100,9 +102,12 @@ def load(design: Learned, width: int) -> nn.Module:
     folder = Path(str(design.weights))
     if not (folder / CONFIG).exists() or not (folder / WEIGHTS).exists():
         raise ValueError(
-            f"{folder} has no {CONFIG} and {WEIGHTS}; write them with mmspec.compressors.save"
+            f"{folder} has no {CONFIG} and {WEIGHTS}; write them with "
+            "mmspec.compressors.learned.save"
         )
-    content = json.loads((folder / CONFIG).read_text())
+    content = configuration(folder / CONFIG)
+    with reading(folder, "compressor"):
+        tensors = load_file(folder / WEIGHTS)
     mine = {"class": type(design).__name__, "width": width, "parameters": _parameters(design)}
     for name, value in mine.items():
         if content.get(name) != value:
@@ -111,7 +116,8 @@ def load(design: Learned, width: int) -> nn.Module:
                 "here; choose it with its own parameters, or train one for this model"
             )
     network = initial(design, width)
-    network.load_state_dict(load_file(folder / WEIGHTS))
+    with reading(folder, "compressor"):
+        network.load_state_dict(tensors)
     return network
 
 

@@ -15,7 +15,7 @@ from mmspec.compressors.learned import Learned
 
 
 @dataclass(frozen=True)
-class Resampler(Learned):
+class QueryResampler(Learned):
     """softmax(Q K^T / sqrt(d)) V with learned Q, K = k(X), V = v(X), and a map of the outcome.
 
     The adaptor of ViSpec (Kang et al. 2025), without its global vector. Not causal and without

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from mmspec.compressors.cells import PLACES, cell_count, cells, check_stride
-from mmspec.compressors.contract import Compressed, Features, Grid
-from mmspec.compressors.learned import Learned
+from mmspec.compressors.cells import cells
+from mmspec.compressors.contract import Compressed, Features
+from mmspec.compressors.learned_cells import LearnedCells
 
 
 @dataclass(frozen=True)
-class SpaceToDepth(Learned):
+class SpaceToDepth(LearnedCells):
     """Cells of `stride` x `stride` become one feature of stride^2 H, and that H by a linear map.
 
     As the merger of Qwen-VL does before its language model. Cells that the edge cuts off are filled
     with zeros and scaled as if they were whole. Initial weights are those of average pooling; with
     stride=1 the identity.
     """
-
-    stride: int = 2
-    places: ClassVar[str] = PLACES
-
-    def __post_init__(self) -> None:
-        check_stride(self.stride)
-
-    def count(self, features: int, grid: Grid | None = None) -> int:
-        return cell_count(features, grid, self.stride)
 
     def network(self, width: int) -> nn.Module:
         return Merger(width, self.stride)

@@ -76,8 +76,8 @@ class Text:
         own = {name: arguments.get(name) for name in OWN}
         rest = {k: v for k, v in arguments.items() if k not in self.inputs and k not in OWN}
         check_parts(own)
-        if own["past_key_values"] is None:
-            self._check(inputs)
+        behind = own["past_key_values"] is not None  # then a mask may be longer than the ids
+        self._check({n: v for n, v in inputs.items() if not behind or n != "attention_mask"})
         inputs, model = self.prepared(inputs), self.bound.model
         check_carrier(inputs)
         inputs, past = self._begun(inputs, own["past_key_values"], own["drafter_inputs"])

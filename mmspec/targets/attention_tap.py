@@ -6,6 +6,7 @@ and the softmax of the chosen queries alone is computed once more. Nothing stays
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,27 @@ ROWS = 64  # queries at a time: their attention to all slots may be large
 OFFERED = frozenset({FIRST, LAST, MEAN, HEADS})
 
 
-class AttentionTap(TorchFunctionMode):
+class KernelTap(TorchFunctionMode, ABC):
+    """While entered, is told of every call of the fused kernel, which runs as it would."""
+
+    @abstractmethod
+    def note(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Look at the arguments of one call."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            self.note(args, kwargs)
+        return func(*args, **kwargs)
+
+
+class AttentionTap(KernelTap):
     """While entered, notes what the last prompt tokens of each row attend to.
 
     `wants` are names out of OFFERED, `rows` how many of the last tokens of each row are asked:
@@ -62,18 +83,10 @@ class AttentionTap(TorchFunctionMode):
         for hook in self._hooks:
             hook.remove()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if self._listening is not None and func is functional.scaled_dot_product_attention:
+    def note(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if self._listening is not None:
             layer, self._listening = self._listening, None
             self.last[layer], self.mean[layer] = attention_of(self.rows, *args, **kwargs)
-        return func(*args, **kwargs)
 
     def _switch(self, layer: int | None) -> Callable[..., None]:
         def listen(*_: Any) -> None:
@@ -195,7 +208,7 @@ def _bias(
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, hide)
 
 
-class ClassTokenTap(TorchFunctionMode):
+class ClassTokenTap(KernelTap):
     """While the pictures are encoded, notes what the class token of the vision tower attends to.
 
     Taken in the layer whose output the model uses. Raises ValueError at construction for a tower
@@ -220,20 +233,11 @@ class ClassTokenTap(TorchFunctionMode):
         self.attention: list[Tensor] = []  # per picture (n,)
         self._seen = 0
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is functional.scaled_dot_product_attention:
-            if self._seen == self.call:
-                named = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
-                self.attention = list(_class_attention(named))
-            self._seen += 1
-        return func(*args, **kwargs)
+    def note(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if self._seen == self.call:
+            named = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
+            self.attention = list(_class_attention(named))
+        self._seen += 1
 
 
 def _class_attention(call: Mapping[str, Any]) -> Tensor:  # (pictures, n)

@@ -52,7 +52,6 @@ def resolve(
     """
     _refuse_unknown(model, {**_entries(config), **settings})
     _check_values(settings)
-    own = model.generation_config
     merged = _hf.merge_config(model, config, settings)
     refuse_modes(model, merged)
     _hf.set_special_tokens(model, merged, device, batch, attention_mask is not None)
@@ -60,19 +59,13 @@ def resolve(
         attention_mask = _inferred_mask(model, merged, inputs)
     if attention_mask is not None and bool((attention_mask == 1).all()):
         attention_mask = None  # as generate() does: no padding, nothing to skip
-
-    def is_default(name: str) -> bool:
-        return all(
-            value is None
-            for value in (settings.get(name), config and getattr(config, name), getattr(own, name))
-        )
-
+    said = (settings, {} if config is None else vars(config), vars(model.generation_config))
     merged = _hf.set_lengths(
         model,
         merged,
         prompt_length,
-        default_max=is_default("max_length"),
-        default_min=is_default("min_length"),
+        default_max=all(entries.get("max_length") is None for entries in said),
+        default_min=all(entries.get("min_length") is None for entries in said),
         embeds=embeds,
     )
     do_sample = bool(merged.do_sample)

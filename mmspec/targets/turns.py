@@ -30,7 +30,7 @@ from mmspec import _hf
 from mmspec.targets.cache import SlotCache, SlotLayer, copy_states
 
 _READABLE = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer)
-_FRESH = "start with past_key_values=DynamicCache(config=model.config)"
+_FRESH = "give past_key_values=DynamicCache(config=model.config)"
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,8 @@ def request(model: LlamaGenForImageGeneration, inputs: Mapping[str, Any]) -> dic
         raise ValueError(f"this LlamaGen draws behind a {config.condition}; give {names}")
     if config.condition == "class":
         given = inputs["class_ids"]
+        if isinstance(given, Tensor) and given.is_meta:
+            raise ValueError("class_ids lie on the meta device; give numbers in memory")
         listed = given.tolist() if isinstance(given, Tensor) else given
         listed = listed if isinstance(listed, list | tuple) else [listed]
         if not listed or not all(is_whole(one) for one in listed):

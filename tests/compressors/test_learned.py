@@ -23,7 +23,7 @@ from mmspec.compressors.hide_all import HideAll
 from mmspec.compressors.latent import Latent
 from mmspec.compressors.learned import Learned, initial, save
 from mmspec.compressors.q_former import QFormer
-from mmspec.compressors.resampler import Resampler
+from mmspec.compressors.resampler import QueryResampler
 from mmspec.compressors.space_to_depth import SpaceToDepth
 from tests import toys
 from tests.compressors.catalogue import GRIDS, WIDTH, picture, signals
@@ -36,7 +36,7 @@ DESIGNS: list[Learned] = [
     ElasticGate(heads=4),
     Latent(5),
     QFormer(5, 4),
-    Resampler(5, 4),
+    QueryResampler(5, 4),
     SpaceToDepth(3),
 ]
 LIKE = torch.zeros(1)
@@ -77,7 +77,7 @@ def test_space_to_depth_is_torchs() -> None:
 
 def test_resampler_is_the_formula_and_knows_no_order() -> None:
     features = picture(None)
-    network: Any = initial(Resampler(5, 4), WIDTH)
+    network: Any = initial(QueryResampler(5, 4), WIDTH)
     key, value = network.k_proj(features.values), network.v_proj(features.values)
     heads = []
     for head in range(4):
@@ -166,7 +166,7 @@ def test_networks_come_back_from_disk(design: Learned, tmp_path: Path) -> None:
 
 def test_initial_weights_follow_from_their_seed() -> None:
     one, same, other = (
-        Resampler(5, 4, seed=seed, untrained=True).fitted(WIDTH, LIKE) for seed in (1, 1, 2)
+        QueryResampler(5, 4, seed=seed, untrained=True).fitted(WIDTH, LIKE) for seed in (1, 1, 2)
     )
     features = picture(None)
     thin = one.compress(features, {}).features
@@ -196,3 +196,17 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
 def test_a_design_does_not_thin() -> None:
     with pytest.raises(ValueError, match=r"a design without parameters; call fitted"):
         Conv().compress(picture(None), {})
+
+
+@pytest.mark.parametrize("name", ["compressor.json", "compressor.safetensors"])
+def test_damaged_folders_are_named(tmp_path: Path, name: str) -> None:
+    design = QueryResampler(5, 4)
+    save(tmp_path, design, initial(design, WIDTH), WIDTH)
+    (tmp_path / name).write_bytes(b"{")
+    with pytest.raises(ValueError, match=r"compressor.*; copy (or download )?it again"):
+        QueryResampler(5, 4, weights=str(tmp_path)).fitted(WIDTH, LIKE)
+
+
+def test_what_is_no_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="None is no name of a compressor"):
+        named(None)  # type: ignore[arg-type]

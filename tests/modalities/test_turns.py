@@ -266,8 +266,8 @@ def mistakes() -> dict[str, tuple[Any, str]]:
     fresh = toys.inputs("llama")
     return {
         "not a cache": ((question, ((1, 2),)), r"is a tuple, not a Cache.*DynamicCache"),
-        "quantised": ((fresh, quantised()), r"has a _Quantized.*start with"),
-        "offloaded": ((fresh, Offloaded()), r"offloads its layers.*start with"),
+        "quantised": ((fresh, quantised()), r"has a _Quantized.*give past"),
+        "offloaded": ((fresh, Offloaded()), r"offloads its layers.*give past"),
         "another model's": ((question, other), r"has 2 layers and the model 3"),
         "other rows": ((two, cache), r"holds 1 rows and the request has 2"),
         "nothing new": ((short, cache), r"holds \d+ tokens and the request has 5"),
@@ -315,3 +315,13 @@ def test_a_draft_model_that_sees_pixels_is_shown_earlier_pictures() -> None:
     out = fast.generate(**question, **GREEDY, past_key_values=other, drafter_inputs=shown)
     assert torch.equal(out.sequences, expected)
     assert out.stats.draft_acceptance_rate == 1
+
+
+def test_ids_behind_a_cache_are_looked_at_too() -> None:
+    model = toys.model("llama")
+    cache = DynamicCache(config=model.config)
+    fast, ids = mmspec.accelerate(model, "prompt-lookup"), torch.tensor([[5, 6, 7, 8]])
+    fast.generate(input_ids=ids, past_key_values=cache, max_new_tokens=2)
+    more = torch.tensor([[5, 6, 7, 8, 9, 10, 10**6]])
+    with pytest.raises(ValueError, match="input_ids hold 1000000"):
+        fast.generate(input_ids=more, past_key_values=cache, max_new_tokens=2)

@@ -113,6 +113,10 @@ def _part(rng: Random, folders: Path) -> Misuse:
     return _accelerated(subject.model, subject.name, wrong, recipe, **{name: value})
 
 
+# never skips a forward; skips no layer
+MEANT: tuple[tuple[str, Any], ...] = (("threshold", -3), ("threshold", -0.5), ("skip", []))
+
+
 def _knob(rng: Random, folders: Path) -> Misuse:
     """A recipe's own option with a value that is none, or one that it does not have."""
     while True:
@@ -122,6 +126,8 @@ def _knob(rng: Random, folders: Path) -> Misuse:
             name = rng.choice([*options])
             odd = [NAN, "x", -3, [], {}, object(), -0.5, b"x"]
             value = rng.choice([one for one in odd if type(one) is not type(options[name])])
+            if (name, value) in MEANT:
+                continue
         elif rng.random() < 0.5:
             name, value = rng.choice(("lenght", "tau", "delta", "colour", "steps", "alpha")), 3
             if name in options:

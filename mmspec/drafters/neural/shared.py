@@ -48,8 +48,11 @@ class SharedBackbone(DraftModel):
                 "a draft model of its own"
             )
         layers = len(self.backbone.layers)
-        if self.depth is not None and not 1 <= self.depth <= layers:
-            raise ValueError(f"depth={self.depth} is no number of layers; {name} has {layers}")
+        depth = self.depth
+        if depth is not None and not (is_whole(depth) and 1 <= depth <= layers):
+            raise ValueError(
+                f"depth={depth!r} is no number of layers; {name} has {layers}, give 1 to {layers}"
+            )
         unknown = [layer for layer in self.skip if not 0 <= layer < layers]
         if unknown:
             raise ValueError(
