@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
 from mmspec import _hf
@@ -94,7 +94,17 @@ class EncoderDecoder(Reader):
         return out.logits[:, -rows:], states
 
     def thinned(self, skip: Sequence[int], depth: int | None = None) -> Reader:
-        raise ValueError(f"layers of {type(self.model).__name__} cannot be left out")
+        raise self._whole()
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        raise self._whole()
+
+    def _whole(self) -> ValueError:
+        return ValueError(
+            f"{type(self.model).__name__} reads its source in an encoder, and its layers cannot be "
+            "left out or shared with a draft; use a draft model, or prompt-lookup"
+        )
 
     def _encoded(self, inputs: Mapping[str, Any]) -> Any:
         """What the encoder makes of the source, or what the request brings along."""

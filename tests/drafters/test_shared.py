@@ -118,3 +118,9 @@ def test_any_decoder_with_a_list_of_layers_drafts_for_itself(name: str) -> None:
     whole = mmspec.accelerate(model, "layer-skip", depth=2, length=4)
     out = whole.generate(**request, max_new_tokens=11, do_sample=False)
     assert out.stats.target_calls == 2  # one token of the prompt, then five a call
+
+
+@pytest.mark.parametrize("recipe", ["layer-skip", "swift", "draft-verify"])
+def test_layers_behind_an_encoder_are_refused(recipe: str) -> None:
+    with pytest.raises(ValueError, match=r"Whisper\w+ reads its source.*; use a draft"):
+        mmspec.accelerate(toys.model("whisper"), recipe)

@@ -182,7 +182,8 @@ def _tensor(rng: Random, subject: Subject, given: dict[str, Any]) -> Harm:
     if not names:
         return _setting(rng, subject, given)
     name = rng.choice(names)
-    right = ("without its batch", "with two rows", "longer")  # of classes, one per picture
+    # of classes, one per picture
+    right = ("without its batch", "with two rows", "longer", "a list", "of numpy", "a number")
     how = rng.choice([one for one in HARMS if name != "class_ids" or one not in right])
     found = HARMS[how](given[name], rng)
     if found is None:
