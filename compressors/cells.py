@@ -18,7 +18,7 @@ PLACES = "the slot of the cell's centre"
 
 
 @dataclass(frozen=True)
-class Cells:
+class GridCells:
     """Which features make up each of C cells."""
 
     cell: Tensor  # (n,) int64 cell of every feature
@@ -35,7 +35,7 @@ class Cells:
         return cells
 
 
-def cells(features: Features, stride: int) -> Cells:
+def cells(features: Features, stride: int) -> GridCells:
     """Cells of `stride` x `stride`; runs of `stride`^2 features where there is no grid."""
     device = features.values.device
     frames, height, width = features.shape
@@ -47,7 +47,7 @@ def cells(features: Features, stride: int) -> Cells:
     cell = (frame * rows + row[:, None]) * columns + column
     place = (row_place[:, None] * wide + column_place).expand(frames, -1, -1)
     centre = (frame * height + row_centre[:, None]) * width + column_centre
-    return Cells(cell.flatten(), place.flatten(), centre.flatten())
+    return GridCells(cell.flatten(), place.flatten(), centre.flatten())
 
 
 def cell_count(features: int, grid: Grid | None, stride: int) -> int:

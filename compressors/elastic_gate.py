@@ -51,10 +51,10 @@ class ElasticGate(Learned):
 
     def network(self, width: int) -> nn.Module:
         check_heads(width, self.heads)
-        return Gate(width, self)
+        return KeepGate(width, self)
 
 
-class Gate(nn.Module):
+class KeepGate(nn.Module):
     """The gate, and the branches that have weights of their own."""
 
     def __init__(self, width: int, design: ElasticGate) -> None:

@@ -46,7 +46,7 @@ class QueryTransformer(nn.Module):
     def __init__(self, width: int, queries: int, heads: int, blocks: int) -> None:
         super().__init__()
         self.queries = nn.Parameter(torch.randn(queries, width) * 0.02)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(blocks))
+        self.blocks = nn.ModuleList(QueryBlock(width, heads) for _ in range(blocks))
 
     def forward(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
         found: Tensor = self.queries
@@ -55,7 +55,7 @@ class QueryTransformer(nn.Module):
         return placed(found, features, last=True)
 
 
-class Block(nn.Module):
+class QueryBlock(nn.Module):
     """Self-attention, attention to the picture, and a feed-forward net of four times the width."""
 
     def __init__(self, width: int, heads: int) -> None:

@@ -24,7 +24,14 @@ from mmspec.targets.generation_settings import resolve as resolve_settings
 from mmspec.targets.inputs import check_inputs
 from mmspec.targets.outcome import Ending, OutcomeRecorder
 from mmspec.targets.stop import Stop
-from mmspec.targets.turns import Past, check_cache, check_room, prompt_slots, unread, whole_mask
+from mmspec.targets.turns import (
+    EarlierTurns,
+    check_cache,
+    check_room,
+    prompt_slots,
+    unread,
+    whole_mask,
+)
 from mmspec.targets.visual import check_carrier, check_request, visual_ids
 
 # what `generate` takes beside a model's inputs and generation settings
@@ -159,7 +166,7 @@ class Text:
 
     def _begun(
         self, inputs: dict[str, Any], cache: Any, drafter_inputs: Mapping[str, Any] | None
-    ) -> tuple[dict[str, Any], Past | None]:
+    ) -> tuple[dict[str, Any], EarlierTurns | None]:
         """The request as one turn, and the turns before. Raises ValueError where it cannot be."""
         drafter, name = self.bound.drafter, type(self.bound.drafter).__name__
         told = inputs.get("input_ids") is not None or "input_ids" in (drafter_inputs or {})
@@ -179,7 +186,7 @@ class Text:
         check_cache(cache, SlotCache(backbone.cache_config), len(carrier(inputs)))
         if not _hf.held(cache):
             return inputs, None
-        past = Past.of(cache, inputs)
+        past = EarlierTurns.of(cache, inputs)
         missing = sorted(drafter.wants)
         if missing:
             raise ValueError(

@@ -22,7 +22,7 @@ from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Request
 from mmspec.targets.stop import Stop
-from mmspec.targets.turns import Past
+from mmspec.targets.turns import EarlierTurns
 
 
 @dataclass
@@ -56,7 +56,7 @@ class BoundTokens:
         row_ids: Sequence[int] | None = None,
         drafter_inputs: Mapping[str, Any] | None = None,
         shared: Mapping[str, Any] | None = None,
-        past: Past | None = None,
+        past: EarlierTurns | None = None,
     ) -> Call:
         """One request in terms of the loop."""
         batch = len(carrier(inputs))

@@ -22,7 +22,7 @@ from mmspec.targets.memory import Memory, RowMemories, TokenBlock
 from mmspec.targets.reader import Reader
 from mmspec.targets.stepwise import USES, step
 from mmspec.targets.thinned import replaced, without_layers
-from mmspec.targets.turns import Past, load, whole_mask
+from mmspec.targets.turns import EarlierTurns, load, whole_mask
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ROOM = 1024  # most slots set aside at once behind a prompt; buffers double when they are full
@@ -86,7 +86,7 @@ class Backbone(Reader):
         return embeds
 
     def prefill(
-        self, inputs: Mapping[str, Any], room: int, past: Past | None = None
+        self, inputs: Mapping[str, Any], room: int, past: EarlierTurns | None = None
     ) -> tuple[Memory | RowMemories, Tensor, Mapping[str, Any]]:
         """Read the prompt. Returns its memory, the next-token logits (B, V) and the model's output.
 
@@ -190,7 +190,7 @@ class Backbone(Reader):
         inputs: Mapping[str, Any],
         prepared: Mapping[str, Any],
         out: Any,
-        past: Past | None,
+        past: EarlierTurns | None,
     ) -> dict[str, Any]:
         """What the model's own `generate()` would hand to every step beside tokens, mask, cache.
 

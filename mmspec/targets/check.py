@@ -43,7 +43,7 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Trust:
     """What was found: which readings differ, and by what; empty = none."""
 
     stepwise: bool = False  # chains agree where the model itself places them
@@ -52,7 +52,7 @@ class Finding:
 
 
 # by class, configuration and library: a global, because models come and go in a process
-_verdicts: dict[Key, Finding] = {}
+_verdicts: dict[Key, Trust] = {}
 _prints: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 _ADVICE = {
@@ -157,7 +157,7 @@ def _print(model: Any) -> str:
 
 def _measured(
     reader: Checked, inputs: Mapping[str, Any], memory: Any, logits: Tensor, trees: bool
-) -> Finding | None:
+) -> Trust | None:
     own_words = words(reader, inputs)
     behind = torch.tensor([own_words[:RIGHT]] * memory.batch, device=reader.device)
     try:
@@ -165,27 +165,27 @@ def _measured(
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a class may want more than the request says
-        return Finding(chain=f"cannot be asked for single tokens ({_line(error)})")
+        return Trust(chain=f"cannot be asked for single tokens ({_line(error)})")
     if not bool(own.isfinite().any(-1).all()):
         return None
     compared = _Compared(reader, inputs, own, own_words)
     tree = compared.trouble(memory, logits, FORK) if trees else ""
     chain = compared.trouble(memory, logits, None)
     if not chain:
-        return Finding(tree=tree)
+        return Trust(tree=tree)
     if reader.model.training and not torch.equal(
         own, _hf.own_steps(reader.model, reader.own_inputs(inputs, memory), behind)
     ):
         return None  # dropout: no two forwards agree
     use, chain = USES[memory.batch > 1], chain + compared.cause(chain)
     if use in reader.stepwise:
-        return Finding(chain=chain, tree=tree or chain)
+        return Trust(chain=chain, tree=tree or chain)
     twin = copy.copy(reader)
     twin.stepwise = {*reader.stepwise, use}
     other, logits, _ = twin.prefill(inputs, RIGHT + WRONG)
     if _Compared(twin, inputs, own, own_words).trouble(other, logits, None):
-        return Finding(chain=chain, tree=chain)
-    return Finding(stepwise=True, tree=chain)
+        return Trust(chain=chain, tree=chain)
+    return Trust(stepwise=True, tree=chain)
 
 
 @dataclass(frozen=True)

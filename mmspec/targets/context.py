@@ -13,7 +13,7 @@ from mmspec.draft import Draft, Scores
 from mmspec.laws.noise import KeyedNoise
 from mmspec.laws.sampling import Sampling
 from mmspec.targets.memory import Memory, RowMemories
-from mmspec.targets.turns import Past
+from mmspec.targets.turns import EarlierTurns
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Request:
     room: int  # most new tokens per row
     drafter_inputs: Mapping[str, Any] = field(default_factory=dict)  # what the drafter gets instead
     shared: Mapping[str, Any] = field(default_factory=dict)  # what the call itself offers drafters
-    past: Past | None = None  # the cache of an earlier turn that this one goes on from
+    past: EarlierTurns | None = None  # the cache of an earlier turn that this one goes on from
 
 
 @dataclass(frozen=True)

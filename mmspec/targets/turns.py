@@ -34,7 +34,7 @@ _FRESH = "give past_key_values=DynamicCache(config=model.config)"
 
 
 @dataclass(frozen=True)
-class Past:
+class EarlierTurns:
     """What an earlier turn left, for a request to go on from.
 
     With `is_told` the request's `input_ids` begin with its tokens; else they are the new ones only,
@@ -47,7 +47,7 @@ class Past:
     mask: Tensor | None = None  # (B, length) what is seen of it, where that is not told; None = all
 
     @classmethod
-    def of(cls, cache: Cache, inputs: Mapping[str, Any]) -> Past:
+    def of(cls, cache: Cache, inputs: Mapping[str, Any]) -> EarlierTurns:
         """Read a request as `generate()` does.
 
         A mask of as many columns as `input_ids` (or none) says that these are the whole
@@ -74,7 +74,7 @@ class Past:
         return cls(cache, length, told, None if told or mask is None else mask[:, :length])
 
 
-def whole_mask(inputs: Mapping[str, Any], past: Past | None) -> Tensor | None:
+def whole_mask(inputs: Mapping[str, Any], past: EarlierTurns | None) -> Tensor | None:
     """The mask over all slots, earlier turns included; None where nothing is hidden."""
     mask: Tensor | None = inputs.get("attention_mask")
     if past is None or past.is_told or (mask is None and past.mask is None):
@@ -84,14 +84,14 @@ def whole_mask(inputs: Mapping[str, Any], past: Past | None) -> Tensor | None:
     return torch.cat((before, torch.ones_like(ids) if mask is None else mask), 1)
 
 
-def prompt_slots(inputs: Mapping[str, Any], past: Past | None) -> int:
+def prompt_slots(inputs: Mapping[str, Any], past: EarlierTurns | None) -> int:
     """Slots that a prompt takes, earlier turns included."""
     embeds = inputs.get("inputs_embeds")
     given = int((inputs["input_ids"] if embeds is None else embeds).shape[1])
     return given if past is None or past.is_told else past.length + given
 
 
-def unread(inputs: Mapping[str, Any], past: Past | None) -> Mapping[str, Any]:
+def unread(inputs: Mapping[str, Any], past: EarlierTurns | None) -> Mapping[str, Any]:
     """The request with those ids alone that are in no cache yet."""
     ids = inputs.get("input_ids")
     if past is None or not past.is_told or ids is None:
@@ -146,7 +146,7 @@ def check_room(cache: Cache, most: int) -> None:
             )
 
 
-def load(past: Past, slots: SlotCache) -> None:
+def load(past: EarlierTurns, slots: SlotCache) -> None:
     """Copy what a cache holds into slots [0, past.length); a window's last slots, of a window."""
     layers: list[Any] = past.cache.layers
     for index, (layer, own) in enumerate(zip(layers, slots.layers, strict=True)):

@@ -18,7 +18,7 @@ from mmspec.compressors.attn_topk import AttentionTopK
 from mmspec.compressors.average_pool import AveragePool
 from mmspec.compressors.contract import Features
 from mmspec.compressors.conv import Conv
-from mmspec.compressors.elastic_gate import BRANCHES, ElasticGate, Gate
+from mmspec.compressors.elastic_gate import BRANCHES, ElasticGate, KeepGate
 from mmspec.compressors.hide_all import HideAll
 from mmspec.compressors.latent import Latent
 from mmspec.compressors.learned import Learned, initial, save
@@ -144,7 +144,7 @@ def test_the_gate_takes_its_best_branch(branch: str) -> None:
         "drop": lambda: HideAll().compress(features, told),
     }
     expected = made[branch]()
-    for one in (network, Gate(WIDTH, ElasticGate(0.3, 2, 5, 4, branch))):
+    for one in (network, KeepGate(WIDTH, ElasticGate(0.3, 2, 5, 4, branch))):
         one.load_state_dict(network.state_dict())
         assert_close(one(features, told).features, expected.features)
 
