@@ -64,6 +64,11 @@ class Tree:
                 )
         return Tree(tuple(index[path[:-1]] for path in ordered))
 
+    @staticmethod
+    def of_digits(paths: str) -> Tree:
+        """From such paths in digits: "0 1 00 ..."."""
+        return Tree.of_ranks([[int(rank) for rank in path] for path in paths.split()])
+
     @property
     def nodes(self) -> int:
         return len(self.parents)

@@ -7,18 +7,15 @@ prediction made at a state is used for that step and later ones only, whose nois
 looked at yet. Takes the fewest calls of all recipes that need no draft model.
 """
 
+from mmspec.drafters.denoising.frozen import with_old_predictions
 from mmspec.drafters.denoising.picard import carried_window
 from mmspec.drafters.denoising.window import Mismatch, Window
-from mmspec.recipe import Recipe
 from mmspec.verifiers.reflection import Reflection
 
-RECIPE = Recipe(
-    architecture=carried_window,
-    execution=Window(pace=Mismatch(most=3.0)),
-    verifier=Reflection(),
-    sees="target-memory",
-    options={"freeze": "clean", "root": "prefetch"},
+RECIPE = with_old_predictions(
+    carried_window,
+    Reflection(),
+    Window(pace=Mismatch(most=3.0)),
     paper="Shih et al. 2023; De Bortoli et al. 2025",
     reconstructed="the combination of the two is this project's",
-    decodes="latents",
 )

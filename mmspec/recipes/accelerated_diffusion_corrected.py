@@ -8,17 +8,13 @@ for samplers with little noise, or networks that drift.
 """
 
 from mmspec.drafters.denoising.extrapolated import extrapolated_prediction
-from mmspec.drafters.denoising.window import Mismatch, Window
-from mmspec.recipe import Recipe
+from mmspec.drafters.denoising.frozen import with_old_predictions
 from mmspec.verifiers.reflection import Reflection
 
-RECIPE = Recipe(
-    architecture=extrapolated_prediction,
-    execution=Window(pace=Mismatch()),
-    verifier=Reflection(),
-    sees="target-memory",
+RECIPE = with_old_predictions(
+    extrapolated_prediction,
+    Reflection(),
     options={"freeze": "clean", "root": "prefetch", "order": 1},
     paper="De Bortoli et al. 2025",
     reconstructed="the correction and the pace of the window",
-    decodes="latents",
 )

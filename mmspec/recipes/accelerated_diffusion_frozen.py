@@ -7,18 +7,12 @@ is kept: "clean" (the clean sample, the best choice for ancestral samplers), "ve
 ("prefetch", one call per round) or after a rejection ("refresh", as in the paper).
 """
 
-from mmspec.drafters.denoising.frozen import frozen_prediction
-from mmspec.drafters.denoising.window import Mismatch, Window
-from mmspec.recipe import Recipe
+from mmspec.drafters.denoising.frozen import frozen_prediction, with_old_predictions
 from mmspec.verifiers.reflection import Reflection
 
-RECIPE = Recipe(
-    architecture=frozen_prediction,
-    execution=Window(pace=Mismatch()),
-    verifier=Reflection(),
-    sees="target-memory",
-    options={"freeze": "clean", "root": "prefetch"},
+RECIPE = with_old_predictions(
+    frozen_prediction,
+    Reflection(),
     paper="De Bortoli et al. 2025",
     reconstructed="which quantity is frozen, pace of the window, root='prefetch'",
-    decodes="latents",
 )

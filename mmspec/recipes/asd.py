@@ -6,18 +6,13 @@ Bortoli et al. with a frozen clean sample. Exact for every ancestral sampler wit
 exchangeability, and with it most of the gain, needs DDPM's smaller variance ("fixed_small").
 """
 
-from mmspec.drafters.denoising.frozen import frozen_clean_sample
-from mmspec.drafters.denoising.window import Mismatch, Window
-from mmspec.recipe import Recipe
+from mmspec.drafters.denoising.frozen import frozen_clean_sample, with_old_predictions
 from mmspec.verifiers.reflection import Reflection
 
-RECIPE = Recipe(
-    architecture=frozen_clean_sample,
-    execution=Window(pace=Mismatch()),
-    verifier=Reflection(),
-    sees="target-memory",
+RECIPE = with_old_predictions(
+    frozen_clean_sample,
+    Reflection(),
     options={"root": "refresh"},
     paper="Hu et al. 2025",
     reconstructed="pace of the window",
-    decodes="latents",
 )

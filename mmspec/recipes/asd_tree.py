@@ -5,18 +5,15 @@ the target by recursive rejection along the line between the two means. Exact, a
 (recipe "asd"); more siblings are accepted more often, and every one costs a row of the network.
 """
 
-from mmspec.drafters.denoising.frozen import frozen_with_one_deviation
+from mmspec.drafters.denoising.frozen import frozen_with_one_deviation, with_old_predictions
 from mmspec.drafters.denoising.window import Window
-from mmspec.recipe import Recipe
 from mmspec.verifiers.sequence import Sequence
 
-RECIPE = Recipe(
-    architecture=frozen_with_one_deviation,
-    execution=Window.tree((2, 2, 2)),
-    verifier=Sequence(),
-    sees="target-memory",
+RECIPE = with_old_predictions(
+    frozen_with_one_deviation,
+    Sequence(),
+    Window.tree((2, 2, 2)),
     options={"root": "prefetch"},
     paper="Bullo et al. 2026",
     reconstructed="widths of the tree",
-    decodes="latents",
 )

@@ -5,18 +5,12 @@ tokens (Sun et al. 2024) with densities for probabilities. Exact, and never shor
 than deciding step by step. The noise of a draft is that of its round.
 """
 
-from mmspec.drafters.denoising.frozen import frozen_with_one_deviation
-from mmspec.drafters.denoising.window import Mismatch, Window
-from mmspec.recipe import Recipe
+from mmspec.drafters.denoising.frozen import frozen_with_one_deviation, with_old_predictions
 from mmspec.verifiers.gaussian_block import GaussianBlock
 
-RECIPE = Recipe(
-    architecture=frozen_with_one_deviation,
-    execution=Window(pace=Mismatch()),
-    verifier=GaussianBlock(),
-    sees="target-memory",
-    options={"freeze": "clean", "root": "prefetch"},
+RECIPE = with_old_predictions(
+    frozen_with_one_deviation,
+    GaussianBlock(),
     paper="Soen et al. 2026; Sun et al. 2024",
     reconstructed="the whole algorithm, from its counterpart for tokens",
-    decodes="latents",
 )

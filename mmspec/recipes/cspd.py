@@ -19,10 +19,8 @@ from mmspec.verifiers.released_ratio import ReleasedRatio
 
 def released_rule(kit: Kit) -> Verifier:
     """The rule with the settings of this kit."""
-    tau, factor, tries, fallback = (
-        kit.options[name] for name in ("tau", "factor", "tries", "fallback")
-    )
-    return ReleasedRatio(tau, factor, tries, fallback)
+    named = ("tau", "factor", "tries", "fallback")
+    return ReleasedRatio(**{name: kit.options[name] for name in named})
 
 
 RECIPE = Recipe(

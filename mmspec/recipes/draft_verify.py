@@ -9,16 +9,13 @@ skipped, every other inner one unless `skip` names them, and the threshold is fi
 
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Confidence
-from mmspec.drafters.neural.shared import skipping
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.shared import skipping, with_own_layers
 from mmspec.verifiers.coupled import Coupled
 
-RECIPE = Recipe(
-    architecture=skipping,
-    execution=Chain(Confidence(threshold=0.8, most=8)),
-    verifier=Coupled(),
-    sees="target-memory",
-    kv="same",
+RECIPE = with_own_layers(
+    skipping,
+    Chain(Confidence(threshold=0.8, most=8)),
+    Coupled(),
     options={"skip": None, "share": 0.5},
     paper="Zhang et al. 2023",
     reconstructed="whole layers instead of searched sub-layers; a fixed threshold",

@@ -10,23 +10,11 @@ both branches and its logits are guided like the target's.
 
 from mmspec.draft import Kind
 from mmspec.drafters.growth import StaticTree
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD, feature_head
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.feature_head import with_head
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive
 
-RANKS = (  # which child to take at every step down
+TREE = Tree.of_digits(
     "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
 )
-
-RECIPE = Recipe(
-    architecture=feature_head,
-    execution=StaticTree(
-        Tree.of_ranks([[int(rank) for rank in path] for path in RANKS.split()]), kinds=(Kind.WOR,)
-    ),
-    verifier=Recursive(),
-    optimisation="regression on the target's states",
-    sees="target-states",
-    draft_model=(FEATURE_HEAD,),
-    paper="Li et al. 2024",
-)
+RECIPE = with_head(StaticTree(TREE, kinds=(Kind.WOR,)), Recursive(), paper="Li et al. 2024")

@@ -10,17 +10,12 @@ choose candidates too.
 
 from mmspec.draft import Kind
 from mmspec.drafters.dynamic_tree import DynamicTree
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD, feature_head
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.feature_head import with_head
 from mmspec.verifiers.coupled import Coupled
 
-RECIPE = Recipe(
-    architecture=feature_head,
-    execution=DynamicTree(depth=6, beam=10, nodes=59, kinds=(Kind.DET,)),
-    verifier=Coupled(),
-    optimisation="regression on the target's states",
-    sees="target-states",
-    draft_model=(FEATURE_HEAD,),
+RECIPE = with_head(
+    DynamicTree(depth=6, beam=10, nodes=59, kinds=(Kind.DET,)),
+    Coupled(),
     paper="Li et al. 2024",
     reconstructed="coupled noise instead of rejection",
 )

@@ -6,20 +6,7 @@ averaged). The recorded law is the mixture, so it is exact at every temperature.
 draft as one batch; there is no caption view.
 """
 
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.ensemble import uniform_ensemble
-from mmspec.drafters.neural.small_model import SMALL_MODEL
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.ensemble import uniform_ensemble, with_views
 from mmspec.verifiers.coupled import Coupled
 
-RECIPE = Recipe(
-    architecture=uniform_ensemble,
-    execution=Chain(Fixed(5)),
-    verifier=Coupled(),
-    sees="pixels",
-    draft_model=(SMALL_MODEL,),
-    options={"views": ("pixels", "nothing", "pooled"), "weights": None},
-    paper="Lee et al. 2024",
-    reconstructed="no caption view",
-)
+RECIPE = with_views(uniform_ensemble, Coupled(), paper="Lee et al. 2024", weights=None)

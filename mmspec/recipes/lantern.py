@@ -23,18 +23,18 @@ from mmspec.verifiers.recursive import Recursive
 
 def pooling(kit: Kit) -> Verifier:
     """The rule over the codebook of this model."""
-    table = table_of(kit)
-    k = min(kit.options["neighbours"], table.k)
-    return Recursive(LatentNeighbourhood(table, k, AdditiveBound(kit.options["delta"])))
+    bound = AdditiveBound(kit.options["delta"])
+    return Recursive(LatentNeighbourhood(*neighbours_of(kit), bound))
 
 
-def table_of(kit: Kit) -> Neighbours:
-    """The neighbours that the options ask for."""
+def neighbours_of(kit: Kit) -> tuple[Neighbours, int]:
+    """A table of neighbours, and how many of them the options ask for."""
     source = kit.options["codebook"]
     if source is None and kit.target.image_family is not None:
         source = kit.target.image_family.codebook
     k = kit.options["neighbours"]
-    return neighbours_for(source, k, kit.target.vocabulary, kit.target.device)
+    table = neighbours_for(source, k, kit.target.vocabulary, kit.target.device)
+    return table, min(k, table.k)
 
 
 RECIPE = with_draft_model(

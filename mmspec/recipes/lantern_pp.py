@@ -14,30 +14,26 @@ from mmspec.draft import Kind, Verifier
 from mmspec.drafters.growth import StaticTree
 from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.recipe import Deferred, Kit
-from mmspec.recipes.lantern import table_of
+from mmspec.recipes.lantern import neighbours_of
 from mmspec.trees import Tree
 from mmspec.verifiers.latent_neighbourhood import LatentNeighbourhood, Multiplicative
 from mmspec.verifiers.recursive import Recursive
 
-RANKS = (  # which child to take at every step down
-    "0 1 2 3 4  00 01 02 03 10 11 12 20 21 22 30 31 40 "
-    "000 001 002 003 010 011 012 020 021 022 030 031 100 101 110 200 "
-    "0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 "
-    "00000 00001 00002 00010 00011 00100 00101 00110 00200"
+TREE = Tree.of_digits(
+    "0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 000 001 002 003 010 011 012 020 021 022 "
+    "030 031 100 101 110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 "
+    "0200 00000 00001 00002 00010 00011 00100 00101 00110 00200"
 )
 
 
 def pooling(kit: Kit) -> Verifier:
     """The rule over the codebook of this model."""
-    table = table_of(kit)
-    k = min(kit.options["neighbours"], table.k)
-    return Recursive(LatentNeighbourhood(table, k, Multiplicative(kit.options["factor"])))
+    bound = Multiplicative(kit.options["factor"])
+    return Recursive(LatentNeighbourhood(*neighbours_of(kit), bound))
 
 
 RECIPE = with_draft_model(
-    execution=StaticTree(
-        Tree.of_ranks([[int(rank) for rank in path] for path in RANKS.split()]), kinds=(Kind.WOR,)
-    ),
+    execution=StaticTree(TREE, kinds=(Kind.WOR,)),
     verifier=Deferred(pooling, "Recursive, latent neighbourhood within a factor"),
     options={"codebook": None, "neighbours": 10, "factor": 5.0},
     paper="Park et al. 2025",

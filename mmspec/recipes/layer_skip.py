@@ -8,17 +8,14 @@ computed.
 
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.shared import early_exit
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.shared import early_exit, with_own_layers
 from mmspec.verifiers.coupled import Coupled
 
-RECIPE = Recipe(
-    architecture=early_exit,
-    execution=Chain(Fixed(6)),
-    verifier=Coupled(),
+RECIPE = with_own_layers(
+    early_exit,
+    Chain(Fixed(6)),
+    Coupled(),
     optimisation="the target is trained with early exits",
-    sees="target-memory",
-    kv="same",
     options={"depth": None},
     paper="Elhoushi et al. 2024",
     reconstructed="early layers are computed again in verification",

@@ -6,17 +6,7 @@ coupling can. Exact: the law stored with a token is the new p, also where it was
 stores the old one for those, which is biased).
 """
 
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.carry_over import OPTIONS, maximally_coupled_window
-from mmspec.drafters.length import Fixed
-from mmspec.recipe import Recipe
+from mmspec.drafters.jacobi.carry_over import maximally_coupled_window, with_window
 from mmspec.verifiers.recursive import Recursive
 
-RECIPE = Recipe(
-    architecture=maximally_coupled_window,
-    execution=Chain(Fixed(31)),
-    verifier=Recursive(),
-    sees="target-memory",
-    options=OPTIONS,
-    paper="So et al. 2026",
-)
+RECIPE = with_window(maximally_coupled_window, 31, Recursive(), paper="So et al. 2026")

@@ -6,17 +6,7 @@ noise of their own. With verifier="coupled" the target's token is drawn with the
 output is that of plain decoding with the same seed, token for token.
 """
 
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.carry_over import OPTIONS, noise_sharing_window
-from mmspec.drafters.length import Fixed
-from mmspec.recipe import Recipe
+from mmspec.drafters.jacobi.carry_over import noise_sharing_window, with_window
 from mmspec.verifiers.recursive import Recursive
 
-RECIPE = Recipe(
-    architecture=noise_sharing_window,
-    execution=Chain(Fixed(31)),
-    verifier=Recursive(),
-    sees="target-memory",
-    options=OPTIONS,
-    paper="So et al. 2026",
-)
+RECIPE = with_window(noise_sharing_window, 31, Recursive(), paper="So et al. 2026")

@@ -23,16 +23,15 @@ from mmspec.draft import Verifier
 from mmspec.drafters.rows.upsampled import LOW_RESOLUTION, smaller_picture
 from mmspec.drafters.rows.wavefront import RowShape
 from mmspec.recipe import Deferred, Kit, Recipe
-from mmspec.recipes.lantern import table_of
+from mmspec.recipes.lantern import neighbours_of
 from mmspec.verifiers.local_islands import LocalIslands
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
 
 
 def local_islands(kit: Kit) -> Verifier:
     """The judge over the codebook of this model."""
-    table = table_of(kit)
-    k = min(kit.options["neighbours"], table.k)
-    return LocalIslands(NeighbourhoodThreshold(table, k, kit.options["tau"]), kit.options["reach"])
+    near = NeighbourhoodThreshold(*neighbours_of(kit), kit.options["tau"])
+    return LocalIslands(near, kit.options["reach"])
 
 
 RECIPE = Recipe(

@@ -6,18 +6,16 @@ at no gain. Takes deterministic chains too: errors are measured by the std that 
 would have on the same grid.
 """
 
+from mmspec.drafters.denoising.frozen import with_old_predictions
 from mmspec.drafters.denoising.picard import carried_window
 from mmspec.drafters.denoising.window import Constant, Window
-from mmspec.recipe import Recipe
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 
-RECIPE = Recipe(
-    architecture=carried_window,
-    execution=Window(pace=Constant(10), deterministic=True),
-    verifier=ToleranceWindow(0.1),
-    sees="target-memory",
+RECIPE = with_old_predictions(
+    carried_window,
+    ToleranceWindow(0.1),
+    Window(pace=Constant(10), deterministic=True),
     options={"freeze": "increment", "root": "prefetch"},
     paper="Shih et al. 2023",
     reconstructed="size of the window, first guesses",
-    decodes="latents",
 )

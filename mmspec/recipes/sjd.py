@@ -8,17 +8,7 @@ no training, no draft model, for any causal model. The papers' window of L token
 `mmspec.drafters.jacobi.initial`.
 """
 
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.carry_over import OPTIONS, resampled_window
-from mmspec.drafters.length import Fixed
-from mmspec.recipe import Recipe
+from mmspec.drafters.jacobi.carry_over import resampled_window, with_window
 from mmspec.verifiers.recursive import Recursive
 
-RECIPE = Recipe(
-    architecture=resampled_window,
-    execution=Chain(Fixed(15)),
-    verifier=Recursive(),
-    sees="target-memory",
-    options=OPTIONS,
-    paper="Teng et al. 2025",
-)
+RECIPE = with_window(resampled_window, 15, Recursive(), paper="Teng et al. 2025")

@@ -13,20 +13,16 @@ embeddings of each noise level, the clean one first. Reconstructed from a digest
 with a freshly denoised token, the ends of the schedule, the form of the encoding.
 """
 
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.carry_over import OPTIONS
+from mmspec.drafters.jacobi.carry_over import with_window
 from mmspec.drafters.jacobi.denoised import denoised_window
-from mmspec.drafters.length import Fixed
-from mmspec.recipe import Recipe
 from mmspec.verifiers.recursive import Recursive
 
-RECIPE = Recipe(
-    architecture=denoised_window,
-    execution=Chain(Fixed(95)),
-    verifier=Recursive(),
-    sees="target-memory",
+RECIPE = with_window(
+    denoised_window,
+    95,
+    Recursive(),
+    options={"steps": 20, "encoding": None},
     optimisation="the target is fine-tuned to read noise",
-    options={**OPTIONS, "steps": 20, "encoding": None},
     paper="Teng et al. 2025 (SJD2)",
     reconstructed="the law of a freshly denoised token, the schedule's ends, the encoding",
 )

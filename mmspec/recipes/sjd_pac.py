@@ -6,18 +6,14 @@ at no further forward. Exact; width=1 is MC-SJD. Reconstructed: only the window'
 tokens behind it, the other candidates are leaves.
 """
 
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.carry_over import OPTIONS, window_with_candidates
-from mmspec.drafters.length import Fixed
-from mmspec.recipe import Recipe
+from mmspec.drafters.jacobi.carry_over import window_with_candidates, with_window
 from mmspec.verifiers.recursive import Recursive
 
-RECIPE = Recipe(
-    architecture=window_with_candidates,
-    execution=Chain(Fixed(31)),
-    verifier=Recursive(),
-    sees="target-memory",
-    options={**OPTIONS, "depth": 3, "width": 4},
+RECIPE = with_window(
+    window_with_candidates,
+    31,
+    Recursive(),
+    options={"depth": 3, "width": 4},
     paper="Kang et al. 2026",
     reconstructed="which candidates have children",
 )

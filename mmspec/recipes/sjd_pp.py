@@ -7,18 +7,14 @@ SJD. Reconstructed: the ratio as the measure of confidence, and tau=1; the paper
 seen. MC-SJD keeps tokens too, loses nothing and accepts more.
 """
 
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.carry_over import OPTIONS, reused_window
-from mmspec.drafters.length import Fixed
-from mmspec.recipe import Recipe
+from mmspec.drafters.jacobi.carry_over import reused_window, with_window
 from mmspec.verifiers.recursive import Recursive
 
-RECIPE = Recipe(
-    architecture=reused_window,
-    execution=Chain(Fixed(15)),
-    verifier=Recursive(),
-    sees="target-memory",
-    options={**OPTIONS, "tau": 1.0, "reuse": "one-hot"},
+RECIPE = with_window(
+    reused_window,
+    15,
+    Recursive(),
+    options={"tau": 1.0, "reuse": "one-hot"},
     paper="Teng et al. 2025 (SJD++)",
     reconstructed="the measure of confidence, its threshold, and the law stored with kept tokens",
 )

@@ -12,10 +12,8 @@ from pathlib import Path
 
 from mmspec.codes.phrases import Phrases, Trie
 from mmspec.draft import Verifier
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.carry_over import OPTIONS, resampled_window
-from mmspec.drafters.length import Fixed
-from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.drafters.jacobi.carry_over import resampled_window, with_window
+from mmspec.recipe import Deferred, Kit
 from mmspec.verifiers.phrase import PhraseJoint
 
 
@@ -33,14 +31,11 @@ def phrasing(kit: Kit) -> Verifier:
     return PhraseJoint(Trie.of(given, kit.target.vocabulary, kit.target.device))
 
 
-RECIPE = Recipe(
-    architecture=resampled_window,
-    execution=Chain(Fixed(15)),
-    verifier=Deferred(
-        phrasing, "Phrases jointly, else exact, token by token", kinds=PhraseJoint.kinds
-    ),
-    sees="target-memory",
-    options={**OPTIONS, "phrases": None},
+RECIPE = with_window(
+    resampled_window,
+    15,
+    Deferred(phrasing, "Phrases jointly, else exact, token by token", kinds=PhraseJoint.kinds),
+    options={"phrases": None},
     paper="Yu et al. 2026",
     reconstructed="the choice of phrases, and what follows a refused one",
 )

@@ -11,17 +11,15 @@ noise here. Reconstructed: K is 512 whatever the text is, where the paper has K 
 
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.shared import all_layers
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.shared import all_layers, with_own_layers
 from mmspec.verifiers.coupled import Coupled
 
-RECIPE = Recipe(
-    architecture=all_layers,
-    execution=Chain(Fixed(9)),
-    verifier=Coupled(),
-    optimisation="attention top-k of keys and values per layer and head",
-    sees="target-memory",
+RECIPE = with_own_layers(
+    all_layers,
+    Chain(Fixed(9)),
+    Coupled(),
     kv="sparse",
+    optimisation="attention top-k of keys and values per layer and head",
     paper="Zhang et al. 2025",
     reconstructed="512 visual tokens whatever the text is",
 )

@@ -8,16 +8,13 @@ spread whole layers unless `skip` names them.
 
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Confidence
-from mmspec.drafters.neural.shared import skipping
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.shared import skipping, with_own_layers
 from mmspec.verifiers.coupled import Coupled
 
-RECIPE = Recipe(
-    architecture=skipping,
-    execution=Chain(Confidence(threshold=0.8, most=10)),
-    verifier=Coupled(),
-    sees="target-memory",
-    kv="same",
+RECIPE = with_own_layers(
+    skipping,
+    Chain(Confidence(threshold=0.8, most=10)),
+    Coupled(),
     options={"skip": None, "share": 0.45},
     paper="Xia et al. 2024",
     reconstructed="a fixed set of whole layers instead of searched sub-layers",

@@ -6,20 +6,7 @@ have named the target's choice most often; ties go to the smallest divergence. E
 draft as one batch; there is no caption view.
 """
 
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.ensemble import tested_ensemble
-from mmspec.drafters.neural.small_model import SMALL_MODEL
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.ensemble import tested_ensemble, with_views
 from mmspec.verifiers.coupled import Coupled
 
-RECIPE = Recipe(
-    architecture=tested_ensemble,
-    execution=Chain(Fixed(5)),
-    verifier=Coupled(),
-    sees="pixels",
-    draft_model=(SMALL_MODEL,),
-    options={"views": ("pixels", "nothing", "pooled"), "steps": 10, "window": 0},
-    paper="TABED, 2026",
-    reconstructed="no caption view",
-)
+RECIPE = with_views(tested_ensemble, Coupled(), paper="TABED, 2026", steps=10, window=0)

@@ -10,19 +10,19 @@ sampling"); with a frozen clean sample, autospeculative decoding (Hu et al. 2025
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Drafter
+from mmspec.draft import Draft, Drafter, Verifier
 from mmspec.drafters.denoising.freeze import FREEZES, Clean, Freeze
 from mmspec.drafters.denoising.unroll import WindowDrafter, unroll
-from mmspec.drafters.denoising.window import Progress, window_of
+from mmspec.drafters.denoising.window import Mismatch, Progress, Window, window_of
 from mmspec.errors import chosen
-from mmspec.recipe import Kit
+from mmspec.recipe import Kit, Recipe
 from mmspec.targets.denoising import Trajectory
 
 
@@ -120,6 +120,31 @@ def opening(
     clean = context.kernel.mean(x, known.prediction.clean[:, None], step)
     sure = std if own is None else torch.where(fresh, own, std)
     return torch.where(fresh, clean, mean), sure
+
+
+PACED = Window(pace=Mismatch())
+
+
+def with_old_predictions(
+    architecture: Callable[[Kit], Drafter],
+    verifier: Verifier,
+    execution: Window = PACED,
+    options: Mapping[str, Any] = {"freeze": "clean", "root": "prefetch"},
+    **parts: Any,
+) -> Recipe:
+    """A recipe whose drafts follow what the target predicted before, as far as that should hold.
+
+    `parts` are further fields.
+    """
+    return Recipe(
+        architecture=architecture,
+        execution=execution,
+        verifier=verifier,
+        sees="target-memory",
+        options=options,
+        decodes="latents",
+        **parts,
+    )
 
 
 def prediction_options(kit: Kit) -> tuple[Freeze, Root]:

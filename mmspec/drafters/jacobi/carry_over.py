@@ -10,7 +10,7 @@ A window of four drafted tokens over one round; a dot is a slot that nobody has 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.grid import Grid
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores, Verifier, categorical
 from mmspec.drafters.goodput import parse
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.jacobi.initial import Frame, Initialiser, Map, Structural, initialiser
@@ -33,9 +33,9 @@ from mmspec.drafters.jacobi.suffix import (
     one_hot,
 )
 from mmspec.drafters.jacobi.tree import Proactive
-from mmspec.drafters.length import Length
+from mmspec.drafters.length import Fixed, Length
 from mmspec.laws.categorical import Categorical
-from mmspec.recipe import Kit
+from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.targets.context import Context
 
 
@@ -170,7 +170,25 @@ class JacobiWindow:
     drafted: Categorical | None = None  # (B, N) and its laws
 
 
-OPTIONS: Mapping[str, Any] = {"initial": "random"}  # what every Jacobi recipe offers
+def with_window(
+    architecture: Callable[[Kit], Drafter],
+    length: int,
+    verifier: Verifier | Deferred[Verifier],
+    options: Mapping[str, Any] = {},
+    **parts: Any,
+) -> Recipe:
+    """A recipe whose drafts are the target's own laws of the pass before, `length` tokens of them.
+
+    `options` stand beside `initial`, which every such recipe offers; `parts` are further fields.
+    """
+    return Recipe(
+        architecture=architecture,
+        execution=Chain(Fixed(length)),
+        verifier=verifier,
+        sees="target-memory",
+        options={"initial": "random", **options},
+        **parts,
+    )
 
 
 def resampled_window(kit: Kit) -> Drafter:

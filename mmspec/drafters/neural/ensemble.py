@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from mmspec.compressors.average_pool import AveragePool
-from mmspec.draft import Drafter, categorical
-from mmspec.drafters.growth import DraftModel, News, Nodes
+from mmspec.draft import Drafter, Verifier, categorical
+from mmspec.drafters.growth import Chain, DraftModel, News, Nodes
+from mmspec.drafters.length import Fixed
 from mmspec.drafters.neural.sight import (
     Nothing,
     Pixels,
@@ -19,11 +20,17 @@ from mmspec.drafters.neural.sight import (
     Sight,
     compressed_pixels,
 )
-from mmspec.drafters.neural.small_model import committed, draft_law, grown, waiting_block
+from mmspec.drafters.neural.small_model import (
+    SMALL_MODEL,
+    committed,
+    draft_law,
+    grown,
+    waiting_block,
+)
 from mmspec.drafters.neural.weighting import Agreement, Evidence, FixedWeights, Weighting
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.sampling import Prefix
-from mmspec.recipe import Kit
+from mmspec.recipe import Kit, Recipe
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.context import Context
 from mmspec.targets.memory import Memory, RowMemories
@@ -191,6 +198,22 @@ def tested_ensemble(kit: Kit) -> Drafter:
 
 
 VIEWS = ("pixels", "nothing", "pooled", "placeholders")
+
+
+def with_views(
+    architecture: Callable[[Kit], Drafter], verifier: Verifier, paper: str, **options: Any
+) -> Recipe:
+    """A recipe whose drafts come from the views of one small model; `options` beside `views`."""
+    return Recipe(
+        architecture=architecture,
+        execution=Chain(Fixed(5)),
+        verifier=verifier,
+        sees="pixels",
+        draft_model=(SMALL_MODEL,),
+        options={"views": VIEWS[:3], **options},
+        paper=paper,
+        reconstructed="no caption view",
+    )
 
 
 def _ensemble(kit: Kit, weighting: Weighting) -> Drafter:

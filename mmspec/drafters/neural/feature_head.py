@@ -223,6 +223,19 @@ class FeatureHeadKind(DraftModelKind):
 FEATURE_HEAD = FeatureHeadKind()
 
 
+def with_head(execution: Shape, verifier: Verifier, **parts: Any) -> Recipe:
+    """A recipe whose drafts grow out of a feature head; `parts` are further fields."""
+    return Recipe(
+        architecture=feature_head,
+        execution=execution,
+        verifier=verifier,
+        optimisation="regression on the target's states",
+        sees=SEES,
+        draft_model=(FEATURE_HEAD,),
+        **parts,
+    )
+
+
 def with_draft_model(
     execution: Shape, verifier: Verifier | Deferred[Verifier], **parts: Any
 ) -> Recipe:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from mmspec.draft import Drafter
-from mmspec.drafters.growth import DraftModel, Nodes
+from mmspec.draft import Drafter, Verifier
+from mmspec.drafters.growth import Chain, DraftModel, Nodes
 from mmspec.drafters.neural.kv import Kv, SameKv, kv_of
 from mmspec.drafters.neural.small_model import Autoregressive, committed, draft_law
 from mmspec.errors import check_number, is_whole
 from mmspec.laws.categorical import Categorical
-from mmspec.recipe import Kit
+from mmspec.recipe import Kit, Recipe
 from mmspec.targets.context import Context
 from mmspec.targets.kv_view import KvView
 from mmspec.targets.memory import Memory, block
@@ -138,6 +138,21 @@ def early_exit(kit: Kit) -> Drafter:
 def all_layers(kit: Kit) -> Drafter:
     """The target itself, on a part of its memory."""
     return _shared(kit)
+
+
+def with_own_layers(
+    architecture: Callable[[Kit], Drafter],
+    execution: Chain,
+    verifier: Verifier,
+    kv: str = "same",
+    **parts: Any,
+) -> Recipe:
+    """A recipe whose target drafts for itself, on the part of its memory that `kv` makes.
+
+    `parts` are further fields.
+    """
+    fixed = {"sees": "target-memory", "kv": kv}
+    return Recipe(architecture, execution, verifier, **fixed, **parts)
 
 
 def _shared(kit: Kit, **layers: Any) -> Drafter:
