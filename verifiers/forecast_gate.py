@@ -11,8 +11,22 @@ from mmspec.targets.forecast_error import Metric, relative_norm
 from mmspec.targets.forecast_schedule import Cadence, DecayingThreshold, ForecastSchedule
 
 
+class NetworkGate(Verifier):
+    """Works inside a network, on features of a step; no token is drafted there. Always lossy."""
+
+    use: ClassVar[str]  # where it belongs
+    lossless: ClassVar[bool] = False
+    kinds: ClassVar[tuple[Kind, ...]] = ()
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        raise ValueError(
+            f"{type(self).__name__} verifies features inside a network, not drafted tokens; use it "
+            f"with {self.use} on a diffusers pipeline"
+        )
+
+
 @dataclass(frozen=True)
-class ForecastGate(Verifier):
+class ForecastGate(NetworkGate):
     """Keep a forecast denoising step unless the check of its last block is off by too much.
 
     SpeCa (Liu et al. 2025). `schedule` says which steps are forecast, which of those are checked
@@ -28,15 +42,7 @@ class ForecastGate(Verifier):
     metric: Metric = relative_norm
     rollback: bool = True
     per_sample: bool = True
-    lossless: ClassVar[bool] = False
-    kinds: ClassVar[tuple[Kind, ...]] = ()  # no drafts of tokens
-
-    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        """Refused: the gate works inside the network, where no token is drafted."""
-        raise ValueError(
-            "a forecast gate verifies features inside a network, not drafted tokens; use it with "
-            "the recipes speca and taylorseer on a diffusers pipeline"
-        )
+    use: ClassVar[str] = "the recipes speca and taylorseer"
 
 
 def fixed_cadence(interval: int, warm_up: int) -> ForecastGate:

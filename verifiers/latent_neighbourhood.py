@@ -70,11 +70,7 @@ class LatentNeighbourhood:
     lossless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.k <= self.table.k:
-            raise ValueError(
-                f"k={self.k}, but the table holds {self.table.k} neighbours; build it with "
-                f"Codebook.neighbours({max(self.k, 1)})"
-            )
+        self.table.check_count(self.k)
 
     def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:  # (...) -> (...)
         return ratio(p.prob(x) + self.pool(p.probs, x).mass, q.prob(x))

@@ -26,11 +26,7 @@ class NeighbourhoodThreshold:
     lossless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.k <= self.table.k:
-            raise ValueError(
-                f"k={self.k}, but the table holds {self.table.k} neighbours; build it with "
-                f"Codebook.neighbours({max(self.k, 1)})"
-            )
+        self.table.check_count(self.k)
         if self.tau < 0:
             raise ValueError(f"tau is {self.tau}, but a mass is at least 0; 0 accepts everything")
 

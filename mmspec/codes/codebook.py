@@ -153,6 +153,14 @@ class Neighbours:
         code = self.codes[x]
         return self.ids[self.near[code.clamp_min(0), :k].long()], (code >= 0)[..., None]
 
+    def check_count(self, k: int) -> None:
+        """Refuse to look at more neighbours than there are."""
+        if not 1 <= k <= self.k:
+            raise ValueError(
+                f"k={k}, but the table holds {self.k} neighbours; build it with "
+                f"Codebook.neighbours({max(k, 1)})"
+            )
+
     def check(self, size: int) -> None:
         """Refuse laws over another vocabulary."""
         _check_size(self.vocabulary, size)

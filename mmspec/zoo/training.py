@@ -135,7 +135,7 @@ def _card(entry: Entry, trainer: Trainer, report: dict[str, Any]) -> str:
     """What a checkpoint is, how it was made, its figures and what they mean."""
     figures = "".join(f"| {key.replace('_', ' ')} | {value} |\n" for key, value in report.items())
     return (
-        f"# {entry.name}\n\n{entry.description}\n\n{trainer.ABOUT}\n\n"
+        f"# {entry.name}\n\n{entry.description}\n\n{trainer.ABOUT.strip()}\n\n"
         f"Made by:\n\n```\nmmspec zoo train {entry.name}\n```\n\n"
         f"| | |\n|---|---|\n{figures}\n{trainer.NOTES}"
     )

@@ -151,8 +151,7 @@ def with_own_layers(
 
     `parts` are further fields.
     """
-    fixed = {"sees": "target-memory", "kv": kv}
-    return Recipe(architecture, execution, verifier, **fixed, **parts)
+    return Recipe(architecture, execution, verifier, sees="target-memory", kv=kv, **parts)
 
 
 def _shared(kit: Kit, **layers: Any) -> Drafter:

@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from diffusers import AutoencoderTiny
     from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
-ABOUT = (
-    "Draws the Scene world of the `mmspec` zoo in 48 x 48 pixels: one to three coloured\n"
-    'shapes or written digits on a board of nine places. Say, for example, "a large red\n'
-    'circle in the top left corner and a small blue star in the center". The pipeline knows\n'
-    "no other size, so call it with `use_resolution_binning=False`."
-)
-NOTES = (
-    f"`facts` is the share of facts right (size, colour, name and place of each thing) that\n"
-    f"`mmspec.zoo.reading` finds in pictures of held-out prompts, at {models.STEPS} steps and\n"
-    f"guidance {models.GUIDANCE}; `acceptance` is the mass that the drafter's law of the next\n"
-    "state shares with the target's, averaged along the target's own way through the steps.\n"
-    "Both are measured on the float16 weights, run in float32.\n"
-)
+ABOUT = """\
+Draws the Scene world of the `mmspec` zoo in 48 x 48 pixels: one to three coloured
+shapes or written digits on a board of nine places. Say, for example, "a large red
+circle in the top left corner and a small blue star in the center". The pipeline knows
+no other size, so call it with `use_resolution_binning=False`.
+"""
+NOTES = f"""\
+`facts` is the share of facts right (size, colour, name and place of each thing) that
+`mmspec.zoo.reading` finds in pictures of held-out prompts, at {models.STEPS} steps and
+guidance {models.GUIDANCE}; `acceptance` is the mass that the drafter's law of the next
+state shares with the target's, averaged along the target's own way through the steps.
+Both are measured on the float16 weights, run in float32.
+"""
 HELD_OUT = 64
 BATCH = 64
 

@@ -45,20 +45,20 @@ from mmspec.zoo.boards import BOARD_CLASSES, board_loss
 from mmspec.zoo.prompts import MOST, prompts
 from mmspec.zoo.training import cut, kept, teacher
 
-ABOUT = (
-    f"Draws the Scene world of the `mmspec` zoo in {SMALL.pixels} x {SMALL.pixels} pixels, "
-    f"{SMALL.side} x {SMALL.side} codes out of\n{SMALL.codes}: one for every name, colour "
-    "and size of a thing, and one for blank paper. Drafts for\n"
-    "`image` under the recipe `mulo-sd`. The resampler between the codes of both lies in the\n"
-    f"folder `{FOLDER}`."
-)
-NOTES = (
-    "`things` and `blanks` are the shares of codes right in small pictures of held-out\n"
-    "prompts, where these say that there is something and where there is nothing. `codes per\n"
-    "call` are codes of the target's pictures over its calls with `mulo-sd` as it is, which\n"
-    'is lossy, and `exact` with `verifier="coupled"`. All are measured on the float16\n'
-    f"weights, run in float32, at temperature 1 and guidance {models.GUIDANCE}.\n"
-)
+ABOUT = f"""\
+Draws the Scene world of the `mmspec` zoo in {SMALL.pixels} x {SMALL.pixels} pixels, \
+{SMALL.side} x {SMALL.side} codes out of
+{SMALL.codes}: one for every name, colour and size of a thing, and one for blank paper. Drafts for
+`image` under the recipe `mulo-sd`. The resampler between the codes of both lies in the
+folder `{FOLDER}`.
+"""
+NOTES = f"""\
+`things` and `blanks` are the shares of codes right in small pictures of held-out
+prompts, where these say that there is something and where there is nothing. `codes per
+call` are codes of the target's pictures over its calls with `mulo-sd` as it is, which
+is lossy, and `exact` with `verifier="coupled"`. All are measured on the float16
+weights, run in float32, at temperature 1 and guidance {models.GUIDANCE}.
+"""
 HELD_OUT = 64
 SHAPE = models.ImageShape(layers=3, width=96, inner=192, heads=3)
 BATCH = 64

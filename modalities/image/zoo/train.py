@@ -30,20 +30,20 @@ from mmspec.training.reporting import Report
 from mmspec.zoo.prompts import prompts
 from mmspec.zoo.training import cut, kept, teacher
 
-ABOUT = (
-    f"Draws the Scene world of the `mmspec` zoo in {models.PIXELS} x {models.PIXELS} pixels, "
-    f"{models.SIDE} x {models.SIDE} codes\n"
-    f"out of {models.CODES}: one to three coloured shapes or written digits on a board of\n"
-    'nine places. Say, for example, "a large red circle in the top left corner and a small\n'
-    'blue star in the center". The eye that the class asks for is untrained: it only draws.'
-)
-NOTES = (
-    "`facts` is the share of facts right (size, colour, name and place of each thing) that\n"
-    "`mmspec.zoo.reading` finds in pictures of held-out prompts; `facts of scenes` is that\n"
-    "of pictures of their scenes, coded and painted again; `acceptance length` is codes per\n"
-    "round of coupled chain speculation with five drafted codes. All are measured on the\n"
-    f"float16 weights, run in float32, at temperature 1 and guidance {models.GUIDANCE}.\n"
-)
+ABOUT = f"""\
+Draws the Scene world of the `mmspec` zoo in {models.PIXELS} x {models.PIXELS} pixels, \
+{models.SIDE} x {models.SIDE} codes
+out of {models.CODES}: one to three coloured shapes or written digits on a board of
+nine places. Say, for example, "a large red circle in the top left corner and a small
+blue star in the center". The eye that the class asks for is untrained: it only draws.
+"""
+NOTES = f"""\
+`facts` is the share of facts right (size, colour, name and place of each thing) that
+`mmspec.zoo.reading` finds in pictures of held-out prompts; `facts of scenes` is that
+of pictures of their scenes, coded and painted again; `acceptance length` is codes per
+round of coupled chain speculation with five drafted codes. All are measured on the
+float16 weights, run in float32, at temperature 1 and guidance {models.GUIDANCE}.
+"""
 HELD_OUT = 128
 BATCH = 32
 HEAD_BATCH = 16

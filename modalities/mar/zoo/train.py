@@ -22,20 +22,20 @@ from mmspec.zoo.loading import load_vae
 from mmspec.zoo.training import cut, kept, teacher, written
 
 DRAFTED = 1
-ABOUT = (
-    "Draws one large thing of the Scene world of the `mmspec` zoo in 48 x 48 pixels, behind a\n"
-    f'class such as "red circle" ({len(models.LABELS)} of them, see `label2id` in\n'
-    "`config.json`); where the thing goes is up to the model. Tokens are 6 x 6 patches of 16\n"
-    "latents. The head predicts velocity, not noise as the published models do. The folder\n"
-    '`vae` of the target, the autoencoder of `diffusion`, makes pixels: `zoo.vae("mar")`.'
-)
-NOTES = (
-    "`facts` is the share of pictures in which `mmspec.zoo.reading` finds the thing asked for\n"
-    "and nothing else; `acceptance length` is steps per round of the recipe `cspd-coupled`\n"
-    f"with {DRAFTED} drafted step. Both are measured on the float16 weights, run in float32,\n"
-    f"in {models.STEPS} steps at guidance {models.GUIDANCE}, {models.HEAD_STEPS} steps of the\n"
-    "head and `last_noise=True`.\n"
-)
+ABOUT = f"""\
+Draws one large thing of the Scene world of the `mmspec` zoo in 48 x 48 pixels, behind a
+class such as "red circle" ({len(models.LABELS)} of them, see `label2id` in
+`config.json`); where the thing goes is up to the model. Tokens are 6 x 6 patches of 16
+latents. The head predicts velocity, not noise as the published models do. The folder
+`vae` of the target, the autoencoder of `diffusion`, makes pixels: `zoo.vae("mar")`.
+"""
+NOTES = f"""\
+`facts` is the share of pictures in which `mmspec.zoo.reading` finds the thing asked for
+and nothing else; `acceptance length` is steps per round of the recipe `cspd-coupled`
+with {DRAFTED} drafted step. Both are measured on the float16 weights, run in float32,
+in {models.STEPS} steps at guidance {models.GUIDANCE}, {models.HEAD_STEPS} steps of the
+head and `last_noise=True`.
+"""
 HELD_OUT = 224
 PICTURES_FROM = "diffusion"  # whose autoencoder is taken over
 

@@ -29,19 +29,19 @@ from mmspec.zoo.catalogue import info
 from mmspec.zoo.language import ExampleKind, examples
 from mmspec.zoo.training import cut, kept, teacher
 
-ABOUT = (
-    "Knows only the Scene world of the `mmspec` zoo: coloured shapes and written digits on a\n"
-    "board of nine places, one picture and one question at a time.\n\n"
-    "A target learned from fresh scenes, first to name what is in each cell, then to answer; a\n"
-    "drafter from what its target says about training scenes."
-)
-NOTES = (
-    "`facts` is the share of facts right in what it says greedily of held-out scenes,\n"
-    "captions "
-    "and answers to questions as they come; a caption states many more facts than an answer;\n"
-    "`acceptance length` is tokens per round of greedy chain speculation with five drafted\n"
-    "tokens, on held-out scenes. Both are measured on the float16 weights, run in float32.\n"
-)
+ABOUT = """\
+Knows only the Scene world of the `mmspec` zoo: coloured shapes and written digits on a
+board of nine places, one picture and one question at a time.
+
+A target learned from fresh scenes, first to name what is in each cell, then to answer; a
+drafter from what its target says about training scenes.
+"""
+NOTES = """\
+`facts` is the share of facts right in what it says greedily of held-out scenes,
+captions and answers to questions as they come; a caption states many more facts than an answer;
+`acceptance length` is tokens per round of greedy chain speculation with five drafted
+tokens, on held-out scenes. Both are measured on the float16 weights, run in float32.
+"""
 HELD_OUT = 128
 BATCH = 32
 
