@@ -9,8 +9,10 @@ Nothing outside a modality's folder names it: everybody asks `mmspec.registry`.
 from __future__ import annotations
 
 import inspect
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -39,6 +41,13 @@ class Entry:
     drafter: str | None = None  # of a target: its default drafter
     sees: str = "nothing"  # what it sees of its target's prompt
     settings: Mapping[str, Any] = field(default_factory=dict)  # of calls, where nothing is said
+
+    @staticmethod
+    def listed(package: str) -> tuple[Entry, ...]:
+        """The checkpoints in the `zoo.toml` of a package, made again by its module `zoo.train`."""
+        text = files(package).joinpath("zoo.toml").read_text(encoding="utf-8")
+        made = {"trainer": f"{package}.zoo.train"}
+        return tuple(Entry(name, **{**made, **one}) for name, one in tomllib.loads(text).items())
 
     @property
     def kind(self) -> str:

@@ -18,29 +18,33 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
-from mmspec.models.public_weights import public_name, taken
+from mmspec.models.public_weights import names, public_name, taken
 
-MODEL = (  # ours -> theirs
-    (r"model\.embed_tokens\.", "tok_embeddings."),
-    (r"model\.norm\.", "norm."),
-    (r"lm_head\.", "output."),
-    (r"model\.condition\.embedding\.", "cls_embedding.embedding_table."),
-    (r"model\.condition\.fc", "cls_embedding.cap_proj.fc"),
-    (r"model\.condition\.unconditional", "cls_embedding.uncond_embedding"),
-    (r"model\.layers\.(\d+)\.self_attn\.o_proj\.", r"layers.\1.attention.wo."),
-    (r"model\.layers\.(\d+)\.mlp\.gate_proj\.", r"layers.\1.feed_forward.w1."),
-    (r"model\.layers\.(\d+)\.mlp\.up_proj\.", r"layers.\1.feed_forward.w3."),
-    (r"model\.layers\.(\d+)\.mlp\.down_proj\.", r"layers.\1.feed_forward.w2."),
-    (r"model\.layers\.(\d+)\.input_layernorm\.", r"layers.\1.attention_norm."),
-    (r"model\.layers\.(\d+)\.post_attention_layernorm\.", r"layers.\1.ffn_norm."),
+MODEL = names(  # ours -> theirs
+    r"""
+    model\.embed_tokens\.                             tok_embeddings.
+    model\.norm\.                                     norm.
+    lm_head\.                                         output.
+    model\.condition\.embedding\.                     cls_embedding.embedding_table.
+    model\.condition\.fc                              cls_embedding.cap_proj.fc
+    model\.condition\.unconditional                   cls_embedding.uncond_embedding
+    model\.layers\.(\d+)\.self_attn\.o_proj\.         layers.\1.attention.wo.
+    model\.layers\.(\d+)\.mlp\.gate_proj\.            layers.\1.feed_forward.w1.
+    model\.layers\.(\d+)\.mlp\.up_proj\.              layers.\1.feed_forward.w3.
+    model\.layers\.(\d+)\.mlp\.down_proj\.            layers.\1.feed_forward.w2.
+    model\.layers\.(\d+)\.input_layernorm\.           layers.\1.attention_norm.
+    model\.layers\.(\d+)\.post_attention_layernorm\.  layers.\1.ffn_norm.
+    """
 )
-PICTURE = (
-    (r"vqmodel\.embedding\.", "quantize.embedding."),
-    (r"vqmodel\.post_quant_conv\.", "post_quant_conv."),
-    (r"vqmodel\.decoder\.mid\.block_1\.", "decoder.mid.0."),
-    (r"vqmodel\.decoder\.mid\.attn_1\.", "decoder.mid.1."),
-    (r"vqmodel\.decoder\.mid\.block_2\.", "decoder.mid.2."),
-    (r"vqmodel\.decoder\.", "decoder."),
+PICTURE = names(  # likewise
+    r"""
+    vqmodel\.embedding\.              quantize.embedding.
+    vqmodel\.post_quant_conv\.        post_quant_conv.
+    vqmodel\.decoder\.mid\.block_1\.  decoder.mid.0.
+    vqmodel\.decoder\.mid\.attn_1\.   decoder.mid.1.
+    vqmodel\.decoder\.mid\.block_2\.  decoder.mid.2.
+    vqmodel\.decoder\.                decoder.
+    """
 )
 _LEVEL = re.compile(r"(vqmodel\.decoder)\.up\.(\d+)\.(block|attn|upsample)\.")
 _FUSED = re.compile(r"(model\.layers\.(\d+)\.self_attn)\.([qkv])_proj\.weight")

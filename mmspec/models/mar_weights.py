@@ -9,33 +9,35 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.models.mar import MarForImageGeneration
-from mmspec.models.public_weights import public_name, taken
+from mmspec.models.public_weights import names, public_name, taken
 
-NAMES = (  # ours -> theirs, the first that fits
-    (r"class_table\.", "class_emb."),
-    (r"no_class", "fake_latent"),
-    (r"embed\.", "z_proj."),
-    (r"embed_norm\.", "z_proj_ln."),
-    (r"encoder_positions", "encoder_pos_embed_learned"),
-    (r"encoder_norm\.", "encoder_norm."),
-    (r"bridge\.", "decoder_embed."),
-    (r"mask_token", "mask_token"),
-    (r"decoder_positions", "decoder_pos_embed_learned"),
-    (r"decoder_norm\.", "decoder_norm."),
-    (r"head_positions", "diffusion_pos_embed_learned"),
-    (r"(encoder|decoder)\.(\d+)\.(norm\d)\.", r"\1_blocks.\2.\3."),
-    (r"(encoder|decoder)\.(\d+)\.(qkv|proj)\.", r"\1_blocks.\2.attn.\3."),
-    (r"(encoder|decoder)\.(\d+)\.(fc\d)\.", r"\1_blocks.\2.mlp.\3."),
-    (r"head\.time_in\.", "diffloss.net.time_embed.mlp.0."),
-    (r"head\.time_out\.", "diffloss.net.time_embed.mlp.2."),
-    (r"head\.condition\.", "diffloss.net.cond_embed."),
-    (r"head\.input\.", "diffloss.net.input_proj."),
-    (r"head\.blocks\.(\d+)\.norm\.", r"diffloss.net.res_blocks.\1.in_ln."),
-    (r"head\.blocks\.(\d+)\.fc1\.", r"diffloss.net.res_blocks.\1.mlp.0."),
-    (r"head\.blocks\.(\d+)\.fc2\.", r"diffloss.net.res_blocks.\1.mlp.2."),
-    (r"head\.blocks\.(\d+)\.modulation\.", r"diffloss.net.res_blocks.\1.adaLN_modulation.1."),
-    (r"head\.modulation\.", "diffloss.net.final_layer.adaLN_modulation.1."),
-    (r"head\.output\.", "diffloss.net.final_layer.linear."),
+NAMES = names(  # ours -> theirs, the first that fits
+    r"""
+    class_table\.                           class_emb.
+    no_class                                fake_latent
+    embed\.                                 z_proj.
+    embed_norm\.                            z_proj_ln.
+    encoder_positions                       encoder_pos_embed_learned
+    encoder_norm\.                          encoder_norm.
+    bridge\.                                decoder_embed.
+    mask_token                              mask_token
+    decoder_positions                       decoder_pos_embed_learned
+    decoder_norm\.                          decoder_norm.
+    head_positions                          diffusion_pos_embed_learned
+    (encoder|decoder)\.(\d+)\.(norm\d)\.    \1_blocks.\2.\3.
+    (encoder|decoder)\.(\d+)\.(qkv|proj)\.  \1_blocks.\2.attn.\3.
+    (encoder|decoder)\.(\d+)\.(fc\d)\.      \1_blocks.\2.mlp.\3.
+    head\.time_in\.                         diffloss.net.time_embed.mlp.0.
+    head\.time_out\.                        diffloss.net.time_embed.mlp.2.
+    head\.condition\.                       diffloss.net.cond_embed.
+    head\.input\.                           diffloss.net.input_proj.
+    head\.blocks\.(\d+)\.norm\.             diffloss.net.res_blocks.\1.in_ln.
+    head\.blocks\.(\d+)\.fc1\.              diffloss.net.res_blocks.\1.mlp.0.
+    head\.blocks\.(\d+)\.fc2\.              diffloss.net.res_blocks.\1.mlp.2.
+    head\.blocks\.(\d+)\.modulation\.       diffloss.net.res_blocks.\1.adaLN_modulation.1.
+    head\.modulation\.                      diffloss.net.final_layer.adaLN_modulation.1.
+    head\.output\.                          diffloss.net.final_layer.linear.
+    """
 )
 
 

@@ -10,6 +10,12 @@ from torch import Tensor
 Names = Iterable[tuple[str, str]]  # ours, a pattern -> theirs
 
 
+def names(table: str) -> Names:
+    """A table of two columns, ours and theirs."""
+    rows = (line.split() for line in table.strip().split("\n"))
+    return tuple((ours, theirs) for ours, theirs in rows)
+
+
 def public_name(name: str, names: Names) -> str:
     """The public name of one of a model's weights, by the first pattern that fits its begin."""
     for ours, theirs in names:

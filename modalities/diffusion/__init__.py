@@ -7,23 +7,6 @@ from pathlib import Path
 
 from mmspec.modality import PICTURE_FILES, Entry, Modality, Source, setting
 
-_TRAINER = "mmspec.modalities.diffusion.zoo.train"
-ZOO = (
-    Entry(
-        "diffusion",
-        "PixArt: diffusion transformer of 10 layers, T5 encoder, 48 x 48 pictures from a prompt.",
-        _TRAINER,
-        drafter="diffusion-drafter",
-        settings={"steps": 100, "guidance": 2.0, "words": 40},
-    ),
-    Entry(
-        "diffusion-drafter",
-        "PixArt transformer of 2 layers; reads the states of its target's encoder.",
-        _TRAINER,
-        target="diffusion",
-    ),
-)
-
 
 def owns(source: Source) -> bool:
     """Pipelines, and single denoisers: of diffusers, so with a class but without a model type."""
@@ -49,7 +32,7 @@ MODALITY = Modality(
     settings=DiffusionSettings,
     package=__name__,
     owns=owns,
-    zoo=ZOO,
+    zoo=Entry.listed(__name__),
     files=PICTURE_FILES,
     parts=("window", "tree", "max_rows"),
     plain=("paradigms", {"window": 1}),

@@ -269,22 +269,27 @@ _SDE = (
 )
 _ANCESTRAL = "EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)"
 _STOCHASTIC = {  # how to make each deterministic scheduler draw noise
-    "DDIMScheduler": "give eta=1.0",
-    "DDIMParallelScheduler": "give eta=1.0",
-    "DPMSolverMultistepScheduler": f"set pipe.scheduler = {_SDE}",
-    "DPMSolverSinglestepScheduler": f"set pipe.scheduler = {_SDE}",
-    "DEISMultistepScheduler": f"set pipe.scheduler = {_SDE}",
-    "UniPCMultistepScheduler": f"set pipe.scheduler = {_SDE}",
-    "EulerDiscreteScheduler": f"set pipe.scheduler = {_ANCESTRAL}",
-    "HeunDiscreteScheduler": f"set pipe.scheduler = {_ANCESTRAL}",
-    "LMSDiscreteScheduler": f"set pipe.scheduler = {_ANCESTRAL}",
-    "KDPM2DiscreteScheduler": f"set pipe.scheduler = {_ANCESTRAL}",
-    "PNDMScheduler": "set pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config) and "
-    "give eta=1.0",
-    "FlowMatchEulerDiscreteScheduler": "give eta=1.0 (ancestral) or churn=1.0, or set "
-    "stochastic_sampling=True",
-    "FlowMatchHeunDiscreteScheduler": "set pipe.scheduler = "
-    "FlowMatchEulerDiscreteScheduler.from_config(pipe.scheduler.config) and give eta=1.0",
+    f"{name}Scheduler": remedy
+    for names, remedy in {
+        "DDIM DDIMParallel": "give eta=1.0",
+        "DPMSolverMultistep DPMSolverSinglestep DEISMultistep UniPCMultistep": (
+            f"set pipe.scheduler = {_SDE}"
+        ),
+        "EulerDiscrete HeunDiscrete LMSDiscrete KDPM2Discrete": (
+            f"set pipe.scheduler = {_ANCESTRAL}"
+        ),
+        "PNDM": (
+            "set pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config) and give eta=1.0"
+        ),
+        "FlowMatchEulerDiscrete": (
+            "give eta=1.0 (ancestral) or churn=1.0, or set stochastic_sampling=True"
+        ),
+        "FlowMatchHeunDiscrete": (
+            "set pipe.scheduler = FlowMatchEulerDiscreteScheduler.from_config("
+            "pipe.scheduler.config) and give eta=1.0"
+        ),
+    }.items()
+    for name in names.split()
 }
 
 

@@ -10,35 +10,6 @@ from mmspec.modality import PICTURE_FILES, Entry, Modality, Source, setting
 GROUP = "mmspec.drawing_models"
 _KINDS = ("emu3", "janus", "llamagen")
 _DRAWS = "ChameleonForImageGeneration"  # transformers' own Chameleon only writes
-_TRAINER = "mmspec.modalities.image.zoo.train"
-ZOO = (
-    Entry(
-        "image",
-        "Janus: Llama of 16 layers, VQ codes of 72 x 72 pictures; draws them from a prompt.",
-        _TRAINER,
-        drafter="image-drafter",
-        settings={"guidance": 3.0},
-    ),
-    Entry(
-        "image-drafter",
-        "Janus with a Llama of one layer; the words, codes and pictures of its target.",
-        _TRAINER,
-        target="image",
-    ),
-    Entry(
-        "image-head",
-        "One layer that continues the states of its target, and draws with its head.",
-        _TRAINER,
-        target="image",
-        sees="target-states",
-    ),
-    Entry(
-        "image-sketch",
-        "Janus with a Llama of 3 layers; small pictures of 3 x 3 codes, and how to enlarge them.",
-        "mmspec.modalities.image.zoo.low_resolution",
-        target="image",
-    ),
-)
 
 
 def strangers() -> tuple[EntryPoint, ...]:
@@ -80,7 +51,7 @@ MODALITY = Modality(
     settings=ImageSettings,
     package=__name__,
     owns=owns,
-    zoo=ZOO,
+    zoo=Entry.listed(__name__),
     files=PICTURE_FILES,
     parts=("compressor", "tree", "length", "sees", "processor"),
 )

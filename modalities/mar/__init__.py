@@ -6,23 +6,6 @@ from dataclasses import dataclass
 
 from mmspec.modality import PICTURE_FILES, Entry, Modality, Source, setting
 
-_TRAINER = "mmspec.modalities.mar.zoo.train"
-ZOO = (
-    Entry(
-        "mar",
-        "MAR: 8 layers and a diffusion head of 8 blocks; draws continuous tokens of a class.",
-        _TRAINER,
-        drafter="mar-drafter",
-        settings={"steps": 36, "guidance": 3.0, "head_steps": 16},
-    ),
-    Entry(
-        "mar-drafter",
-        "MAR of 2 layers and a head of 2 blocks; the tokens and classes of its target.",
-        _TRAINER,
-        target="mar",
-    ),
-)
-
 
 def owns(source: Source) -> bool:
     """Models of the configuration `mmspec.models.mar.MarConfig`."""
@@ -54,7 +37,7 @@ MODALITY = Modality(
     settings=MarSettings,
     package=__name__,
     owns=owns,
-    zoo=ZOO,
+    zoo=Entry.listed(__name__),
     files=PICTURE_FILES,
     parts=("length",),
 )

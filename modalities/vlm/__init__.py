@@ -7,33 +7,6 @@ from pathlib import Path
 
 from mmspec.modality import Entry, Modality, Source, setting
 
-_TRAINER = "mmspec.modalities.vlm.zoo.train"
-
-
-def _trio(name: str, about: str, family: str, text: str) -> tuple[Entry, Entry, Entry]:
-    """A target, a draft model that sees, and one that reads text alone."""
-    seeing = f"{family} with one vision layer and one text layer; looks at the picture itself."
-    blind = f"{text} of one layer with the tokenizer of its target; never sees the picture."
-    drafter = f"{name}-drafter"
-    return (
-        Entry(name, f"{family}: {about}", _TRAINER, drafter=drafter, sees="pixels"),
-        Entry(drafter, seeing, _TRAINER, target=name, sees="pixels"),
-        Entry(f"{name}-text-drafter", blind, _TRAINER, target=name),
-    )
-
-
-ZOO = (
-    *_trio(
-        "llava", "CLIP vision tower of 3 layers, Llama text model of 24 layers.", "LLaVA", "Llama"
-    ),
-    *_trio(
-        "qwen2.5-vl",
-        "vision tower of 3 layers, text model of 24 layers, multimodal positions.",
-        "Qwen2.5-VL",
-        "Qwen2",
-    ),
-)
-
 
 def owns(source: Source) -> bool:
     """Anything of transformers with a configuration, and any name that may be on a hub."""
@@ -65,7 +38,7 @@ MODALITY = Modality(
     settings=LanguageSettings,
     package=__name__,
     owns=owns,
-    zoo=ZOO,
+    zoo=Entry.listed(__name__),
     parts=("compressor", "kv", "tree", "length", "sees", "check"),
     is_general=True,
     survey="mmspec.modalities.vlm.survey",

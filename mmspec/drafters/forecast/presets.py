@@ -19,35 +19,12 @@ TAYLORSEER: Mapping[str, Mapping[str, Any]] = {
     "hunyuan-video": {"order": 1, "interval": 5, "warm_up": 1},
 }
 
+_COLUMNS = ("order", "base", "decay", "floor", "least", "most", "warm_up")
 SPECA: Mapping[str, Mapping[str, Any]] = {
-    "dit": {
-        "order": 4,
-        "base": 0.1,
-        "decay": 0.01,
-        "floor": 0.01,
-        "least": 2,
-        "most": 5,
-        "warm_up": 3,
-        **_AS_RELEASED,
-    },
-    "flux": {
-        "order": 2,
-        "base": 7.0,
-        "decay": 0.3,
-        "floor": 0.1,
-        "least": 2,
-        "most": 8,
-        "warm_up": 3,
-        **_AS_RELEASED,
-    },
-    "hunyuan-video": {
-        "order": 1,
-        "base": 1.0,
-        "decay": 0.1,
-        "floor": 0.1,
-        "least": 4,
-        "most": 12,
-        "warm_up": 1,
-        **_AS_RELEASED,
-    },
+    model: {**dict(zip(_COLUMNS, row, strict=True)), **_AS_RELEASED}
+    for model, row in {
+        "dit": (4, 0.1, 0.01, 0.01, 2, 5, 3),
+        "flux": (2, 7.0, 0.3, 0.1, 2, 8, 3),
+        "hunyuan-video": (1, 1.0, 0.1, 0.1, 4, 12, 1),
+    }.items()
 }
