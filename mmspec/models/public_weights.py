@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-Names = Iterable[tuple[str, str]]  # ours, a pattern -> theirs
+Names = tuple[tuple[str, str], ...]  # ours, a pattern -> theirs
 
 
 def names(table: str) -> Names:
