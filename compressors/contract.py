@@ -130,8 +130,8 @@ def pictures(
     """Lay the encoder's outputs over the placeholders of a batch, per row.
 
     `parts` are (n, H) each, in the order of the placeholders; a part lies in one row unless the
-    family joins them. `grid(index, n)` is the grid of a part. Raises ValueError where the counts
-    differ.
+    family joins them. `grid(index, n)` is the grid of a part; what it does not hold (the separator
+    behind a clip) comes as a picture of its own. Raises ValueError where the counts differ.
     """
     slots = [[at for at, token in enumerate(row) if token == placeholder] for row in rows]
     parts = [part.flatten(0, -2) for part in parts]
@@ -145,14 +145,15 @@ def pictures(
     row = taken = 0
     for index, part in enumerate(parts):
         whole = grid(index, len(part))
+        held = len(part) if whole is None else prod(whole)
         while len(part):
             while taken == len(slots[row]):
                 row, taken = row + 1, 0
-            count = min(len(part), len(slots[row]) - taken)
+            count = min(held or len(part), len(part), len(slots[row]) - taken)
             where = torch.tensor(slots[row][taken : taken + count], device=part.device)
-            shape = whole if count == len(part) else None
+            shape = whole if whole is not None and count == prod(whole) else None
             found[row].append(Features(part[:count], where, shape))
-            part, taken, whole = part[count:], taken + count, shape
+            part, taken, whole, held = part[count:], taken + count, None, held - count
     return found
 
 

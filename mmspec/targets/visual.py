@@ -11,6 +11,7 @@ from functools import partial
 from math import isqrt, prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mmspec import _hf
@@ -25,7 +26,17 @@ class FeatureLayout:
     grid: Callable[[Mapping[str, Any], str, int, int], tuple[int, ...] | None]
     # (inputs, "image" or "video", its number, features) -> rows, columns, behind frames where
     # there are some; None = unknown
+    # (fewer than the features where separators stand behind a clip)
     parts: Callable[[Any], Sequence[Tensor]]  # an encoder's output as (n, H) features per picture
+
+    def laid(self, inputs: Mapping[str, Any], modality: str, output: Any) -> Sequence[Tensor]:
+        """The features (n, H) of every picture or clip, also where an encoder gives frames."""
+        parts, clips = self.parts(output), inputs.get(FRAMES)
+        if modality != "video" or clips is None or clips.dim() != 5:
+            return parts
+        if len(parts) != len(clips) * clips.shape[1]:
+            return parts
+        return [own.flatten(0, -2) for own in torch.stack(list(parts)).split(clips.shape[1])]
 
 
 def placeholder_ids(model: Any, family: Family) -> tuple[int, ...]:
@@ -93,11 +104,18 @@ def _grid(
         if prod(grid) != count:
             return None
         return grid if time > 1 else grid[1:]
+    clips = inputs.get(FRAMES)
+    if modality == "video" and clips is not None and clips.dim() == 5:  # (B, F, C, rows, columns)
+        each = count // clips.shape[1]
+        side = isqrt(each)
+        square = (side, side) if side * side == each else (1, each)
+        return (clips.shape[1], *square) if clips.shape[1] > 1 else square
     side = isqrt(count)
     return (side, side) if family.square and side * side == count else None
 
 
-PIXELS = ("pixel_values", "pixel_values_videos")
+FRAMES = "pixel_values_videos"
+PIXELS = ("pixel_values", FRAMES)
 
 
 def check_carrier(inputs: Mapping[str, Any]) -> None:

@@ -17,9 +17,15 @@ def owns(source: Source) -> bool:
 
 @dataclass(frozen=True)
 class LanguageSettings:
-    """A picture, how much to say and how freely; which examples of the zoo to measure on."""
+    """Pictures, how much to say and how freely; which examples of the zoo to measure on.
+
+    A clip is a way to ask: the same model reads pictures, clips and both, so it has one owner.
+    """
 
     image: str | None = setting(None, "A picture file, or zoo:scene.")
+    video: str | None = setting(None, "A video file, or a folder of pictures.")
+    frames: int | None = setting(None, "Frames of the video, evenly spread; 16 if not said.", min=1)
+    fps: float | None = setting(None, "Frames of the video a second, in the place of --frames.")
     max_new_tokens: int = setting(64, "Tokens to write at most.", min=1)
     temperature: float = setting(0.0, "0 is greedy.", min=0)
     kind: str | None = setting(

@@ -10,22 +10,24 @@ from typing import Any
 from PIL import Image
 from transformers import PreTrainedModel
 
+from mmspec import _hf
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.drafters.neural.small_model import VOCABULARY_PADDING
 from mmspec.modalities import asking, examining_tokens
 from mmspec.modalities.examining import refuse_other_words
-from mmspec.modalities.vlm import LanguageSettings
+from mmspec.modalities.vlm import LanguageSettings, clips
 from mmspec.modalities.vlm.families import family, reader
 from mmspec.modalities.vlm.plug import LanguageSession, load, session
 from mmspec.modality import Finding
 from mmspec.recipe import Recipe
+from mmspec.targets.visual import FRAMES
 
 SCENE = "zoo:scene"
 BUNDLED = Path(str(files("mmspec"))) / "zoo" / "scene.png"
 
 
 class LanguageAsker:
-    """Asks one model, about one picture where the settings name one."""
+    """Asks one model, about a picture, a clip or both where the settings name them."""
 
     def __init__(self, source: str, model: Any, settings: LanguageSettings, **options: Any) -> None:
         media = family(model).media
@@ -40,9 +42,11 @@ class LanguageAsker:
                 f"{source} is a text model and takes no picture; drop --image or choose another "
                 "model"
             )
+        _check_filming(source, model, settings)
         self.source, self.model, self.settings = source, model, settings
+        self.picture = None if settings.image is None else _picture(settings.image)
+        self.films = [] if settings.video is None else [_clip(settings)]
         self.processor = asking.processor(source, model, self.sees, **options)
-        self.picture = None if settings.image is None else open_picture(settings.image)
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -62,15 +66,33 @@ class LanguageAsker:
         """
         if images is None and self.picture is not None:
             images = [self.picture] * len(prompts)
-        has_image = images is not None
-        texts = [chat(self.processor, one, has_image) for one in asking.checked(prompts)]
+        films = self.films * len(prompts)
+        kinds = [kind for kind, given in (("image", images), ("video", films)) if given]
+        texts = [chat(self.processor, one, kinds) for one in asking.checked(prompts)]
         if self.sees:
-            made = self.processor(text=texts, images=images, padding=True, return_tensors="pt")
+            seen = clips.shown(films) if films else {}
+            made = self.processor(
+                text=texts, images=images, **seen, padding=True, return_tensors="pt"
+            )
         else:
             made = self.processor(texts, padding=True, return_tensors="pt")
             made.pop("token_type_ids", None)
         device = self.model.get_input_embeddings().weight.device
-        return {**{name: value.to(device) for name, value in made.items()}, **self.sampling}
+        made = {name: value.to(device) for name, value in made.items()}
+        if films:
+            self._check_room(made["input_ids"].shape[1])
+        return {**made, **self.sampling}
+
+    def _check_room(self, length: int) -> None:
+        """Refuse a clip that is longer than what the model was made for. Raises ValueError."""
+        config = self.model.config.get_text_config(decoder=True)
+        most: int | None = getattr(config, "max_position_embeddings", None)
+        room = self.settings.max_new_tokens
+        if most is not None and length + room > most:
+            raise ValueError(
+                f"the prompt has {length} tokens, and {self.source} is made for {most} with the "
+                f"{room} new ones; give fewer --frames"
+            )
 
     def text(self, output: Any) -> str:
         """The answer to a single prompt."""
@@ -92,30 +114,45 @@ def answer(output: Any) -> list[int]:
     return tokens
 
 
-def chat(processor: Any, prompt: str, has_image: bool) -> str:
-    """A prompt in the model's chat form; as it is where the model has none."""
+def chat(processor: Any, prompt: str, kinds: Sequence[str]) -> str:
+    """A prompt in the model's chat form; as it is where the model has none.
+
+    `kinds` are what stands before the words: "image", "video".
+    """
     is_tokenizer = asking.tokenizer(processor) is processor
     if processor.chat_template:
-        parts = [{"type": "image"}] if has_image else []
-        content = [*parts, {"type": "text", "text": prompt}]
+        content = [*({"type": kind} for kind in kinds), {"type": "text", "text": prompt}]
         turn = {"role": "user", "content": prompt if is_tokenizer else content}
         made = processor.apply_chat_template([turn], add_generation_prompt=True, tokenize=False)
         return str(made)
-    mark = "<image>" if is_tokenizer else vars(processor).get("image_token", "<image>")
-    return f"{mark}\n{prompt}" if has_image else prompt
+    named = {} if is_tokenizer else vars(processor)
+    marks = [named.get(f"{kind}_token", f"<{kind}>") for kind in kinds]
+    return "\n".join([*marks, prompt])
 
 
-def open_picture(source: str) -> Image.Image:
+def _check_filming(source: str, model: Any, settings: LanguageSettings) -> None:
+    """Refuse frames of no clip, and a clip for a model that reads none. Raises ValueError."""
+    if settings.video is None:
+        if settings.frames is not None or settings.fps is not None:
+            raise ValueError("--frames and --fps are of a clip; give --video, or drop them")
+    elif FRAMES not in _hf.forward_names(model):
+        raise ValueError(
+            f"{source} reads no video; drop --video, or choose a model that does, such as "
+            "zoo:qwen2.5-vl"
+        )
+
+
+def _clip(settings: LanguageSettings) -> clips.Clip:
+    assert settings.video is not None
+    return clips.read(settings.video, settings.frames, settings.fps)
+
+
+def _picture(source: str) -> Image.Image:
     """A picture from a file, or the zoo's own scene. Raises ValueError naming what is damaged."""
     path = BUNDLED if source == SCENE else Path(source)
     if not path.is_file():
         raise ValueError(f"there is no picture {source}; give a file, or {SCENE} for a bundled one")
-    try:
-        return Image.open(path).convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(
-            f"{source} is not a picture that can be read ({error}); give a PNG or JPEG file"
-        ) from error
+    return clips.open_picture(path)
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:

@@ -52,6 +52,10 @@ def _plain(name: str, *visual_ids: str, **facts: Any) -> Family:
     return Family(name, _PIXELS, direct=True, placeholders=_IMAGE, visual_ids=visual_ids, **facts)
 
 
+def _filmed(name: str) -> Family:
+    return Family(name, _PIXELS, direct=True, placeholders=_IMAGE_VIDEO)
+
+
 def _mrope(name: str, **facts: Any) -> Family:
     facts |= {"placeholders": _IMAGE_VIDEO, "visual_ids": _QWEN_FRAME}
     return Family(name, _PIXELS, 3, direct=True, **facts)
@@ -60,7 +64,9 @@ def _mrope(name: str, **facts: Any) -> Family:
 FAMILIES: Mapping[str, Family] = {
     "llava": _plain("LLaVA", square=True, tower=_LLAVA_TOWER),
     "llava_next": _plain("LLaVA-NeXT"),
-    "llava_onevision": Family("LLaVA-OneVision", _PIXELS, direct=True, placeholders=_IMAGE_VIDEO),
+    "llava_onevision": _filmed("LLaVA-OneVision"),
+    "llava_next_video": _filmed("LLaVA-NeXT-Video"),
+    "video_llava": _filmed("Video-LLaVA"),
     "qwen2_vl": _mrope("Qwen2-VL"),
     "qwen2_5_vl": _mrope("Qwen2.5-VL"),
     "qwen3_vl": _mrope("Qwen3-VL", deepstack=True),

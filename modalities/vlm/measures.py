@@ -38,7 +38,8 @@ def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Wor
     """Held-out scenes for models of the zoo, judged by facts; else what the user asks."""
     batch = selection.batch
     is_zoo = asker.source.startswith("zoo:") and asker.sees
-    if is_zoo and selection.prompts is None and settings.image is None:
+    is_asked = settings.image is not None or settings.video is not None
+    if is_zoo and selection.prompts is None and not is_asked:
         examples = language.examples(selection.count, "held-out", selection.seed, settings.kind)
         groups = grouped(examples, batch)
         asked = [_shown(asker, group) for group in groups]
@@ -46,7 +47,7 @@ def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Wor
         quality = facts_right(partial(_facts, asker.processor, shown))
         return of_requests(model, asked, quality, batch, selection.drafter)
     bundled = Image.open(zoo.bundled_scene()).convert("RGB")
-    images = [bundled] * batch if asker.sees and settings.image is None else None
+    images = [bundled] * batch if asker.sees and not is_asked else None
     texts = repeated(selection.prompts or ([LOOK] if asker.sees else QUESTIONS), batch)
     asked = [asker.request(group, images=images) for group in texts]
     return of_requests(model, asked, None, batch, selection.drafter)

@@ -11,6 +11,7 @@ Three choices make the toys useful as oracles:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from tests.toys.configs import AUDIO, BOS, BUILDERS, IMAGE, MELS, PAD, VIDEO, WINDOW, WORDS
-from tests.toys.images import CLIPS, PAINTERS, clip
+from tests.toys.images import CLIPS, PAINTERS, WHOLE_FRAMES, Film, clip
 
 __all__ = [
     "BOS",
@@ -29,8 +30,10 @@ __all__ = [
     "TEXT",
     "VIDEO",
     "VLMS",
+    "WHOLE_FRAMES",
     "WINDOW",
     "WORDS",
+    "Film",
     "alone",
     "blind",
     "filmed",
@@ -93,17 +96,35 @@ def inputs(family: str, seed: int = 0, batch: int = 1, ragged: bool = False) -> 
     return {"input_ids": input_ids, "attention_mask": mask, **_types(family, input_ids), **tensors}
 
 
-def filmed(family: str, seed: int = 0, batch: int = 1, tail: int = 5) -> dict[str, Tensor]:
-    """A request of `batch` rows with a video each, and `tail` words behind it."""
+def filmed(
+    family: str,
+    seed: int = 0,
+    batch: int = 1,
+    tail: int = 5,
+    films: Sequence[Film] = (Film(),),
+    pictured: bool = False,
+) -> dict[str, Tensor]:
+    """A request of `batch` rows with a video each, and `tail` words behind it.
+
+    Row b shows `films[b]`, the last of them where there are fewer, padded on the left; behind a
+    picture of its own and a word where they are `pictured`.
+    """
     noise = torch.Generator().manual_seed(2000 + seed)
-    blocks, tensors = clip(family, batch, noise)
-    ids = [[BOS, *_text(3, noise), *block, *_text(tail, noise)] for block in blocks]
-    input_ids = torch.tensor(ids)
-    types = {"mm_token_type_ids": 2 * (input_ids == VIDEO).long()} if family in MROPE else {}
+    shown = [films[min(row, len(films) - 1)] for row in range(batch)]
+    blocks, tensors = clip(family, shown, noise)
+    if pictured:
+        seen, more = PAINTERS[family]([0] * batch, noise)
+        blocks = [[*own, 7, *block] for own, block in zip(seen, blocks, strict=True)]
+        tensors |= more
+    rows = [[BOS, *_text(3, noise), *block, *_text(tail, noise)] for block in blocks]
+    width = max(map(len, rows))
+    ids = torch.tensor([[PAD] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    types = {"mm_token_type_ids": 2 * (ids == VIDEO).long() + (ids == IMAGE).long()}
     return {
-        "input_ids": input_ids,
-        "attention_mask": torch.ones_like(input_ids),
-        **types,
+        "input_ids": ids,
+        "attention_mask": mask,
+        **(types if family in MROPE else {}),
         **tensors,
     }
 

@@ -131,6 +131,21 @@ def _llava_onevision(layers: int, changes: Changes) -> Built:
     return _composite(hf.LlavaOnevisionConfig, cls, text, vision, **own)
 
 
+def _llava_next_video(layers: int, changes: Changes) -> Built:
+    text = hf.LlamaConfig(**_text(layers, changes))
+    vision = hf.CLIPVisionConfig(**_vision(num_hidden_layers=3))
+    own = {"image_grid_pinpoints": PINPOINTS, "video_token_id": VIDEO}
+    cls = hf.LlavaNextVideoForConditionalGeneration
+    return _composite(hf.LlavaNextVideoConfig, cls, text, vision, **own)
+
+
+def _video_llava(layers: int, changes: Changes) -> Built:
+    text = hf.LlamaConfig(**_text(layers, changes))
+    vision = hf.CLIPVisionConfig(**_vision(num_hidden_layers=3))
+    cls, own = hf.VideoLlavaForConditionalGeneration, {"video_token_id": VIDEO}
+    return _composite(hf.VideoLlavaConfig, cls, text, vision, **own)
+
+
 def _qwen2_vl(layers: int, changes: Changes) -> Built:
     text = _text(layers, changes)
     text = {**_thirds(text), **text}
@@ -247,6 +262,8 @@ BUILDERS: dict[str, Callable[[int, Changes], Built]] = {
     "llava": _llava,
     "llava_next": _llava_next,
     "llava_onevision": _llava_onevision,
+    "llava_next_video": _llava_next_video,
+    "video_llava": _video_llava,
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tests.toys.configs import BREAK, END, IMAGE, START, VIDEO
+from tests.toys.configs import BREAK, END, IMAGE, START, VIDEO, WORDS
 
 Image = tuple[list[list[int]], dict[str, Tensor]]  # placeholder ids per row, processor tensors
 ImageFamily = Callable[[list[int], torch.Generator], Image]
@@ -94,25 +95,49 @@ def _naflex(rows: list[int], noise: torch.Generator) -> Image:
     }
 
 
-def clip(family: str, rows: int, noise: torch.Generator, frames: int = 6) -> Image:
-    """A video of 4 x 4 patches per frame and row; every family marks frames in its own way."""
-    tensors = {"pixel_values_videos": torch.randn(rows, frames, 3, 16, 16, generator=noise)}
-    if family == "llava_onevision":  # 2 x 2 tokens per frame pooled to one, and a newline
-        return [[VIDEO] * (frames + 1) for _ in range(rows)], tensors
-    patches = rows * frames * 16
+@dataclass(frozen=True)
+class Film:
+    """The shape of one clip: steps of time, and patches per frame (4 x 4 pixels each)."""
+
+    frames: int = 6
+    height: int = 4
+    width: int = 4
+    seconds: float = 3.0  # between two of them, where a family can be told
+
+
+def clip(family: str, films: Sequence[Film], noise: torch.Generator) -> Image:
+    """A video per row; every family marks frames in its own way.
+
+    Families that take whole frames are given squares of 16 pixels, as many for every row.
+    """
+    if family in WHOLE_FRAMES:
+        frames = films[0].frames
+        pixels = torch.randn(len(films), frames, 3, 16, 16, generator=noise)
+        per_frame, behind = WHOLE_FRAMES[family]
+        blocks = [[VIDEO] * (frames * per_frame + behind) for _ in films]
+        return blocks, {"pixel_values_videos": pixels}
+    patches = sum(film.frames * film.height * film.width for film in films)
     tensors = {
         "pixel_values_videos": torch.randn(patches, 3 * 2 * 4 * 4, generator=noise),
-        "video_grid_thw": torch.tensor([[frames, 4, 4]] * rows),
+        "video_grid_thw": torch.tensor([[one.frames, one.height, one.width] for one in films]),
     }
-    if family == "qwen2_5_vl":  # seconds between two frames
-        tensors["second_per_grid_ts"] = torch.full((rows,), 3.0)
+    if family == "qwen2_5_vl":
+        tensors["second_per_grid_ts"] = torch.tensor([film.seconds for film in films])
+    return [_marked(family, film) for film in films], tensors
+
+
+def _marked(family: str, film: Film) -> list[int]:
+    cells = film.height * film.width // 4
     if family in ("qwen2_vl", "qwen2_5_vl"):
-        return [[START, *[VIDEO] * 4 * frames, END] for _ in range(rows)], tensors
-    stamped = [[30 + at, START, *[VIDEO] * 4, END] for at in range(frames)]
-    return [[token for frame in stamped for token in frame] for _ in range(rows)], tensors
+        return [START, *[VIDEO] * cells * film.frames, END]
+    stamps = range(30, 30 + film.frames)
+    stamped = [[min(at, WORDS.stop - 1), START, *[VIDEO] * cells, END] for at in stamps]
+    return [token for frame in stamped for token in frame]
 
 
-CLIPS = ("llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+# tokens per frame of 4 x 4 patches, and behind the clip
+WHOLE_FRAMES = {"llava_onevision": (1, 1), "llava_next_video": (4, 0), "video_llava": (17, 0)}
+CLIPS = (*WHOLE_FRAMES, "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 PAINTERS: dict[str, ImageFamily] = {
     "llava": _square(16, 16),
     "llava_next": _anyres(onevision=False),

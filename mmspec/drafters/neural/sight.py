@@ -151,7 +151,7 @@ def _see(
     found = [[] for _ in seen.rows]  # type: list[list[Any]]
     for modality, output in outputs.items():
         laid = pictures(
-            layout.parts(output),
+            layout.laid(inputs, modality, output),
             seen.rows,
             layout.placeholders[modality],
             partial(layout.grid, inputs, modality),
