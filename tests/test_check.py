@@ -14,6 +14,7 @@ from mmspec import _hf
 from mmspec.drafters.oracle import Oracle
 from mmspec.models.random_weights import random_model
 from mmspec.targets import check
+from mmspec.targets.backbone import FULL, SLIDING
 from mmspec.trees import Tree
 from tests import toys
 from tests.conftest import unchecked
@@ -170,6 +171,31 @@ def test_a_class_is_asked_once_and_statistics_do_not_count_it() -> None:
         out = mmspec.decode_plain(model, **request, max_new_tokens=4)
         found.append((counter.calls, out.stats.target_calls))
     assert found == [(4 + 1 + check.RIGHT + 2, 3), (4, 3), (4, 3)]
+
+
+@pytest.mark.parametrize("shape", [4, WIDE], ids=["chain", "tree"])
+@pytest.mark.parametrize(("family", "depth"), [("llava", 2), ("gemma3-text", 4), ("whisper", 6)])
+def test_the_first_layers_say_enough(family: str, depth: int, shape: Any) -> None:
+    """One of each kind and one behind it; an encoder-decoder is asked whole."""
+    kinds: dict[str, Any] = {"layer_types": [SLIDING, SLIDING, *([FULL] * 4)]}
+    model = toys.model(family, 0, 6, **(kinds if family == "gemma3-text" else {}))
+    layers, calls = model.get_decoder().layers, [0] * 6
+
+    def count(layer: Any, *_: Any) -> None:
+        calls[list(layers).index(layer)] += 1
+
+    for layer in layers:
+        layer.register_forward_hook(count)
+    drafter = Oracle([[5, 6, 7, 8]], tree=shape)
+    fast = mmspec.accelerate(model, "coupled", drafter=drafter)
+    check.forget()
+    fast.generate(**toys.inputs(family), max_new_tokens=2)
+    first = calls[:]
+    fast.generate(**toys.inputs(family), max_new_tokens=2)
+    again = [twice - once for once, twice in zip(first, calls, strict=True)]
+    asked = 1 + check.RIGHT + 2 + (shape is WIDE)
+    assert again == [again[0]] * 6
+    assert first == [again[0] + (asked if at < depth else 0) for at in range(6)]
 
 
 def test_another_configuration_kernel_or_precision_is_asked_again() -> None:

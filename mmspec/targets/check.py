@@ -8,7 +8,9 @@ the first request the tokens behind its prompt are read both ways,
     refused  a draft that nobody keeps; two branches where trees will be drafted
     kept     another draft in its place; rows that keep different numbers, where there are several
 
-A way of reading that scores otherwise is not used: chains are then read as the model's own step of
+Where the first layers agree, one of each kind and one behind them, the class is read as it should
+be: what the prompt left in their cache is the request's own. Else the whole model is asked. A way
+of reading that scores otherwise is not used: chains are then read as the model's own step of
 several tokens (`Backbone.stepwise`), and what is still read otherwise is refused. The verdict holds
 for a class with its configuration, and is not asked for again; what was refused is, since a forward
 may fail for once.
@@ -32,6 +34,7 @@ from mmspec.targets.backbone import Backbone
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.memory import block
 from mmspec.targets.stepwise import USES
+from mmspec.targets.thinned import kinds_within, replaced
 from mmspec.trees import Tree
 
 RIGHT, WRONG = 2, 3  # tokens that are kept, and that are not
@@ -70,7 +73,7 @@ def check(
     `memory` and `logits` (B, V) are those of the request, and are left as they are. Returns whether
     the prompt is to be read again, as the model's own steps. Raises ValueError for what is read
     otherwise than `generate()` reads it. Costs the model's own reading of the prompt and some four
-    steps, once per class and configuration.
+    steps, in the first layers only where these agree, once per class and configuration.
     """
     use = USES[memory.batch > 1]
     key = _key(reader, inputs, memory, trees)
@@ -160,6 +163,8 @@ def _measured(
 ) -> Trust | None:
     own_words = words(reader, inputs)
     behind = torch.tensor([own_words[:RIGHT]] * memory.batch, device=reader.device)
+    if _is_agreed(reader, inputs, memory, own_words, trees):
+        return Trust()
     try:
         own = _hf.own_steps(reader.model, reader.own_inputs(inputs, memory), behind)
     except torch.OutOfMemoryError:
@@ -188,6 +193,47 @@ def _measured(
     return Trust(stepwise=True, tree=chain)
 
 
+def _is_agreed(
+    reader: Checked, inputs: Mapping[str, Any], memory: Any, own_words: Sequence[int], trees: bool
+) -> bool:
+    """Whether the first layers already read as they should, behind the request's own prompt.
+
+    False settles nothing: they may be all there are, or not to be had without the others.
+    """
+    behind = torch.tensor([own_words[:RIGHT]] * memory.batch, device=reader.device)
+    try:
+        few = _first_layers(reader, memory)
+        if few is None:
+            return False
+        own = _hf.own_steps(few.model, few.own_inputs(inputs, memory), behind)
+        compared = _Compared(few, inputs, own, own_words)
+        shapes = (FORK, None) if trees else (None,)
+        return not any(compared.trouble(memory, None, shape) for shape in shapes)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # whatever a class does without the rest
+        return False
+
+
+def _first_layers(reader: Checked, memory: Any) -> Any:
+    """The reader of as many layers as hold one of each kind, and one more; None where all do.
+
+    That one reads what the others left of the prompt in its cache.
+    """
+    if isinstance(reader, EncoderDecoder):
+        return None
+    layers, slots = reader.layers, _memories(memory)[0].cache.layers
+    named = vars(reader.config).get("layer_types") or [None] * len(layers)
+    windows = [(type(slot), vars(slot).get("window")) for slot in slots]
+    depth = kinds_within(layers, list(zip(named, windows, strict=True))) + 1
+    if depth >= len(layers):
+        return None
+    few = reader.thinned((), depth)
+    if few.model is reader.model:
+        few.model = replaced(reader.model, reader.decoder, few.decoder)
+    return few
+
+
 @dataclass(frozen=True)
 class _Compared:
     """One reader's block reads against what the model itself scored, (B, 1 + RIGHT, V)."""
@@ -197,10 +243,10 @@ class _Compared:
     own: Tensor
     words: Sequence[int]
 
-    def trouble(self, memory: Any, logits: Tensor, tree: Tree | None) -> str:
+    def trouble(self, memory: Any, logits: Tensor | None, tree: Tree | None) -> str:
         """What is read otherwise, in words; empty where everything agrees."""
         kind = "chain" if tree is None else "tree"
-        pairs = [(logits, self.own[:, 0])]
+        pairs = [] if logits is None else [(logits, self.own[:, 0])]
         try:
             pairs += self._refused(memory, tree)
             if tree is None:

@@ -40,3 +40,29 @@ def replaced(model: nn.Module, part: nn.Module, other: nn.Module) -> Any:
     twin._modules = dict(model._modules)
     twin._modules[name] = replaced(model.get_submodule(name), part, other)
     return twin
+
+
+def kinds_within(layers: Sequence[nn.Module], beside: Sequence[Any]) -> int:
+    """How many layers, from the first, hold one of each kind.
+
+    Layers are of one kind where all their modules and settings are the same but for the index;
+    `beside` tells what else differs between them, of each.
+    """
+    kinds = [(_kind(layer), other) for layer, other in zip(layers, beside, strict=True)]
+    return max(kinds.index(kind) for kind in kinds) + 1
+
+
+def _kind(layer: nn.Module) -> tuple[Any, ...]:
+    """The classes and plain settings of a layer's modules."""
+    return tuple(
+        (type(part), *((n, v) for n, v in vars(part).items() if type(v) in _PLAIN and _tells(n)))
+        for part in layer.modules()
+    )
+
+
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+
+
+def _tells(name: str) -> bool:
+    """Whether a setting says more than which layer it is."""
+    return not name.startswith("_") and name.rpartition("_")[2] not in ("idx", "index", "id")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import mmspec
+from mmspec import _hf
 from mmspec.drafters.oracle import Oracle
 from mmspec.targets import check
 from mmspec.targets.backbone import Backbone
@@ -78,6 +79,15 @@ def without_window(self: Memory, block: Any) -> Any:
     return placed
 
 
+def test_a_window_in_a_deep_layer_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first layers hold one of each kind, whatever their order."""
+    monkeypatch.setattr(Memory, "windowed", lambda self, mask, queries: mask)
+    monkeypatch.setattr(Memory, "place", without_window)
+    kinds = ["full_attention"] * 3 + ["sliding_attention"] * 3
+    model = toys.model("gemma3-text", layers=6, layer_types=kinds)
+    assert_caught(model, toys.inputs("gemma3-text"), "a window")
+
+
 def test_an_input_that_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Backbone, "_carried", lambda *_: {})
     request = prompts(1)
@@ -119,3 +129,53 @@ def test_what_is_refused_is_refused_every_time(monkeypatch: pytest.MonkeyPatch) 
             fast.generate(**request, max_new_tokens=ROOM)
     monkeypatch.undo()
     assert fast.generate(**request, max_new_tokens=ROOM).stats.target_calls
+
+
+@pytest.mark.parametrize(
+    ("family", "batch", "name"),
+    [("llama", 3, "attention_mask"), ("gemma3", 1, "token_type_ids"), ("llava", 1, "position_ids")],
+)
+def test_a_prompt_that_is_read_otherwise(
+    family: str, batch: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a prompt leaves in the first layers tells, whatever its last logits are."""
+    own = _hf.prefill_inputs
+
+    def changed(*given: Any) -> dict[str, Any]:
+        made = own(*given)
+        if name == "position_ids":
+            return {**made, name: 2 * made[name]}
+        del made[name]
+        return made
+
+    monkeypatch.setattr(_hf, "prefill_inputs", changed)
+    request = toys.inputs(family, batch=batch, ragged=batch > 1)
+    with pytest.raises(ValueError, match=r"scores a chain of .* the mask of the prompt differ"):
+        drafted(toys.model(family, layers=4), request, 4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "margin"), [(torch.float32, 2e-3), (torch.bfloat16, 0.13), (torch.float16, 0.047)]
+)
+@pytest.mark.parametrize("shape", [4, WIDE], ids=["chain", "tree"])
+def test_what_lies_above_the_margin_is_caught(
+    shape: Any, dtype: torch.dtype, margin: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores that are off by a share of their spread: a third of the margin passes, twice not."""
+    read, part = Backbone.read, 1 / 3
+
+    def off(self: Backbone, *given: Any, **how: Any) -> Any:
+        scores, states = read(self, *given, **how)
+        best = scores.float().topk(check.BEST, -1).values
+        sign = 1 - 2 * (torch.arange(scores.shape[-1]) % 2)
+        apart = part * margin * best.std(-1, keepdim=True) * sign
+        return scores + apart.to(scores.dtype), states
+
+    monkeypatch.setattr(Backbone, "read", off)
+    model = toys.model("llama").to(dtype)
+    fast = mmspec.accelerate(model, "coupled", drafter=Oracle([[5, 6, 7, 8]], tree=shape))
+    fast.generate(**toys.inputs("llama"), max_new_tokens=2)
+    check.forget()
+    part = 2.0
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM scores a .* of drafted tokens"):
+        fast.generate(**toys.inputs("llama"), max_new_tokens=2)
