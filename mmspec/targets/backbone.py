@@ -19,12 +19,13 @@ from mmspec import _hf
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
-from mmspec.targets.reader import Reader
-from mmspec.targets.stepwise import USES, step
+from mmspec.targets.reader import USES, Reader, step
 from mmspec.targets.thinned import replaced, without_layers
-from mmspec.targets.turns import EarlierTurns, load, whole_mask
+from mmspec.targets.turns import EarlierTurns, load, prompt_slots, whole_mask
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+_RECURRENT = ("linear_attention", "conv")
+_MIXED = {"hybrid", "hybrid_sliding"}  # both in one layer: each model names their masks itself
 ROOM = 1024  # most slots set aside at once behind a prompt; buffers double when they are full
 
 
@@ -58,7 +59,8 @@ class Backbone(Reader):
         self.obstacle = obstacle_of(model)
         self.can_branch = not is_recurrent and self.obstacle is None
         self.layer_kinds, self.window = layer_kinds_of(self.config)
-        self.stepwise = set(USES) if self.obstacle else set[str]()
+        is_placed = slots.is_slotted and not set(self.layer_kinds) & _MIXED
+        self.stepwise = set[str]() if is_placed and self.obstacle is None else set(USES)
         if is_recurrent:
             self.obstacle = "keeps a recurrent state, one per branch of a tree would be needed"
         self.last_position = last_position_of(self.config)
@@ -95,6 +97,9 @@ class Backbone(Reader):
         """
         cache, mask = SlotCache(self.cache_config), whole_mask(inputs, past)
         start = cache.plan.start = 0 if past is None else past.length
+        cache.plan.capacity = prompt_slots(inputs, past) + min(room, ROOM)
+        if past is not None:
+            load(past, cache)
         prepared = _hf.prefill_inputs(
             self.model, {**inputs, "attention_mask": mask}, cache, past is not None and past.is_told
         )
@@ -102,9 +107,6 @@ class Backbone(Reader):
         carrier = prepared.get("input_ids")
         carrier = prepared["inputs_embeds"] if carrier is None else carrier
         batch, length = carrier.shape[0], start + carrier.shape[1]
-        cache.plan.capacity = length + min(room, ROOM)
-        if past is not None:
-            load(past, cache)
         cache.plan_uniform(start, length - start)
         out = self.model(**prepared, return_dict=True)
         pads = leading(mask, batch)
@@ -214,11 +216,11 @@ class Backbone(Reader):
         if kinds == (SLIDING,):
             return memory.windowed(mask, queries)
         return {
-            kind: mask
-            if kind == FULL
+            kind: None  # recurrent layers take no mask: a block has no padding at batch 1
+            if kind in _RECURRENT
             else memory.windowed(mask, queries)
             if kind == SLIDING
-            else None  # recurrent layers take no mask: a block has no padding at batch 1
+            else mask
             for kind in kinds
         }
 

@@ -10,6 +10,10 @@ concatenated.
 
 After verification row 0 keeps x and z of a tree: z moves from slot 6 to slot 5, and `kept` becomes
 6.
+
+Recurrent, convolution, compressed, rolling and static layers overwrite what they held. A copy of
+all their tensors and counters brings them back to a committed point, and what was accepted behind
+it is read again.
 """
 
 from __future__ import annotations
@@ -22,112 +26,63 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import (
     Cache,
-    CacheLayerMixin,
+    DummyLayer,
+    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
 )
 
-_STATELESS = ("DummyLayer",)  # layers that borrow another layer's keys and values
+from mmspec.targets.slots import IndexedSlotLayer, SlotLayer, SlotPlan, StatefulSlotLayer
 
+# layers of transformers, and what keeps the same so that it can be forgotten
+_SLOTTED: dict[type, type[SlotLayer]] = {
+    DynamicLayer: SlotLayer,
+    DynamicSlidingWindowLayer: SlotLayer,
+    DynamicIndexedLayer: IndexedSlotLayer,
+    LinearAttentionAndFullAttentionLayer: StatefulSlotLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer: StatefulSlotLayer,
+}
 
-class SlotLayer(CacheLayerMixin):
-    """One attention layer's buffer; where to write and how far to read is the cache's plan."""
-
-    keys: Any
-    values: Any
-
-    def __init__(self, plan: SlotPlan, window: int | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.plan = plan
-        self.window = window  # reads so many slots only; it keeps everything, so it can roll back
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        batch, heads, _, width = key_states.shape
-        capacity = self.plan.capacity
-        # zeros: a masked slot still meets 0 * value, so no NaN may lie there
-        self.keys = key_states.new_zeros(batch, heads, capacity, width)
-        self.values = value_states.new_zeros(batch, heads, capacity, value_states.shape[-1])
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        elif self.keys.shape[2] < self.plan.view:
-            self.grow()
-        plan = self.plan
-        if plan.slots is None:
-            stop = plan.start + key_states.shape[2]
-            self.keys[:, :, plan.start : stop] = key_states
-            self.values[:, :, plan.start : stop] = value_states
-        else:
-            self.keys[plan.rows, :, plan.slots] = key_states.transpose(1, 2)
-            self.values[plan.rows, :, plan.slots] = value_states.transpose(1, 2)
-        low = plan.low if self.window is not None else 0
-        return self.keys[:, :, low : plan.view], self.values[:, :, low : plan.view]
-
-    def grow(self) -> None:
-        """Move to a buffer of the plan's (geometrically grown) capacity."""
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            if old.shape[2] >= self.plan.capacity:
-                return
-            new = old.new_zeros(*old.shape[:2], self.plan.capacity, old.shape[3])
-            new[:, :, : old.shape[2]] = old
-            setattr(self, name, new)
-
-    def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:  # (B, n) each
-        """Copy slots within each row; the read is complete before the write, so overlap is safe."""
-        self.keys[rows, :, target] = self.keys[rows, :, source]
-        self.values[rows, :, target] = self.values[rows, :, source]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.plan.view, 0
-
-    def get_seq_length(self) -> int:
-        return self.plan.start
-
-    def get_max_length(self) -> int:
-        return -1
-
-
-class SlotPlan:
-    """Where the next forward writes and how far it reads; one object shared by all layers."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.start = 0  # first slot written, when all rows write the same slots
-        self.view = 0  # slots read: [0, view)
-        self.low = 0  # sliding layers read [low, view)
-        self.slots: Tensor | None = None  # (B, q) per-row slots
-        self.rows: Tensor | None = None  # (B, 1)
+State = dict[str, Any]
+_PLAIN = (int, float, str, type(None), torch.dtype, torch.device, torch.Size)
+_SLOTS = ("plan", "window", "is_initialized", *SlotLayer.buffers)  # these forget by themselves
 
 
 class SlotCache(Cache):
     """The cache object handed to a Hugging Face model; one `plan_*` call precedes every forward.
 
-    Hybrid models keep their recurrent layers as transformers makes them; `snapshot` and `restore`
-    bring those back to a committed point (attention layers need neither). `can_branch` is False for
-    them: a tree would need one recurrent state per branch.
+    Keys and values lie in slots. States of recurrent layers are as transformers makes them, and so
+    is every layer of a model that has one of another kind (compressed, rolling, static: their masks
+    and lengths belong together); `snapshot` and `restore` bring those back to a committed point.
+    `can_branch` is False for them: a tree would need one state per branch. `is_slotted` tells
+    whether all that attends lies in slots, so that it can be placed and masked.
     """
 
     def __init__(self, config: Any, capacity: int = 64) -> None:
         self.plan = SlotPlan(capacity)
         self.layers: list[Any]
-        super().__init__(layers=[self._layer(layer) for layer in template(config)])
-        self.recurrent = [layer for layer in self.layers if isinstance(layer, LinearAttentionLayer)]
+        made = template(config)
+        self.is_slotted = all(
+            type(layer) in (*_SLOTTED, LinearAttentionLayer, DummyLayer) for layer in made
+        )
+        super().__init__(layers=[self._layer(layer) for layer in made])
+        self.stateful = [layer for layer in self.layers if _has_state(layer)]
 
     def _layer(self, layer: Any) -> Any:
-        if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
-            slides = type(layer) is DynamicSlidingWindowLayer
-            return SlotLayer(self.plan, layer.sliding_window if slides else None)
-        return layer
+        kind = _SLOTTED.get(type(layer)) if self.is_slotted else None
+        if kind is None:
+            return layer
+        window = getattr(layer, "sliding_window", None)
+        if kind is StatefulSlotLayer:
+            return StatefulSlotLayer(self.plan, window, layer.number_of_states)
+        return kind(self.plan, window)
 
     @property
     def can_branch(self) -> bool:
-        return not self.recurrent
+        return not self.stateful
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -159,37 +114,24 @@ class SlotCache(Cache):
             if isinstance(layer, SlotLayer) and layer.is_initialized:
                 layer.move(rows, source, target)
 
-    def snapshot(self) -> list[dict[str, dict[int, Tensor]]]:
-        """Copies of all recurrent and convolution states."""
-        return [
-            {
-                "conv_states": {
-                    i: s.clone() for i, s in layer.conv_states.items() if s is not None
-                },
-                "recurrent_states": {
-                    i: s.clone() for i, s in layer.recurrent_states.items() if s is not None
-                },
-            }
-            for layer in self.recurrent
-        ]
+    def snapshot(self) -> list[State]:
+        """Copies of all that is kept in no slots."""
+        return [state_of(layer) for layer in self.stateful]
 
-    def restore(self, snapshot: Sequence[dict[str, dict[int, Tensor]]]) -> None:
-        """Bring the recurrent states back, in place (they have static addresses)."""
-        for layer, states in zip(self.recurrent, snapshot, strict=True):
-            for name, saved in states.items():
-                for index, state in saved.items():
-                    getattr(layer, name)[index].copy_(state)
+    def restore(self, snapshot: Sequence[State]) -> None:
+        """Bring that back."""
+        for layer, state in zip(self.stateful, snapshot, strict=True):
+            bring_back(layer, state)
 
     def row(self, config: Any, index: int) -> SlotCache:
         """One row's own cache, with what it holds so far."""
         twin = SlotCache(config, self.plan.capacity)
+        twin.restore(self.snapshot())
         for mine, layer in zip(self.layers, twin.layers, strict=True):
-            if isinstance(mine, SlotLayer) and mine.is_initialized:
-                layer.keys = mine.keys[index : index + 1].clone()
-                layer.values = mine.values[index : index + 1].clone()
-                layer.is_initialized = True
-            elif isinstance(mine, LinearAttentionLayer):
-                copy_states([mine], layer, slice(index, index + 1))
+            if isinstance(mine, SlotLayer):
+                layer.take(mine, slice(index, index + 1))
+            if _has_state(mine):
+                layer.reorder_cache(torch.tensor([index]))
         return twin
 
     @staticmethod
@@ -202,57 +144,33 @@ class SlotCache(Cache):
         both = SlotCache(config, max(cache.plan.capacity for cache in caches))
         for index, layer in enumerate(both.layers):
             parts = [cache.layers[index] for cache in caches]
-            if not (isinstance(layer, SlotLayer) and parts[0].is_initialized):
+            if not isinstance(layer, SlotLayer):
                 continue
-            rows = torch.cat([part.keys[:, :, :1] for part in parts])
-            values = torch.cat([part.values[:, :, :1] for part in parts])
-            layer.lazy_initialization(rows, values)
-            first = 0
-            for part, length in zip(parts, lengths, strict=True):
-                own = slice(first, first + len(part.keys))
-                layer.keys[own, :, stop - length : stop] = part.keys[:, :, :length]
-                layer.values[own, :, stop - length : stop] = part.values[:, :, :length]
-                first = own.stop
+            for name in parts[0].written():
+                buffers = [getattr(part, name) for part in parts]
+                layer.allocate(**{name: torch.cat([buffer[:, :, :1] for buffer in buffers])})
+                first = 0
+                for buffer, length in zip(buffers, lengths, strict=True):
+                    own = getattr(layer, name)[first : first + len(buffer)]
+                    own[:, :, stop - length : stop] = buffer[:, :, :length]
+                    first += len(buffer)
         return both
 
     def bytes(self) -> int:
         """Memory held by the buffers."""
         tensors = [
-            tensor
+            getattr(layer, name)
             for layer in self.layers
-            if isinstance(layer, SlotLayer) and layer.is_initialized
-            for tensor in (layer.keys, layer.values)
+            if isinstance(layer, SlotLayer)
+            for name in layer.written()
         ]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def copy_states(
-    sources: Sequence[LinearAttentionLayer],
-    target: LinearAttentionLayer,
-    rows: slice = slice(None),
-) -> None:
-    """Give `target` the recurrent and convolution states of `rows` of all sources."""
-    source = sources[0]
-    target.device, target.dtype = source.device, source.dtype
-    for name in ("conv_states", "recurrent_states"):
-        for place, state in getattr(source, name).items():
-            if state is not None:
-                states = [getattr(one, name)[place][rows] for one in sources]
-                getattr(target, name)[place] = torch.cat(states)
-    for name in (
-        "is_conv_states_initialized",
-        "is_recurrent_states_initialized",
-        "has_previous_state",
-        "conv_kernel_size",
-    ):
-        getattr(target, name).update(getattr(source, name))
-
-
 def template(config: Any) -> list[Any]:
-    """The layers transformers itself would use; refuses those that cannot be rolled back.
+    """The layers transformers itself would use; refuses those that cannot be copied either.
 
-    Raises ValueError naming the layer class: compressed, quantised, indexed or rolling layers lose
-    what a rejected draft overwrote.
+    Raises ValueError naming the layer class.
     """
     text = config.get_text_config(decoder=True)
     try:
@@ -263,11 +181,76 @@ def template(config: Any) -> list[Any]:
             "decoding for this model"
         ) from error
     for index, layer in enumerate(layers):
-        known = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer)
-        if not known and type(layer).__name__ not in _STATELESS:
-            raise ValueError(
-                f"layer {index} of {type(text).__name__} keeps its state in a "
-                f"{type(layer).__name__}, which cannot be rolled back after a rejected draft; use "
-                "plain decoding for this model"
-            )
+        if type(layer) not in _SLOTTED:
+            try:
+                state_of(layer)
+            except ValueError as error:
+                raise ValueError(
+                    f"layer {index} of {type(text).__name__} cannot be rolled back: {error}; use "
+                    "plain decoding for this model"
+                ) from error
     return layers
+
+
+def _has_state(layer: Any) -> bool:
+    """Whether a layer holds what lies in no slots."""
+    is_slots_only = isinstance(layer, SlotLayer) and not isinstance(layer, StatefulSlotLayer)
+    return not is_slots_only and not isinstance(layer, DummyLayer)
+
+
+def state_of(layer: Any) -> State:
+    """A copy of all that a layer holds. Raises ValueError for what is neither tensor nor number."""
+    held = vars(layer).items()
+    if isinstance(layer, SlotLayer):
+        held = {name: value for name, value in held if name not in _SLOTS}.items()
+    return {name: _copied(value, f"{type(layer).__name__}.{name}") for name, value in held}
+
+
+def bring_back(layer: Any, state: State) -> None:
+    """Give a layer its state back; tensors in place, they may have static addresses."""
+    for name, saved in state.items():
+        setattr(layer, name, _restored(vars(layer).get(name), saved))
+
+
+def together(states: Sequence[State]) -> State:
+    """The states of several rows, each of one, as those of a batch."""
+    if len(states) == 1:
+        return states[0]
+    return {name: _joined([state[name] for state in states]) for name in states[0]}
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: _joined([value[key] for value in values]) for key in first}
+    is_counter = not isinstance(first, Tensor) or first.dim() < 2
+    return first if is_counter else torch.cat(list(values))
+
+
+def _copied(value: Any, name: str) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _copied(one, name) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(one, name) for one in value)
+    if isinstance(value, _PLAIN):
+        return value
+    raise ValueError(
+        f"{name} is a {type(value).__name__}, which cannot be copied and brought back behind a "
+        "rejected draft"
+    )
+
+
+def _restored(now: Any, saved: Any) -> Any:
+    """A copy of what was saved, written over what is there now if that has its shape."""
+    if isinstance(saved, Tensor):
+        if isinstance(now, Tensor) and now.shape == saved.shape and now.dtype == saved.dtype:
+            return now.copy_(saved)
+        return saved.clone()
+    if isinstance(saved, dict):
+        before = now if isinstance(now, dict) else {}
+        return {key: _restored(before.get(key), one) for key, one in saved.items()}
+    if isinstance(saved, list | tuple):
+        return type(saved)(_restored(None, one) for one in saved)
+    return saved

@@ -33,7 +33,7 @@ from mmspec.draft import Draft, Kind
 from mmspec.targets.backbone import Backbone
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.memory import block
-from mmspec.targets.stepwise import USES
+from mmspec.targets.reader import USES
 from mmspec.targets.thinned import kinds_within, replaced
 from mmspec.trees import Tree
 
@@ -101,9 +101,12 @@ def check_unasked(reader: Checked, batch: int, trees: bool) -> bool:
 
     Asked only where no other request of the class was; pictures have no words to stand for them.
     """
-    own = _print(reader.model)
-    is_asked = any(key[2] == own for key in _verdicts)
-    if isinstance(reader, EncoderDecoder) or reader.family.media or is_asked:
+    own, use = _print(reader.model), USES[batch > 1]
+    asked = [verdict for key, verdict in _verdicts.items() if key[2] == own]
+    if any(verdict.stepwise for verdict in asked) and use not in reader.stepwise:
+        reader.stepwise.add(use)  # found of other requests
+        return True
+    if isinstance(reader, EncoderDecoder) or reader.family.media or asked:
         return False
     ids = [[5 + 7 * at % reader.vocabulary for at in range(6)]] * batch
     inputs = {"input_ids": torch.tensor(ids, device=reader.device)}

@@ -19,8 +19,7 @@ from mmspec.targets.backbone import ROOM, last_position_of
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
-from mmspec.targets.reader import Reader
-from mmspec.targets.stepwise import USES, step
+from mmspec.targets.reader import USES, Reader, step
 
 
 class EncoderDecoder(Reader):

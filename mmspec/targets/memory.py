@@ -130,7 +130,7 @@ class Memory:
         self.window = window
         self.bare = bare and not any(padding)  # a lone token goes without a mask
         self.mask = Mask(padding, slots, like)
-        self.saved = cache.snapshot() if cache.recurrent else None  # recurrent state at `kept`
+        self.saved = cache.snapshot() if cache.stateful else None  # states at `kept`
         self.offsets: Tensor | None = None  # (axes, B, 1) what each rotary axis adds to `rope`
         self.axes = 1  # rows of `position_ids`; more than one for M-RoPE
         self.carried: Mapping[str, Any] = {}  # further arguments of every step, see `carried`

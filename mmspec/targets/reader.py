@@ -16,6 +16,9 @@ from mmspec.targets.thinned import layer_list
 
 if TYPE_CHECKING:
     from mmspec.codes.image_family import ImageFamily
+    from mmspec.targets.memory import Memory, TokenBlock
+
+USES = ("chain", "ragged")  # what may be read in steps: one row, several
 
 
 @runtime_checkable
@@ -44,6 +47,7 @@ class Reader(ABC):
     can_branch: bool  # whether trees can be read
     obstacle: str | None = None  # why not, in words behind the name of its class
     window: int | None = None  # of layers that attend to the last so many slots only
+    stepwise: set[str]  # of `USES`: what is read as the model's own steps, see `step`
     bare: bool = False  # whether blocks that see everything go without a mask
     reader_maker: Callable[[Any], Reader] | None = None
 
@@ -140,3 +144,21 @@ class Reader(ABC):
                 "tokens; give a model that draws"
             )
         return found
+
+
+def step(memory: Memory, block: TokenBlock) -> tuple[Tensor, Tensor]:
+    """Plan where a chain of one row goes, behind what is kept, as `generate()` would place it.
+
+    For classes that take no positions, or do otherwise with a mask than a drafted block needs: the
+    model's own step of several tokens makes positions and mask itself. Row by row, since rows that
+    keep different numbers of tokens would need masks of their own.
+    Returns position_ids (1, q) and the mask (1, view) of what is no padding.
+    """
+    start = memory.kept[0] + block.behind
+    memory.cache.plan_uniform(start, block.length)
+    positions = block.depths + memory.rope[0]
+    if memory.last is not None:
+        positions = positions.clamp_max(memory.last)
+    seen = torch.ones(1, start + block.length, dtype=torch.int64, device=memory.like.device)
+    seen[:, : memory.padding[0]] = 0
+    return positions, seen

@@ -12,24 +12,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import (
     Cache,
+    CacheLayerMixin,
+    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionAndStaticFullAttentionLayer,
+    LinearAttentionAndStaticSlidingWindowAttentionLayer,
     LinearAttentionLayer,
+    StaticIndexedLayer,
     StaticLayer,
     StaticSlidingWindowLayer,
 )
 
 from mmspec import _hf
-from mmspec.targets.cache import SlotCache, SlotLayer, copy_states
+from mmspec.targets.cache import SlotCache, bring_back, state_of, together
+from mmspec.targets.slots import IndexedSlotLayer, SlotLayer, StatefulSlotLayer
 
-_READABLE = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer)
+# what each of our layers takes up and writes into; any other layer takes up its like
+_READABLE: dict[type, tuple[type, ...]] = {
+    SlotLayer: (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer),
+    IndexedSlotLayer: (DynamicIndexedLayer, StaticIndexedLayer),
+    StatefulSlotLayer: (
+        LinearAttentionAndFullAttentionLayer,
+        LinearAttentionAndSlidingWindowAttentionLayer,
+        LinearAttentionAndStaticFullAttentionLayer,
+        LinearAttentionAndStaticSlidingWindowAttentionLayer,
+    ),
+}
 _FRESH = "give past_key_values=DynamicCache(config=model.config)"
 
 
@@ -105,12 +123,10 @@ def check_cache(cache: Any, slots: SlotCache, batch: int) -> None:
         raise ValueError(
             f"past_key_values is a {type(cache).__name__}, not a Cache of transformers; {_FRESH}"
         )
-    strange = [layer for layer in cache.layers if not _is_readable(layer)]
-    if strange or cache.offloading:
-        what = "offloads its layers" if not strange else f"has a {type(strange[0]).__name__}"
+    if cache.offloading:
         raise ValueError(
-            f"past_key_values {what}; its keys and values are not at hand as the model made them, "
-            f"so no draft can be verified against them; {_FRESH}"
+            "past_key_values offloads its layers, so its keys and values are not at hand to verify "
+            f"drafts against; {_FRESH}"
         )
     if _hf.is_uncounted(cache):
         raise ValueError(
@@ -123,12 +139,14 @@ def check_cache(cache: Any, slots: SlotCache, batch: int) -> None:
             f"is another model's; {_FRESH}"
         )
     for index, (layer, own) in enumerate(zip(cache.layers, slots.layers, strict=False)):
-        if isinstance(own, LinearAttentionLayer) != isinstance(layer, LinearAttentionLayer):
+        kinds = _READABLE.get(type(own), (type(own),))
+        if type(layer) not in kinds:
+            wanted = " or ".join(kind.__name__ for kind in kinds)
             raise ValueError(
                 f"past_key_values has a {type(layer).__name__} in layer {index}, where the model "
-                f"keeps a {type(own).__name__}; {_FRESH}"
+                f"can be verified against a {wanted} only; {_FRESH}"
             )
-        keys = layer.keys if isinstance(layer, _READABLE) else None
+        keys = layer.keys if isinstance(layer, CacheLayerMixin) else None
         if keys is not None and keys.numel() and len(keys) != batch:
             raise ValueError(
                 f"past_key_values holds {len(keys)} rows and the request has {batch}; give one "
@@ -150,20 +168,22 @@ def load(past: EarlierTurns, slots: SlotCache) -> None:
     """Copy what a cache holds into slots [0, past.length); a window's last slots, of a window."""
     layers: list[Any] = past.cache.layers
     for index, (layer, own) in enumerate(zip(layers, slots.layers, strict=True)):
-        if isinstance(own, LinearAttentionLayer):
-            copy_states([layer], own)
-        elif isinstance(own, SlotLayer):
-            held = min(past.length, layer.keys.shape[-2])
-            needed = past.length if own.window is None else min(past.length, own.window - 1)
-            if held < needed:
-                raise ValueError(
-                    f"layer {index} of past_key_values holds the last {held} of {past.length} "
-                    f"tokens, and the model attends to {needed}; {_FRESH}"
-                )
-            keys, values = layer.keys[:, :, :held], layer.values[:, :, :held]
-            own.lazy_initialization(keys, values)
-            own.keys[:, :, past.length - held : past.length] = keys
-            own.values[:, :, past.length - held : past.length] = values
+        if not isinstance(own, SlotLayer):
+            bring_back(own, state_of(layer))
+            continue
+        held = min(past.length, layer.keys.shape[-2])
+        needed = past.length if own.window is None else min(past.length, own.window - 1)
+        if held < needed:
+            raise ValueError(
+                f"layer {index} of past_key_values holds the last {held} of {past.length} "
+                f"tokens, and the model attends to {needed}; {_FRESH}"
+            )
+        for name, states in _slotted(layer, own).items():
+            states = states[:, :, :held]
+            own.allocate(**{name: states})
+            getattr(own, name)[:, :, past.length - held : past.length] = states
+        if isinstance(own, StatefulSlotLayer):
+            bring_back(own, _states(layer))
 
 
 def release(rows: Sequence[SlotCache], config: Any, cache: Cache | None, stop: int) -> Cache:
@@ -174,15 +194,39 @@ def release(rows: Sequence[SlotCache], config: Any, cache: Cache | None, stop: i
     cache = DynamicCache(config=config) if cache is None else cache
     start = _hf.held(cache)
     for index, layers in enumerate(zip(*(slots.layers for slots in rows), strict=True)):
-        if isinstance(layers[0], LinearAttentionLayer):
-            found: Any = cache.layers[index]
-            copy_states(layers, found)
-        elif isinstance(layers[0], SlotLayer):
-            keys = torch.cat([layer.keys[:, :, start:stop] for layer in layers])
-            values = torch.cat([layer.values[:, :, start:stop] for layer in layers])
-            cache.update(keys, values, index)
+        own, found = layers[0], cast(Any, cache.layers)
+        if not isinstance(own, SlotLayer):
+            bring_back(found[index], together([state_of(layer) for layer in layers]))
+            continue
+        new = {
+            name: torch.cat([getattr(layer, name)[:, :, start:stop] for layer in layers])
+            for name in own.written()
+        }
+        if own.is_initialized:
+            cache.update(new["keys"], new["values"], index)
+        if "index" in new:
+            cache.update_indexer(new["index"][:, 0], index)
+        if "places" in new:
+            before, more = found[index].indexer_position_ids, new["places"][:, 0].permute(2, 0, 1)
+            both = more if before is None else torch.cat((before, more), -1)
+            found[index].indexer_position_ids = both
+        if isinstance(own, StatefulSlotLayer):
+            bring_back(found[index], together([state_of(layer) for layer in layers]))
     return cache
 
 
-def _is_readable(layer: Any) -> bool:
-    return type(layer) in (*_READABLE, LinearAttentionLayer) or type(layer).__name__ == "DummyLayer"
+def _slotted(layer: Any, own: SlotLayer) -> dict[str, Tensor]:  # (B, heads, L, width) each
+    """What a layer of transformers holds, by the names of our buffers."""
+    found: dict[str, Tensor] = {"keys": layer.keys, "values": layer.values}
+    if isinstance(own, IndexedSlotLayer):
+        if layer.indexer_keys is not None:
+            found["index"] = layer.indexer_keys[:, None]
+        if layer.indexer_position_ids is not None:
+            found["places"] = layer.indexer_position_ids.permute(1, 2, 0)[:, None]
+    return found
+
+
+def _states(layer: Any) -> dict[str, Any]:
+    """The convolution and recurrent states of a layer that attends, too."""
+    names = vars(LinearAttentionLayer())
+    return {name: value for name, value in state_of(layer).items() if name in names}

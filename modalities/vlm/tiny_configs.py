@@ -40,11 +40,14 @@ _SIZES: tuple[tuple[str, Any], ...] = (
         r"|feed_forward_size|feedforward_size",
         48,
     ),
+    (r"index_n_heads", 32),  # each is cut at zero: with a few, whole places score the same
+    (r"index_kpool", 4),
+    (r"index_topk", 8),  # sparse attention leaves out what stands in a prompt of the survey
     (r"swa_num_key_value_heads|num_kv_heads|kv_n_heads|num_global_key_value_heads", 2),
     (r"num_key_value_heads", 2),
     (
         r"(\w+_)?(num_)?(attention_heads|key_heads|heads)|n_heads?|num_attention_groups"
-        r"|index_n_heads|num_head|resampler_n_heads|linear_num_(key|value|query)_heads",
+        r"|num_head|resampler_n_heads|linear_num_(key|value|query)_heads",
         HEADS,
     ),
     (

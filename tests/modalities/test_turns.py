@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer
 
 import mmspec
 from mmspec.drafters.oracle import Oracle
+from mmspec.modalities.vlm import survey
+from mmspec.modalities.vlm.tiny_requests import requests
+from mmspec.targets.cache import state_of
 from tests import toys
 from tests.conftest import noisy
 
@@ -325,3 +329,33 @@ def test_ids_behind_a_cache_are_looked_at_too() -> None:
     more = torch.tensor([[5, 6, 7, 8, 9, 10, 10**6]])
     with pytest.raises(ValueError, match="input_ids hold 1000000"):
         fast.generate(input_ids=more, past_key_values=cache, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("batch", ["one", "ragged"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DeepseekV32ForCausalLM",  # an indexer beside keys and values
+        "DeepseekV4ForCausalLM",  # compressed layers, kept as they are
+        "FalconH1ForCausalLM",  # attention and a recurrent state in one layer
+        pytest.param("InklingForCausalLM", marks=pytest.mark.slow),  # the same with a window
+    ],
+)
+def test_a_second_turn_on_every_kind_of_layer(name: str, batch: str) -> None:
+    model = survey.build(name)
+    request = next(requests(model, 1 if batch == "one" else 2))
+    asked, expected = two_turns(model, request)
+    cache = None
+    for turn, said in zip(asked, expected, strict=True):
+        fast = drafted(model, turn, said.sequences)
+        out = fast.generate(**turn, **GREEDY, past_key_values=cache, return_dict_in_generate=True)
+        assert torch.equal(out.sequences, said.sequences)
+        cache = out.past_key_values
+        assert type(cache) is type(said.past_key_values)
+        assert cache.get_seq_length() == said.past_key_values.get_seq_length()
+        for mine, other in zip(cache.layers, said.past_key_values.layers, strict=True):
+            pair = [
+                [x for x in tree_leaves(state_of(each)) if isinstance(x, Tensor)]
+                for each in (mine, other)
+            ]
+            torch.testing.assert_close(*pair, rtol=1e-3, atol=1e-3)

@@ -15,9 +15,9 @@ from torch.testing import assert_close
 
 import mmspec
 from mmspec.draft import Draft, Kind, Reading
-from mmspec.targets.cache import SlotLayer
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock, block
 from mmspec.targets.reader import Reader
+from mmspec.targets.slots import SlotLayer
 from mmspec.trees import Tree
 from tests import toys
 
