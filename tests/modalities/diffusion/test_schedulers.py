@@ -168,7 +168,8 @@ def test_zero_terminal_snr(family: Any, spacing: str) -> None:
     extra: dict[str, Any] = {"eta": 1.0} if family is DDIMScheduler else {}
     found = sampler(_widen(scheduler), **extra)
     assert found.kernel.alpha[0] == 0
-    assert _gap(scheduler, found, **extra) < 1e-9
+    # diffusers' DDIM takes the root of 1 - alpha - std^2 there: 0, or the rounding of float64
+    assert _gap(scheduler, found, **extra) < (1e-7 if extra else 1e-9)
     scheduler = family(**settings)
     scheduler.set_timesteps(20)
     with pytest.raises(ValueError, match="zero terminal SNR"):
