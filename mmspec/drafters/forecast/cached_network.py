@@ -68,7 +68,10 @@ class CachedNetwork:
 def _check(network: nn.Module, blocks: list[nn.Module]) -> None:
     name = type(network).__name__
     if len(blocks) < 2:
-        raise ValueError(f"{name} has {len(blocks)} transformer blocks; the cache needs two")
+        raise ValueError(
+            f"{name} has {len(blocks)} transformer blocks, and the cache needs two; use the recipe "
+            "taylorseer"
+        )
     if isinstance(network.forward, TakenOver) or getattr(network, "is_cache_enabled", False):
         raise ValueError(f"{name} has a cache already; remove that first")
     for kind in {type(block) for block in blocks}:
