@@ -1,16 +1,20 @@
-"""What a pipeline tells its network: one recorded call, replayed for any states of any images.
+"""What a pipeline tells its networks: one recorded call, replayed for any states of any images.
 
 A pipeline calls its network with B images at one step, each in k branches of guidance. The rows of
 such a call are branch major, and so are those of a replay, whatever its states:
 
     recorded   negative of image 0, 1 | positive of image 0, 1
     replayed   negative of image 1, 1, 0 | positive of image 1, 1, 0      three states
+
+What is told may change from step to step, as long as it does not depend on the states: numbers such
+as timesteps, tensors with an entry per row, or anything else, which rows of a replay share only
+with rows that are told the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,49 +30,123 @@ PER_FRAME = frozenset(("encoder_hidden_states",))
 
 
 @dataclass(frozen=True)
-class NetworkCall:
-    """A recorded call of a network; `told` are the values that change from step to step."""
+class Residual:
+    """An argument that another network computed in the same step (ControlNet)."""
 
+    call: int  # which call of the step
+    part: int  # which tensor of its output
+    branches: tuple[int | None, ...]  # the branch of that call for each of ours; None = zeros
+
+    def of(self, computed: Sequence[Sequence[Sequence[Tensor]]]) -> Tensor:
+        """Our argument, of tensors by call, part and branch."""
+        parts = computed[self.call][self.part]
+        empty = torch.zeros_like(parts[0])
+        return torch.cat([empty if one is None else parts[one] for one in self.branches])
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Values of an argument that changes from step to step."""
+
+    values: tuple[Any, ...]
+    at: Tensor  # (N,) which of them
+
+
+@dataclass(frozen=True)
+class NetworkCall:
+    """A recorded call of a network, and what of it changes from step to step."""
+
+    name: str  # of the network, in its pipeline
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     states: Path
     told: Mapping[Path, Tensor] = field(default_factory=dict)  # (N,) each: timesteps
+    varied: Mapping[Path, Versions] = field(default_factory=dict)
+    residuals: Mapping[Path, Residual] = field(default_factory=dict)
     beside: Tensor | None = None  # (rows, *E'), shown behind the latents on an axis: a picture
     axis: int = 1
+    inserted: int | None = None  # an axis of size 1 that the states have and the latents have not
 
     @property
     def rows(self) -> int:
         """Rows of the recorded call: images times branches."""
-        return int(self.shown.shape[0])
+        return len(at_path((self.args, self.kwargs), self.states))
 
     @property
     def shown(self) -> Tensor:  # (rows, *E)
         """The states of the recorded call."""
-        shown: Tensor = _at((self.args, self.kwargs), self.states)
-        return shown
+        return stacked(at_path((self.args, self.kwargs), self.states))
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether states come as a list, and so does what belongs to them."""
+        return isinstance(at_path((self.args, self.kwargs), self.states), list)
 
     def completed(self, latents: Tensor, index: Tensor) -> Tensor:  # (R, *E), (R,)
         """The states to show for `latents` in the rows `index`."""
-        if self.beside is None:
-            return latents
-        return torch.cat((latents, self.beside[index].to(latents)), self.axis)
+        if self.beside is not None:
+            latents = torch.cat((latents, self.beside[index].to(latents)), self.axis)
+        return latents if self.inserted is None else latents.unsqueeze(self.inserted)
+
+    def flat(self, output: Tensor) -> Tensor:
+        """An output without the axis that the latents do not have."""
+        return squeezed(output, self.inserted)
+
+    def groups(self, step: Tensor) -> list[Tensor]:  # (R,) -> places in R
+        """Rows that one call can serve: those that are told the same."""
+        told = [
+            one.at.to(step.device)[step]
+            for path, one in self.varied.items()
+            if not self._is_table(path, one)
+        ]
+        if not told:
+            return [torch.arange(len(step), device=step.device)]
+        _, group = torch.stack(told).unique(dim=1, return_inverse=True)
+        return [(group == one).nonzero()[:, 0] for one in range(int(group.max()) + 1)]
 
     def replay(
-        self, states: Tensor, index: Tensor, step: Tensor
+        self,
+        states: Tensor,
+        index: Tensor,
+        step: Tensor,
+        computed: Mapping[Path, Tensor] | None = None,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # (R, *E), (R,), (R,)
-        """Arguments for `states` in the rows `index` of the recorded call, each at its own step."""
+        """Arguments for `states` in the rows `index` of the recorded call, each at its own step.
+
+        The steps are of one of the `groups`; `computed` are the residuals of these rows.
+        """
 
         def changed(path: Path, value: Any) -> Any:
             if path == self.states:
-                return states.to(self.shown.dtype)
+                shown = states.to(self.shown.dtype)
+                return list(shown.unbind(0)) if self.is_listed else shown
+            if computed and path in computed:
+                return computed[path]
             if path in self.told:
                 return self.told[path].to(states.device)[step]
+            if path in self.varied:
+                return self._version(path, index, step)
+            if self.is_listed and isinstance(value, list) and len(value) == self.rows:
+                return [value[row] for row in index.tolist()]  # an entry for each state
             return (
                 value[self._places(path, value, index)] if self._is_batched(path, value) else value
             )
 
         args, kwargs = _mapped(changed, (self.args, self.kwargs))
         return args, kwargs
+
+    def _version(self, path: Path, index: Tensor, step: Tensor) -> Any:
+        versions, first = self.varied[path], self.varied[path].values[0]
+        at = versions.at.to(step.device)[step]
+        if not self._is_table(path, versions):
+            return versions.values[int(at[0])]
+        at = at.repeat_interleave(self._each(path, first)).to(first.device)
+        return torch.stack(versions.values)[at, self._places(path, first, index)]
+
+    def _is_table(self, path: Path, versions: Versions) -> bool:
+        """Whether rows may be told different versions in one call."""
+        kinds = {one.shape if isinstance(one, Tensor) else None for one in versions.values}
+        return len(kinds) == 1 and self._is_batched(path, versions.values[0])
 
     def _is_batched(self, path: Path, value: Any) -> bool:
         if not isinstance(value, Tensor) or value.dim() == 0 or UNBATCHED & set(path):
@@ -87,67 +165,21 @@ class NetworkCall:
         return (index[:, None] * each + inner).flatten().to(value.device)
 
 
-class Recorder:
-    """Follows one call of the network through the steps of a pipeline's loop."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.first = NetworkCall(args, kwargs, _find_states(args, kwargs))
-        self.told: dict[Path, list[Tensor]] = {}
-        self.shown = self.first.shown  # the states of the latest step
-        self.beside: Tensor | None = None  # what they hold behind the latents, if anything
-        self.axis = 1
-        self.steps = 1
-
-    def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """The same call, one step later. Raises ValueError where more than timesteps changed."""
-        before = list(_leaves((self.first.args, self.first.kwargs)))
-        after = list(_leaves((args, kwargs)))
-        if [path for path, _ in before] != [path for path, _ in after]:
-            raise _unsteady("its network other arguments")
-        for (path, old), (_, new) in zip(before, after, strict=True):
-            if path == self.first.states:
-                continue
-            if path not in self.told and not _same(old, new):
-                self.told[path] = [_number(path, old)] * self.steps
-            if path in self.told:
-                self.told[path].append(_number(path, new))
-        self.shown = _at((args, kwargs), self.first.states)
-        self.steps += 1
-
-    def shows(self, latents: Tensor) -> bool:  # (rows, *E)
-        """Whether the latest states are these latents, and behind them what was there before.
-
-        That may be a picture to start from or a mask, more channels or more places of a sequence.
-        """
-        sizes = list(zip(self.shown.shape, latents.shape, strict=False))
-        longer = [axis for axis, (size, own) in enumerate(sizes) if size != own]
-        if self.shown.dim() != latents.dim() or len(longer) > 1 or 0 in longer:
-            return False
-        if not longer and self.beside is not None:
-            return False
-        shown = self.shown
-        if longer:
-            axis, own = longer[0], latents.shape[longer[0]]
-            if shown.shape[axis] < own:
-                return False
-            shown, beside = shown.tensor_split([own], axis)
-            if self.beside is None and self.steps == 1:
-                self.axis, self.beside = axis, beside
-            if self.beside is None or not torch.equal(self.beside, beside):
-                return False
-        return torch.allclose(shown.float(), latents, rtol=2e-2, atol=2e-2, equal_nan=True)
-
-    def call(self) -> NetworkCall:
-        """The call, with its tables over the steps."""
-        told = {path: torch.stack(values) for path, values in self.told.items()}
-        return replace(self.first, told=told, beside=self.beside, axis=self.axis)
+def stacked(states: Any) -> Tensor:
+    """States as one tensor; some networks take them as a list (Z-Image)."""
+    return torch.stack(states) if isinstance(states, list) else states
 
 
-def _find_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Path:
-    if args and isinstance(args[0], Tensor):
+def squeezed(tensor: Tensor, axis: int | None) -> Tensor:
+    """A tensor without an axis of size 1."""
+    return tensor if axis is None else tensor.squeeze(axis)
+
+
+def find_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Path:
+    if args and _is_states(args[0]):
         return (0, 0)
     for name in STATES:
-        if isinstance(kwargs.get(name), Tensor):
+        if _is_states(kwargs.get(name)):
             return (1, name)
     given = ", ".join(kwargs) or "none"
     raise ValueError(
@@ -156,50 +188,37 @@ def _find_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Path:
     )
 
 
-def _same(old: Any, new: Any) -> bool:
-    if old is new:
-        return True
-    if isinstance(old, Tensor) and isinstance(new, Tensor):
-        return old.shape == new.shape and old.dtype == new.dtype and torch.equal(old, new)
-    return type(old) is type(new) and bool(old == new)
+def _is_states(value: Any) -> bool:
+    if isinstance(value, list) and value and all(isinstance(one, Tensor) for one in value):
+        return len({one.shape for one in value}) == 1
+    return isinstance(value, Tensor)
 
 
-def _number(path: Path, value: Any) -> Tensor:  # ()
-    """The one number that a changing argument holds, for all rows alike."""
-    found = torch.as_tensor(value) if isinstance(value, Tensor | int | float) else None
-    if found is None or found.dim() > 1 or bool((found != found.reshape(-1)[:1]).any()):
-        raise _unsteady(f"{path[-1]!r} to its network, and other values of it")
-    return found.reshape(-1)[0]
-
-
-def _unsteady(what: str) -> ValueError:
-    return ValueError(
-        f"this pipeline gives {what} from step to step (as ControlNet, staged networks and guidance"
-        " intervals do), but all steps of a window share one call; leave that feature out"
-    )
-
-
-def _at(value: Any, path: Path) -> Any:
+def at_path(value: Any, path: Path) -> Any:
     for key in path:
         value = value[key]
     return value
 
 
-def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, Mapping):
         for name in value:
-            yield from _leaves(value[name], (*path, name))
+            yield from leaves(value[name], (*path, name))
     elif isinstance(value, tuple | list):
         for index, item in enumerate(value):
-            yield from _leaves(item, (*path, index))
+            yield from leaves(item, (*path, index))
     else:
         yield path, value
 
 
 def _mapped(change: Callable[[Path, Any], Any], value: Any, path: Path = ()) -> Any:
+    """A nested value with its parts changed; what `change` makes of a container stands."""
+    found = change(path, value) if path else value
+    if found is not value:
+        return found
     if isinstance(value, Mapping):
         return {name: _mapped(change, item, (*path, name)) for name, item in value.items()}
     if isinstance(value, tuple | list):
         items = [_mapped(change, item, (*path, index)) for index, item in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items
-    return change(path, value)
+    return value

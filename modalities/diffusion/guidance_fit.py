@@ -29,6 +29,8 @@ _DEPENDENT = (
     "stg_scale",
     "true_cfg_scale",
 )
+# Those of them that only keep a norm below a limit, which random outputs may never reach.
+_LIMITS = ("cfg_normalization", "enable_cfg_renorm")
 
 
 class Join(Protocol):
@@ -117,6 +119,9 @@ class Fitter:
         draws.append(self._fit(branches, raw))
         if not self.rules and any(None in drawn for drawn in self.weights.values()):
             raise self._unknown("none of the known")
+        limits = [name for name in _LIMITS if self.arguments.get(name) and len(branches) > 1]
+        if limits and (not self.rules or "enable_cfg_renorm" in limits):
+            raise self._unknown("limited by a norm")
         if not self.rules and not self._same(draws):
             raise self._unknown("another one for other outputs of the same step")
 
@@ -128,13 +133,15 @@ class Fitter:
         everything = [one for drawn in draws for one in drawn]
         return bool(self.rules) or repeated or (len(everything) > 1 and self._same(everything))
 
-    def join(self) -> Join:
-        """The rule that all steps agree with."""
+    def join(self, steps: int) -> Join:
+        """The rule that all steps agree with, those of so many that there were."""
         assert self.is_sure
         if self.rules:
             return self.rules[0]
-        fits = [_stack(self.weights[step]).mean(0) for step in sorted(self.weights)]
-        return WeightedJoin(torch.stack(fits), self.axis, self.size)
+        fits = {step: _stack(draws).mean(0) for step, draws in self.weights.items()}
+        other = next(iter(fits.values()))  # for steps that are never asked about
+        table = torch.stack([fits.get(step, other) for step in range(steps)])
+        return WeightedJoin(table, self.axis, self.size)
 
     def _known(self, branches: int) -> list[Rescaled]:
         """The rules that the pipeline's arguments name."""

@@ -1,36 +1,54 @@
-"""The denoising network of a diffusers pipeline, as a `Denoiser` of chains.
+"""The denoising networks of a diffusers pipeline, as a `Denoiser` of chains.
 
-`rehearsal` makes one per call of the pipeline; it holds the conditions of that call.
+Mostly that is one. It may be two that take turns over the steps (Wan 2.2), and another one beside
+it may compute some of its arguments from the same states (ControlNet): all of them together are one
+function of state and step. `pipeline_trace` makes a denoiser per call of the pipeline; it holds the
+conditions of that call.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from mmspec.drafters.forecast.features import tensors
 from mmspec.laws.kernels import GaussianKernel
 from mmspec.modalities.diffusion.conditions import NetworkCall
 from mmspec.modalities.diffusion.guidance_fit import Join
+from mmspec.modalities.diffusion.network_output import Outline, Shapes, content
 from mmspec.modalities.diffusion.schedulers import Sampler, sampler
 from mmspec.targets.denoising import Prediction
 
 NETWORKS = ("unet", "transformer")
+CONTROL = "controlnet"  # computes arguments of the other networks
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The calls of networks that some steps have in common, in their order, and their guidance."""
+
+    calls: tuple[NetworkCall, ...]
+    join: Join
+
+    @property
+    def rows(self) -> int:
+        """Of the denoising network, for all images of the call."""
+        return sum(call.rows for call in self.calls if call.name != CONTROL)
 
 
 @dataclass(frozen=True)
 class PipelineDenoiser:
-    """A pipeline's network with its conditions, its guidance and its scheduler's grid."""
+    """A pipeline's networks with their conditions, guidance and the scheduler's grid."""
 
     network: Network
-    calls: tuple[NetworkCall, ...]
+    stages: tuple[Stage, ...]
+    at: Tensor  # (N,) which stage a step belongs to
     images: int  # B
-    join: Join
     sampler: Sampler
 
     @property
@@ -39,62 +57,127 @@ class PipelineDenoiser:
 
     @property
     def width(self) -> int:
-        """Branches of guidance per state."""
-        return sum(call.rows for call in self.calls) // self.images
+        """Branches of guidance per state, where there are the most."""
+        return max(stage.rows for stage in self.stages) // self.images
 
     def predict(self, states: Tensor, step: Tensor, row: Tensor) -> Prediction:
         shown = self.sampler.scaled(states, step)
+        if len(self.stages) == 1:
+            return self.sampler.clean(self._raw(self.stages[0], shown, step, row), states, step)
+        at = self.at.to(step.device)[step]
+        places = at.unique().tolist()
+        groups = [(at == place).nonzero()[:, 0] for place in places]
+        found = [
+            self._raw(self.stages[place], shown[rows], step[rows], row[rows])
+            for place, rows in zip(places, groups, strict=True)
+        ]
+        return self.sampler.clean(_in_order(found, groups), states, step)
+
+    def _raw(self, stage: Stage, shown: Tensor, step: Tensor, row: Tensor) -> Tensor:
+        """What the guided networks say of states (R, *E), as the scheduler would be given it."""
+        computed: list[list[tuple[Tensor, ...]]] = []  # by call, part and branch
         branches: list[Tensor] = []
-        for call in self.calls:
+        for call in stage.calls:
             count = call.rows // self.images
             index = (torch.arange(count, device=row.device)[:, None] * self.images + row).flatten()
+            residuals = {path: one.of(computed) for path, one in call.residuals.items()}
             full = call.completed(repeated(shown, count), index)
-            args, kwargs = call.replay(full, index, step.repeat(count))
-            branches += self.network(args, kwargs, len(index)).chunk(count)
-        return self.sampler.clean(self.join(branches, step), states, step)
+            parts = self._asked(call, full, index, step.repeat(count), residuals)
+            if call.name == CONTROL:
+                computed.append([part.chunk(count) for part in parts])
+            else:
+                branches += call.flat(parts[0]).chunk(count)
+        return stage.join(branches, step)
+
+    def _asked(
+        self,
+        call: NetworkCall,
+        states: Tensor,
+        index: Tensor,
+        step: Tensor,
+        residuals: Mapping[Any, Tensor],
+    ) -> list[Tensor]:
+        """The output for rows of a call, part by part; rows told others get calls of their own."""
+        groups, found = call.groups(step), list[list[Tensor]]()
+        for rows in groups:
+            given = {path: one[rows] for path, one in residuals.items()}
+            args, kwargs = call.replay(states[rows], index[rows], step[rows], given)
+            found.append(self.network(call.name, args, kwargs, len(rows)))
+        return [_in_order(parts, groups) for parts in zip(*found, strict=True)]
+
+
+def _in_order(parts: Sequence[Tensor], groups: Sequence[Tensor]) -> Tensor:
+    """What was computed for groups of rows, put together again."""
+    return (
+        parts[0] if len(groups) == 1 else torch.cat(list(parts))[torch.cat(list(groups)).argsort()]
+    )
 
 
 class Network:
-    """The denoising network of a pipeline, called through its own `__call__`, hooks included."""
+    """The denoising networks of a pipeline, called through their `__call__`, hooks included."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe, self.name = pipe, _network_name(pipe)
-        self.outline: Outline | None = None  # learned in the first rehearsal
-        self.rows = 0  # so far
+        self.outlines: dict[str, Outline] = {}  # learned in the first rehearsal
+        self.shapes: dict[Any, Shapes] = {}  # of what a ControlNet computes, by the size of states
+        self.rows = 0  # of the denoising networks, so far
 
     @property
     def module(self) -> Any:
         """The pipeline's own at this moment; it may have been compiled since."""
         return getattr(self.pipe, self.name)
 
-    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int) -> Tensor:
-        self.rows += rows
-        output: Tensor = _content(self.module(*args, **kwargs))
-        return output
+    @property
+    def names(self) -> list[str]:
+        """All networks that a step may call: the denoising ones, and what helps them."""
+        parts = self.pipe.components.items()
+        experts = [name for name, part in parts if _is_expert(self.name, name, part)]
+        control = [name for name, part in parts if name == CONTROL and part is not None]
+        return [self.name, *experts, *control]
 
-    def learn(self, call: NetworkCall) -> Outline:
-        """The form of the network's output, from one row of a call, twice where it has no other.
+    def __call__(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int
+    ) -> list[Tensor]:
+        """The tensors of a network's output: one, or all that a ControlNet computes."""
+        output = getattr(self.pipe, name)(*args, **kwargs)
+        if name == CONTROL:
+            return tensors(output)
+        self.rows += rows
+        return [content(output)]
+
+    def learn(self, call: NetworkCall) -> Outline | Shapes:
+        """The form of a network's output, from one row of a call, twice where it has no other.
 
         Raises ValueError where the network cannot be shown another number of rows than the
         pipeline's.
         """
-        if self.outline is not None:
-            return self.outline
+        size = (call.name, call.shown.shape[1:])
+        if call.name in self.outlines:
+            return self.outlines[call.name]
+        if size in self.shapes:
+            return self.shapes[size]
         index = torch.zeros(2 if call.rows == 1 else 1, dtype=torch.int64, device=call.shown.device)
         args, kwargs = call.replay(call.shown[index], index, index)
-        self.rows += len(index)
         try:
-            given = self.module(*args, **kwargs)
+            given = getattr(self.pipe, call.name)(*args, **kwargs)
+            if call.name == CONTROL:
+                self.shapes[size] = Shapes.of(given, len(index))
+                return self.shapes[size]
+            shape = content(given).shape
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
-            raise _rowless(self.name, error) from error
-        shape = _content(given).shape
+            raise _rowless(call.name, error) from error
+        self.rows += len(index)
         if len(shape) != call.shown.dim() or shape[0] != len(index):
-            raise _rowless(self.name, f"an output of shape {tuple(shape)}")
-        ratios = zip(shape[1:], call.shown.shape[1:], strict=True)
-        self.outline = Outline(tuple(ratios), given)
-        return self.outline
+            raise _rowless(call.name, f"an output of shape {tuple(shape)}")
+        self.outlines[call.name] = Outline.of(given, shape[1:], call.shown.shape[1:])
+        return self.outlines[call.name]
+
+
+def _is_expert(own: str, name: str, part: Any) -> bool:
+    """Whether a part takes turns with the network `own`."""
+    return name.startswith(f"{own}_") and isinstance(part, nn.Module)
 
 
 def _rowless(name: str, reason: object) -> ValueError:
@@ -103,41 +186,6 @@ def _rowless(name: str, reason: object) -> ValueError:
         f"rows it gives {reason!r}; this pipeline is not supported by recipes that sample chains: "
         "use speca or taylorseer, which with lite=True takes any network"
     )
-
-
-@dataclass(frozen=True)
-class Outline:
-    """How the output of a network is shaped and wrapped."""
-
-    ratios: tuple[tuple[int, int], ...]  # output to input size per axis of E
-    example: Any
-
-    def random(self, call: NetworkCall, seed: int) -> Tensor:  # (rows, *E'), float32
-        """Numbers in the shape of the output of `call`.
-
-        Rows have a part in common, and every place along every axis a scale of its own: so a norm,
-        a deviation or a projection, over whatever axes, comes out differently in every draw, where
-        that of plain normal numbers would hardly move.
-        """
-        inner = call.shown.shape[1:]
-        pairs = zip(inner, self.ratios, strict=True)
-        shape = (call.rows, *(size * out // into for size, (out, into) in pairs))
-        device, column = call.shown.device, (call.rows, *(1,) * len(inner))
-        generator = torch.Generator(device).manual_seed(seed)
-        normal = functools.partial(torch.randn, generator=generator, device=device)
-        made = normal(shape) + normal(column) * normal(shape[1:])
-        for axis, size in enumerate(shape):
-            scale = (0.3 * normal(size)).exp()
-            made *= scale.reshape(-1, *(1,) * (len(shape) - axis - 1))
-        return made + normal(column)
-
-    def wrapped(self, content: Tensor) -> Any:
-        """Content as the network would return it."""
-        if isinstance(self.example, Tensor):
-            return content
-        if isinstance(self.example, tuple):
-            return (content, *self.example[1:])
-        return type(self.example)(content)
 
 
 def pictures(arguments: Mapping[str, Any]) -> int | None:
@@ -153,24 +201,12 @@ def pictures(arguments: Mapping[str, Any]) -> int | None:
 
 def check_network(pipe: Any) -> None:
     """Refuse a pipeline whose network cannot be asked out of order. Raises ValueError."""
-    name, kind = _network_name(pipe), type(pipe).__name__
-    for part, module in pipe.components.items():
-        if module is not None and ("controlnet" in part or part == "adapter"):
+    for part in Network(pipe).names:
+        if getattr(getattr(pipe, part), "is_cache_enabled", False):
             raise ValueError(
-                f"{kind} has a {part}, whose output depends on the state; it cannot be sampled in "
-                "parallel: use the pipeline without it, or a recipe that keeps its loop, such as "
-                "taylorseer with lite=True"
+                f"a cache is enabled on pipe.{part}, which counts steps in order and changes the "
+                "target; call disable_cache() on it first"
             )
-        if module is not None and part.startswith(f"{name}_"):
-            raise ValueError(
-                f"{kind} has a {part}, which takes turns with its {name} (experts for parts of the "
-                "chain), but all steps of a window share one network; use taylorseer or speca"
-            )
-    if getattr(getattr(pipe, name), "is_cache_enabled", False):
-        raise ValueError(
-            f"a cache is enabled on pipe.{name}, which counts steps in order and changes the "
-            "target; call disable_cache() on it first"
-        )
 
 
 def check_scheduler(scheduler: Any, deterministic: bool = False) -> None:
@@ -198,11 +234,6 @@ def _network_name(pipe: Any) -> str:
         f"{type(pipe).__name__} has no denoising network (none of {', '.join(NETWORKS)}); give a "
         "pipeline that samples with one"
     )
-
-
-def _content(output: Any) -> Tensor:
-    content: Tensor = output if isinstance(output, Tensor) else output[0]
-    return content
 
 
 def repeated(states: Tensor, count: int) -> Tensor:  # (R, *E) -> (count * R, *E)

@@ -32,10 +32,17 @@ from diffusers.guiders import BaseGuidance
 from diffusers.schedulers.scheduling_utils import SchedulerOutput
 from torch import Tensor
 
-from mmspec.modalities.diffusion.conditions import Recorder
+from mmspec.modalities.diffusion.call_recorder import Recorder, outline
+from mmspec.modalities.diffusion.conditions import squeezed
 from mmspec.modalities.diffusion.guidance_fit import Fitter
 from mmspec.modalities.diffusion.inpainting import PartialDenoiser, Pasting
-from mmspec.modalities.diffusion.network import Network, PipelineDenoiser, repeated
+from mmspec.modalities.diffusion.network import (
+    CONTROL,
+    Network,
+    PipelineDenoiser,
+    Stage,
+    repeated,
+)
 from mmspec.modalities.diffusion.schedulers import Sampler, begun_at, sampler
 from mmspec.targets.denoising import Denoiser
 
@@ -84,12 +91,12 @@ def perform(
     """
     plain = pipe.scheduler if scheduler is None else scheduler
     guiders = [name for name, part in pipe.components.items() if isinstance(part, BaseGuidance)]
-    fitter, pasting, seeds = Fitter(arguments, guiders), Pasting(), itertools.count(_SEED)
+    stages, pasting, seeds = _Stages(arguments, guiders), Pasting(), itertools.count(_SEED)
     rewind = _rewinding(arguments)
     try:
         for last in (False, True):
             rehearsal = _Rehearsal(
-                plain, network, fitter, pasting, seeds, act, noises or Noises(), last
+                plain, network, stages, pasting, seeds, act, noises or Noises(), last
             )
             try:
                 output = _shadow(pipe, rehearsal)(**arguments)
@@ -113,8 +120,12 @@ class _Again(Exception):
 def _shadow(pipe: Any, rehearsal: _Rehearsal) -> Any:
     """The pipeline with stand-ins."""
     network, shadow = rehearsal.network, copy.copy(pipe)
+    stand_ins = {
+        name: _StandIn(getattr(pipe, name), functools.partial(rehearsal.called, name))
+        for name in network.names
+    }
     shadow.__dict__ |= {  # not by setattr, which would write into the shared configuration
-        network.name: _StandIn(network.module, rehearsal.called),
+        **stand_ins,
         "scheduler": rehearsal.scheduler,
         "maybe_free_model_hooks": lambda: None,  # the pipeline itself does that, at the end
         "_progress_bar_config": {**getattr(pipe, "_progress_bar_config", {}), "disable": True},
@@ -138,6 +149,56 @@ def _rewinding(arguments: Mapping[str, Any]) -> Callable[[], None]:
     return rewind
 
 
+@dataclass(frozen=True)
+class _Made:
+    """One call of a network's stand-in."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    output: list[Tensor]  # its tensors
+
+
+class _Stages:
+    """The steps of a loop by what they call, over all rehearsals."""
+
+    def __init__(self, arguments: Mapping[str, Any], guiders: Sequence[str]) -> None:
+        self.found: dict[Any, tuple[list[Recorder], Fitter]] = {}
+        self.at: dict[int, Any] = {}  # step -> stage
+        self._begin = functools.partial(Fitter, arguments, guiders)
+
+    def of(self, step: int, made: Sequence[_Made]) -> tuple[list[Recorder], Fitter]:
+        """The stage of a step. Raises ValueError where another rehearsal had another one."""
+        key = tuple((one.name, outline(one.args, one.kwargs)) for one in made)
+        if self.at.setdefault(step, key) != key:
+            raise ValueError(
+                "this pipeline calls its networks by what the states are, which cannot be done in "
+                "parallel; use the recipes speca and taylorseer"
+            )
+        if key not in self.found:
+            recorders = [Recorder(one.name, one.args, one.kwargs) for one in made]
+            self.found[key] = recorders, self._begin()
+        return self.found[key]
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether conditions and guidance of all steps are known not to depend on the states."""
+        return all(
+            fitter.is_sure and all(one.is_sure for one in recorders)
+            for recorders, fitter in self.found.values()
+        )
+
+    def denoiser(self, network: Network, images: int, sampler: Sampler) -> PipelineDenoiser:
+        """The networks of so many images, on the grid of a sampler."""
+        steps, places = len(self.at), list(self.found)
+        stages = tuple(
+            Stage(tuple(one.call(steps) for one in recorders), fitter.join(steps))
+            for recorders, fitter in self.found.values()
+        )
+        at = torch.tensor([places.index(self.at[step]) for step in range(steps)])
+        return PipelineDenoiser(network, stages, at, images, sampler)
+
+
 class _Rehearsal:
     """The stand-ins of one call, and what they see."""
 
@@ -145,7 +206,7 @@ class _Rehearsal:
         self,
         scheduler: Any,
         network: Network,
-        fitter: Fitter,
+        stages: _Stages,
         pasting: Pasting,
         seeds: Iterator[int],
         act: Perform,
@@ -157,11 +218,10 @@ class _Rehearsal:
         functools.update_wrapper(stepped, scheduler.step)  # pipelines read its signature
         self.scheduler.step = stepped  # on the copy
         self.network, self.act, self.noises = network, act, noises
-        self.fitter, self.seeds, self.is_last = fitter, seeds, is_last
+        self.stages, self.seeds, self.is_last = stages, seeds, is_last
         self.pasting = pasting
         pasting.begin()
-        self.recorders: list[Recorder] = []  # one per network call of a step
-        self.outputs: list[Tensor] = []  # what each returns in this step
+        self.made: list[_Made] = []  # calls of networks in this step
         self.sampler: Sampler | None = None
         self.start: Tensor | None = None
         self.state: Tensor | None = None  # what the pipeline was given last
@@ -169,19 +229,13 @@ class _Rehearsal:
         self.begun, self.steps = 0, 0  # where in the scheduler's grid, and steps taken
         self.done = False
 
-    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The network's stand-in."""
-        place = len(self.outputs)
-        if self.steps == 0:
-            self.recorders.append(Recorder(args, kwargs))
-        elif place < len(self.recorders):
-            self.recorders[place].add(args, kwargs)
-        else:
-            raise self._uneven()
-        call = self.recorders[place].first
-        outline = self.network.learn(call)
-        self.outputs.append(outline.random(call, next(self.seeds)))
-        return outline.wrapped(self.outputs[place])
+    def called(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The stand-in of a network."""
+        call = Recorder(name, args, kwargs).first
+        form = self.network.learn(call)
+        output = form.random(call, next(self.seeds))
+        self.made.append(_Made(name, args, kwargs, output))
+        return form.wrapped(output)
 
     def stepped(
         self, model_output: Tensor, timestep: Any, sample: Tensor, *rest: Any, **given: Any
@@ -196,19 +250,32 @@ class _Rehearsal:
         else:
             assert self.state is not None
             self.pasting.add(self.state[: self.images], sample[: self.images])
-        self._check_shown(step, sample)
-        branches = [part for out in self.outputs for part in out.split(self.images)]
-        self.fitter.add(step, branches, model_output[: self.images])
-        self.outputs = []
+        self._note(step, model_output, sample)
+        self.made = []
         if "_step_index" in vars(self.scheduler):  # counted by the step that we replace
             self.scheduler._step_index = self.begun + self.steps
         self.state = self._next(sample, self.begun + self.steps == len(self.scheduler.timesteps))
         state = self.state
         return (state, state) if given.get("return_dict") is False else SchedulerOutput(state)
 
+    def _note(self, step: int, raw: Tensor, sample: Tensor) -> None:
+        """What the networks were told in a step, and what was made of their outputs."""
+        recorders, fitter = self.stages.of(step, self.made)
+        computed = [one.output for one in self.made if one.name == CONTROL]
+        for recorder, one in zip(recorders, self.made, strict=True):
+            recorder.add(step, one.args, one.kwargs, computed, self.images)
+        self._check_shown(step, sample, recorders)
+        branches = [
+            branch
+            for recorder, one in zip(recorders, self.made, strict=True)
+            if one.name != CONTROL
+            for branch in squeezed(one.output[0], recorder.inserted).split(self.images)
+        ]
+        fitter.add(step, branches, raw[: self.images])
+
     def _next(self, sample: Tensor, is_end: bool) -> Tensor:
         """The state that the pipeline is given: a random one, and at the end that of the chain."""
-        is_sure = is_end and self.pasting.is_sure(self.steps) and self.fitter.is_sure
+        is_sure = is_end and self.pasting.is_sure(self.steps) and self.stages.is_sure
         if is_end and not is_sure and not self.is_last:
             raise _Again
         if is_end:
@@ -242,15 +309,11 @@ class _Rehearsal:
                 f"the pipeline gives its scheduler's step more than is understood here "
                 f"({', '.join(sorted(unknown)) or 'further tensors'}); leave that option out"
             )
-        if len(self.outputs) != len(self.recorders) or not self.outputs:
-            raise self._uneven()
-
-    def _uneven(self) -> ValueError:
-        return ValueError(
-            f"the pipeline calls pipe.{self.network.name} {len(self.recorders)} times in its first "
-            "step and not in another (as staged networks, skipped layers and guidance intervals "
-            "do); all steps must be alike, so leave that feature out"
-        )
+        if all(one.name == CONTROL for one in self.made):
+            raise ValueError(
+                f"the pipeline does not call pipe.{self.network.name} in step {step}; recipes that "
+                "sample chains do not support that: use speca or taylorseer"
+            )
 
     def _open(self, raw: Tensor, sample: Tensor) -> None:
         """Read the first step: how many images, how often each is carried, and what is shown."""
@@ -263,28 +326,25 @@ class _Rehearsal:
         whole = sampler(self.scheduler, noises.eta, noises.churn, noises.deterministic)
         self.sampler = begun_at(whole, self.begun) if self.begun else whole
 
-    def _check_shown(self, step: int, sample: Tensor) -> None:
-        """The network must see the latents as the scheduler scales them, and nothing else."""
+    def _check_shown(self, step: int, sample: Tensor, recorders: Sequence[Recorder]) -> None:
+        """The networks must see the latents as the scheduler scales them, and nothing else."""
         assert self.sampler is not None
         at = torch.full((self.images,), step, device=sample.device)
         expected = self.sampler.scaled(sample[: self.images].float(), at)
-        for recorder in self.recorders:
+        for recorder in recorders:
             branches, left = divmod(len(recorder.shown), self.images)
             if left or not recorder.shows(repeated(expected, branches)):
                 raise ValueError(
-                    f"the network sees {tuple(recorder.shown.shape)} where the latents are "
-                    f"{tuple(expected.shape)}, and not these with the same picture or mask behind "
-                    "them in every step; recipes that sample chains do not support that: use speca "
-                    "or taylorseer"
+                    f"pipe.{recorder.first.name} sees {tuple(recorder.shown.shape)} where the "
+                    f"latents are {tuple(expected.shape)}, and not these with the same picture or "
+                    "mask behind them in every step; recipes that sample chains do not support "
+                    "that: use speca or taylorseer"
                 )
 
     def _opening(self) -> PreparedCall:
         assert self.sampler is not None
         assert self.start is not None
-        calls = tuple(recorder.call() for recorder in self.recorders)
-        denoiser = PipelineDenoiser(
-            self.network, calls, self.images, self.fitter.join(), self.sampler
-        )
+        denoiser = self.stages.denoiser(self.network, self.images, self.sampler)
         scale = float(getattr(self.scheduler, "init_noise_sigma", 1.0))
         start, grid = self.start[: self.images].float(), (self.sampler.timesteps, self.start.dtype)
         if self.pasting.free is None:
@@ -302,7 +362,7 @@ class _Rehearsal:
 class _StandIn:
     """Looks like a module in every way, but calls something else."""
 
-    def __init__(self, module: Any, called: Callable[[tuple[Any, ...], dict[str, Any]], Any]):
+    def __init__(self, module: Any, called: Callable[..., Any]):
         self._module, self._called = module, called
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -16,6 +17,8 @@ from mmspec.drafters.denoising.frozen import Frozen
 from mmspec.drafters.denoising.window import Window
 from mmspec.drafters.plain import no_drafter
 from mmspec.laws.noise import KeyedNoise
+from mmspec.modalities.diffusion.network import Network
+from mmspec.modalities.diffusion.pipeline_trace import PreparedCall, perform
 from mmspec.recipe import Kit, Recipe
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.reflection import Reflection
@@ -84,3 +87,32 @@ def alone(
     with monkeypatch.context() as patched:
         patched.setattr(sys.modules[type(pipe.scheduler).__module__], "randn_tensor", replayed)
         return call(generator)
+
+
+def prepared(pipe: Any, given: dict[str, Any]) -> PreparedCall:
+    """What the loop is given to sample."""
+    found: list[PreparedCall] = []
+
+    def act(opening: PreparedCall) -> Tensor:
+        found.append(opening)
+        return opening.start
+
+    known = inspect.signature(pipe.__call__).parameters.items()
+    defaults = {name: one.default for name, one in known if one.default is not one.empty}
+    settings = {"num_inference_steps": STEPS, "output_type": "latent"}
+    perform(pipe, Network(pipe), {**defaults, **settings, **given}, act)
+    return found[0]
+
+
+@torch.no_grad()
+def check_rows(pipe: Any, given: dict[str, Any]) -> None:
+    """States of any steps in one call of the networks are what they are alone."""
+    opening = prepared(pipe, given)
+    steps = torch.arange(len(opening.timesteps)).flip(0).repeat(2)
+    states = torch.randn(len(steps), *opening.start.shape[1:])
+    rows = torch.zeros_like(steps)
+    together = opening.denoiser.predict(states, steps, rows).clean
+    each = zip(states.split(1), steps.split(1), rows.split(1), strict=True)
+    apart = torch.cat([opening.denoiser.predict(*one).clean for one in each])
+    assert apart.std() > 0.05
+    torch.testing.assert_close(together, apart, atol=2e-4 * float(apart.std()), rtol=1e-4)

@@ -13,8 +13,8 @@ import torch
 
 import mmspec
 from mmspec.modalities.diffusion.guidance_fit import Fitter
-from mmspec.modalities.diffusion.network import Outline
-from tests.modalities.sampling import PLAIN, STEPS, alone, draw, shared
+from mmspec.modalities.diffusion.network_output import Outline
+from tests.modalities.sampling import FROZEN, PLAIN, STEPS, alone, check_rows, draw, shared
 from tests.toys.embedded_pipelines import embedded
 
 
@@ -44,6 +44,11 @@ def test_rescaled_guidance_of_one_picture_is_not_frozen(
         ("qwen-image", {}),
         ("wan-2.1", {}),
         ("qwen-image", {"height": 64, "width": 64}),
+        ("wan-2.2", {"guidance_scale": 3.0, "guidance_scale_2": 5.0}),  # two networks
+        ("wan-2.2-tokens", {}),  # a timestep per token
+        ("z-image", {}),  # a list of states
+        ("z-image", {"cfg_truncation": 0.5}),  # one branch in the last steps, as with
+        ("hunyuan-video-1.5", {}),  # a guider that stops half-way
     ],
 )
 def test_known_rules_are_the_pipelines_own(
@@ -66,6 +71,8 @@ def test_known_rules_are_the_pipelines_own(
         ("hunyuan-image", {}, r"switch off pipe\.guider"),
         ("prx-pixel", {}, "none of the known"),  # its scheduler is given (state - output) / t
         ("prx-pixel", {"guidance_scale": 1.0}, "none of the known"),
+        ("z-image", {"cfg_normalization": 1.0}, "limited by a norm.*cfg_normalization=1.0"),
+        ("z-image", {"cfg_normalization": 1e3}, "limited by a norm"),  # never reached by chance
     ],
 )
 def test_guidance_that_depends_on_its_branches_is_refused(
@@ -76,9 +83,34 @@ def test_guidance_that_depends_on_its_branches_is_refused(
         mmspec.accelerate(pipe, PLAIN)(num_inference_steps=STEPS, **{**given, **more})
 
 
+@pytest.mark.parametrize("name", ["wan-2.2", "wan-2.2-tokens", "z-image", "hunyuan-video-1.5"])
+def test_states_of_any_steps_are_read_at_once(name: str) -> None:
+    """Those of two experts too, or of steps with one branch and with two."""
+    pipe, given = embedded(name)
+    check_rows(pipe, given | ({"cfg_truncation": 0.5} if name == "z-image" else {}))
+
+
+def test_each_expert_sees_its_own_part_of_the_chain() -> None:
+    """A window may lie across the boundary: every state is shown to the expert of its step."""
+    pipe, given = embedded("wan-2.2")
+    boundary = pipe.config.boundary_ratio * pipe.scheduler.config.num_train_timesteps
+    seen: dict[str, list[float]] = {"transformer": [], "transformer_2": []}
+    for name, times in seen.items():
+        getattr(pipe, name).register_forward_pre_hook(
+            lambda module, args, kwargs, times=times: times.extend(kwargs["timestep"].tolist()),
+            with_kwargs=True,
+        )
+    fast: Any = mmspec.accelerate(pipe, FROZEN)
+    fast(num_inference_steps=2 * STEPS, seed=0, **given)
+    assert min(seen["transformer"]) >= boundary > max(seen["transformer_2"])
+    assert fast.last_stats.num_draft_tokens > 0
+    learned = 2 * 2  # two rows of each expert, from which the form of its output is learned
+    assert sum(map(len, seen.values())) == fast.last_stats.network_rows + learned
+
+
 def test_a_ratio_that_fits_one_draw_does_not_fit_two() -> None:
     """A norm of one picture, in steps whose other weights are a schedule."""
-    fitter = Fitter({"cfg_normalization": True})
+    fitter = Fitter({})
     for step in range(3):
         negative, positive = torch.randn(2, 1, 4, 8, 8)
         guided = negative + (step + 1) * (positive - negative)
@@ -95,9 +127,9 @@ def test_numbers_of_a_rehearsal_are_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     drawn: list[torch.Tensor] = []
     plain = Outline.random
 
-    def watched(self: Outline, call: Any, seed: int) -> torch.Tensor:
-        drawn.append(plain(self, call, seed))
-        return drawn[-1]
+    def watched(self: Outline, call: Any, seed: int) -> list[torch.Tensor]:
+        drawn.extend(plain(self, call, seed))
+        return drawn[-1:]
 
     monkeypatch.setattr(Outline, "random", watched)
     fast: Any = mmspec.accelerate(shared("flux"), PLAIN)

@@ -194,6 +194,48 @@ def wan_of_one() -> Built:
     return pipe, {**given, "num_frames": 5}
 
 
+def wan_of_tokens() -> Built:
+    """One timestep per token (Wan 2.2, 5 B)."""
+    pipe = diffusers.WanPipeline(None, None, None, flow(), wan_expert(), expand_timesteps=True)
+    given = {"prompt_embeds": words(1), "negative_prompt_embeds": words(2)}
+    return pipe, {**given, "num_frames": 5}
+
+
+def hunyuan_video() -> Built:
+    """With classifier-free guidance for a part of the steps."""
+    transformer = diffusers.HunyuanVideo15Transformer3DModel(
+        in_channels=9,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        num_layers=2,
+        num_refiner_layers=1,
+        text_embed_dim=_WIDTH,
+        text_embed_2_dim=_WIDTH,
+        image_embed_dim=12,
+        rope_axes_dim=(4, 6, 6),
+        target_size=16,
+        task_type="t2v",
+    )
+    vae = diffusers.AutoencoderKLHunyuanVideo15(
+        latent_channels=4,
+        block_out_channels=(8, 8, 8),
+        layers_per_block=1,
+        spatial_compression_ratio=4,
+        temporal_compression_ratio=4,
+    )
+    guider = diffusers.ClassifierFreeGuidance(guidance_scale=4.0, stop=0.5)
+    pipe = diffusers.HunyuanVideo15Pipeline(
+        None, None, transformer, vae, flow(), None, None, guider
+    )
+    given: dict[str, Any] = {"num_frames": 5}
+    for place, name in enumerate(("prompt_embeds", "negative_prompt_embeds")):
+        for end in ("", "_2"):
+            given[name + end] = words(place)
+            given[f"{name}_mask{end}"] = mask()
+    return pipe, given
+
+
 def hidream() -> Built:
     transformer = diffusers.HiDreamImageTransformer2DModel(
         patch_size=2,
@@ -229,5 +271,7 @@ BUILDERS: dict[str, Callable[[], Built]] = {
     "cogvideo": cogvideo,
     "wan-2.1": wan_of_one,
     "wan-2.2": wan,
+    "wan-2.2-tokens": wan_of_tokens,
+    "hunyuan-video-1.5": hunyuan_video,
     "hidream": hidream,
 }

@@ -156,17 +156,6 @@ def pix2pix() -> Built:
     return randomised(pipe), {"image": picture()}
 
 
-def controlled() -> Built:
-    """Stable Diffusion with a ControlNet."""
-    network = diffusers.ControlNetModel.from_unet(
-        conditional(), conditioning_embedding_out_channels=(4,)
-    )
-    pipe = diffusers.StableDiffusionControlNetPipeline(
-        **parts("sd", controlnet=network), requires_safety_checker=False
-    )
-    return randomised(pipe), {"prompt": PROMPTS[0], "image": picture(), **SIZES}
-
-
 BUILDERS: dict[str, Callable[[], Built]] = {
     "sd-image": sd_image,
     "sdxl-image": sdxl_image,

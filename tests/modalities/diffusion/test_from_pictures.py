@@ -12,7 +12,7 @@ import mmspec
 from mmspec.modalities.diffusion.inpainting import Pasting
 from mmspec.modalities.diffusion.step_callback import StepCallback
 from tests.modalities.sampling import FROZEN, PLAIN, STEPS, alone
-from tests.toys.picture_pipelines import BUILDERS, controlled, from_picture, mask
+from tests.toys.picture_pipelines import BUILDERS, from_picture, mask
 
 
 def drawn(fast: Any, given: dict[str, Any], **more: Any) -> Tensor:
@@ -139,12 +139,3 @@ def test_a_callback_may_look_only() -> None:
         drawn(fast, given, seed=0, callback_on_step_end=lambda *news: {}, **settings)
     with pytest.raises(ValueError, match="the old form of callback_on_step_end"):
         StepCallback.of({"callback": changing}, pipe)
-
-
-def test_a_control_net_is_refused_with_a_way_out_that_works() -> None:
-    pipe, given = controlled()
-    with pytest.raises(ValueError, match=r"controlnet, whose output.*taylorseer with lite=True"):
-        mmspec.accelerate(pipe, PLAIN)
-    fast: Any = mmspec.accelerate(pipe, "taylorseer", lite=True, interval=2)
-    assert bool(drawn(fast, given, seed=0).isfinite().all())
-    assert fast.last_stats.num_accepted_draft_tokens > 0

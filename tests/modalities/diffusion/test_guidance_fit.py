@@ -16,7 +16,7 @@ def test_weights_of_guidance_are_read_off_every_step() -> None:
             guided = negative + scale * (positive - negative)
             fitter.add(step, [negative, positive], guided[:, :3])
         assert fitter.is_sure is (run == 1)
-    join = fitter.join()
+    join = fitter.join(3)
     assert isinstance(join, WeightedJoin)
     assert join.size == 3
     assert join.weights[:, 1].tolist() == [1.0, 3.25, 7.5]
@@ -44,6 +44,6 @@ def test_guidance_that_is_not_known_is_refused() -> None:
     rescaled = Rescaled(2.0, 0.5)([negative, positive], torch.zeros(2))
     fitter.add(0, [positive, negative], rescaled)
     assert fitter.is_sure
-    assert fitter.join() == Rescaled(2.0, 0.5, 1, 0)
+    assert fitter.join(3) == Rescaled(2.0, 0.5, 1, 0)
     with pytest.raises(ValueError, match=r"guidance_rescale, and.*guidance_rescale=0\.5"):
         fitter.add(1, [positive, negative], negative + 2 * (positive - negative))

@@ -36,6 +36,7 @@ from tests.toys.pipelines import PROMPTS, asked, pipeline
         ("sd", {"num_images_per_prompt": 2, "negative_prompt": ["x", "y"]}),
         pytest.param("sdxl", {}, marks=pytest.mark.slow),
         ("sd3", {}),
+        ("sd3", {"skip_guidance_layers": [0], "skip_layer_guidance_stop": 0.6}),  # one more call
         ("flux", {}),
         ("flux", {"true_cfg_scale": 3.0, "negative_prompt": "not a dot"}),
         pytest.param("pixart", {}, marks=pytest.mark.slow),

@@ -121,11 +121,6 @@ class Bad:
         pipe.transformer.enable_cache(diffusers.FirstBlockCacheConfig())
         mmspec.accelerate(pipe, "asd")
 
-    @staticmethod
-    def skipping_layers() -> None:
-        fast = mmspec.accelerate(shared("sd3"), PLAIN)
-        draw(fast, "sd3", skip_guidance_layers=[0], skip_layer_guidance_stop=0.6)
-
 
 @pytest.mark.parametrize(
     ("mistake", "message"),
@@ -151,7 +146,6 @@ class Bad:
         (Bad.small_max_rows, "max_rows=1 does not hold one state"),
         (Bad.half_way, "denoising_end"),
         (Bad.cached, "disable_cache"),
-        (Bad.skipping_layers, "all steps must be alike"),
     ],
 )
 def test_a_mistake_is_one_clear_error(mistake: Any, message: str) -> None:
