@@ -121,6 +121,15 @@ def reading(source: str | Path, what: str = "model") -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def about(name: str) -> Iterator[None]:
+    """Name the argument that an error is about, where what finds it does not know the name."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
 def library_message(error: Exception, asked: str, given: Mapping[str, Any]) -> str:
     """What a library said of a request, what that was, and where to look."""
     said = " ".join(str(error).split()) or "without a word"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.drafters.forecast.features import tensors
+from mmspec.errors import described
 from mmspec.laws.kernels import GaussianKernel
 from mmspec.modalities.diffusion.conditions import NetworkCall
 from mmspec.modalities.diffusion.guidance_fit import Join
@@ -189,12 +190,20 @@ def _rowless(name: str, reason: object) -> ValueError:
 
 
 def pictures(arguments: Mapping[str, Any]) -> int | None:
-    """How many pictures (or clips) a call makes; None where its arguments do not say."""
+    """How many pictures (or clips) a call makes; None where its arguments do not say.
+
+    Raises ValueError for none.
+    """
     each = arguments.get("num_images_per_prompt") or arguments.get("num_videos_per_prompt") or 1
     for name in ("prompt", "prompt_embeds", "class_labels"):
         value = arguments.get(name)
         if value is not None:
-            return each * (1 if isinstance(value, str | int) else len(value))
+            count = 1 if isinstance(value, str | int) else len(value)
+            if not count:
+                raise ValueError(
+                    f"{name}={described(value)} asks for no picture; give at least one"
+                )
+            return each * count
     batch: int | None = arguments.get("batch_size")
     return batch
 

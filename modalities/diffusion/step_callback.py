@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.errors import described
 from mmspec.modalities.diffusion.pipeline_trace import PreparedCall
 
 Watch = Callable[[Tensor], None]  # the states (B, *E) behind every step, in order
@@ -32,6 +33,11 @@ class StepCallback:
         if given.get("callback") is not None:
             raise ValueError("callback is the old form of callback_on_step_end; give that instead")
         call = given.pop("callback_on_step_end", None)
+        if call is not None and not callable(call):
+            raise ValueError(
+                f"callback_on_step_end={described(call)} cannot be called; give a function of the "
+                "pipeline, the step, its timestep and the tensors"
+            )
         names = given.get("callback_on_step_end_tensor_inputs") or ["latents"]
         if call is not None and list(names) != ["latents"]:
             raise ValueError(

@@ -42,7 +42,7 @@ def image_family(model: ChameleonForImageGeneration) -> ImageFamily:
         guidance=3.0,
         decode=model.decode_codes,
         inputs=("input_ids", "attention_mask"),
-        request=partial(token_request, vocabulary=model.config.vocab_size),
+        request=partial(token_request, model, model.config.vocab_size),
         unconditional=unconditional,
         words=words,
         encode=encoder(vq, book),

@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mmspec._hf import inferred_mask
 from mmspec.codes.grid import Grid
 from mmspec.codes.grid_mask import GridMask
 from mmspec.codes.image_family import ImageFamily, pictures
-from mmspec.errors import check_number, described, is_whole, unknown_message
+from mmspec.errors import about, check_number, described, is_whole, unknown_message
 from mmspec.laws.noise import fresh_seed
 from mmspec.laws.sampling import Sampling
 from mmspec.stats import Stats
@@ -141,8 +142,11 @@ def only_layout(name: str, size: tuple[int, int], codes: int) -> Callable[[int, 
     return layout
 
 
-def token_request(inputs: Mapping[str, Any], vocabulary: int | None = None) -> dict[str, Any]:
-    """The `request` of models whose prompt is plain token ids, of a vocabulary of that size."""
+def token_request(model: Any, vocabulary: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The `request` of models whose prompt is plain token ids, of a vocabulary of that size.
+
+    Without a mask padding is told as the model's `generate()` tells it.
+    """
     check_inputs(inputs, vocabulary)
     ids = inputs.get("input_ids")
     if ids is None or not ids.numel():
@@ -150,6 +154,7 @@ def token_request(inputs: Mapping[str, Any], vocabulary: int | None = None) -> d
             "the request has no prompt; pass the processor's output: generate_images(**inputs)"
         )
     mask = inputs.get("attention_mask")
+    mask = inferred_mask(model, ids) if mask is None else mask
     mask = torch.ones_like(ids) if mask is None else mask
     if bool((mask[:, -1] == 0).any()):
         raise ValueError("the prompts are padded on the right; pad on the left")
@@ -207,7 +212,8 @@ def _read(
                 "the processor's output for one"
             )
         others = [negative] if isinstance(negative, str) else negative
-        rest["negative"] = worded(image_family, processor, others, grid)
+        with about("negative"):
+            rest["negative"] = worded(image_family, processor, others, grid)
     return rest
 
 
@@ -272,14 +278,15 @@ def _guided(
     said = (arguments.get("guidance"), own, family.guidance)
     scale = next(value for value in said if value is not None)
     check_number("guidance", scale, 0, example=5)
-    if scale == 1:
-        return inputs
     negative = arguments.get("negative")
     if negative is not None:
-        negative = _shared(family.request(negative), inputs, arguments)
-    elif family.unconditional is not None:
+        with about("negative"):
+            negative = _shared(family.request(negative), inputs, arguments)
+    if scale == 1:
+        return inputs
+    if negative is None and family.unconditional is not None:
         negative = family.unconditional(inputs)
-    else:
+    if negative is None:
         raise ValueError(
             f"guidance={scale} needs an unconditional prompt, and {family.name} has none of its "
             "own; give negative= the processor's output for one, or guidance=1"

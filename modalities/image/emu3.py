@@ -48,7 +48,7 @@ def image_family(model: Any) -> ImageFamily:
         guidance=3.0,
         decode=vq.decode,
         inputs=("input_ids", "attention_mask"),
-        request=partial(token_request, vocabulary=vocabulary),
+        request=partial(token_request, model, vocabulary),
         words=words,
         encode=encode,
     )

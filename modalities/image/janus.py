@@ -59,7 +59,7 @@ def image_family(model: Any) -> ImageFamily:
         guidance=5.0,
         decode=decode,
         inputs=("input_ids", "attention_mask"),
-        request=partial(request, model.get_input_embeddings().weight.shape[0]),
+        request=partial(request, model),
         unconditional=partial(unconditional, model),
         words=words,
         peer=partial(peer, model),
@@ -90,9 +90,18 @@ def peer(model: Any, inputs: Mapping[str, Any], sampling: Sampling) -> Tensor:  
     return drawn
 
 
-def request(vocabulary: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The prompt's ids stand aside: they are not of the vocabulary of codes."""
-    given = token_request(inputs, vocabulary)
+def request(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The prompt's ids stand aside: they are not of the vocabulary of codes.
+
+    Padding needs its mask, for the padding id is also what a prompt of nothing is read as.
+    """
+    given = token_request(model, model.get_input_embeddings().weight.shape[0], inputs)
+    pad = model.generation_config.pad_token_id
+    if inputs.get("attention_mask") is None and bool((given["input_ids"] == pad).any()):
+        raise ValueError(
+            f"input_ids hold the padding id {pad}, which Janus may also read, and no "
+            "attention_mask tells which it is; pass the processor's"
+        )
     mask = given["attention_mask"]
     return {"input_ids": foreign(mask), "attention_mask": mask, "prompt_ids": given["input_ids"]}
 

@@ -56,9 +56,10 @@ def image_family(model: LlamaGenForImageGeneration) -> ImageFamily:
 def request(model: LlamaGenForImageGeneration, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """`class_ids` (B,), or `caption` features (B, T, C), padded on the left by `caption_mask`."""
     config = model.config
-    if not inputs:
-        names = "class_ids" if config.condition == "class" else "caption and caption_mask"
-        raise ValueError(f"this LlamaGen draws behind a {config.condition}; give {names}")
+    name = "class_ids" if config.condition == "class" else "caption"
+    if name not in inputs:
+        got = f", not behind {', '.join(inputs)}" if inputs else ""
+        raise ValueError(f"this LlamaGen draws behind a {config.condition}{got}; give {name}")
     if config.condition == "class":
         given = inputs["class_ids"]
         if isinstance(given, Tensor) and given.is_meta:
@@ -76,8 +77,6 @@ def request(model: LlamaGenForImageGeneration, inputs: Mapping[str, Any]) -> dic
         mask = torch.ones_like(classes)
         return {"input_ids": foreign(mask), "attention_mask": mask, "condition": classes}
     check_inputs(inputs)
-    if "caption" not in inputs:
-        raise ValueError("caption_mask was given without caption; give the features, too")
     caption: Tensor = inputs["caption"]
     wanted = (config.condition_length, config.caption_size)
     if caption.dim() != 3 or tuple(caption.shape[1:]) != wanted:

@@ -134,7 +134,8 @@ def _knob(rng: Random, folders: Path) -> Misuse:
                 continue
         else:
             continue
-        wrong = [name, *_parts(value)]
+        # or the model, where it cannot have that recipe at all
+        wrong = [name, *_parts(value), type(subject.model).__name__]
         return _accelerated(subject.model, subject.name, wrong, recipe, **{name: value})
 
 

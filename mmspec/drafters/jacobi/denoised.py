@@ -145,8 +145,8 @@ class Denoised(Drafter):
         wanted = (len(self.levels.signal), *self.space.mean.shape)
         if self.encoding is not None and tuple(self.encoding.shape) != wanted:
             raise ValueError(
-                f"encoding has shape {tuple(self.encoding.shape)}, but {wanted} are needed: one "
-                "row per level, the clean one first"
+                f"encoding has shape {tuple(self.encoding.shape)}, but {wanted} are needed; give "
+                "one row per level, the clean one first"
             )
 
     @property

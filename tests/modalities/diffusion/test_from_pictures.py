@@ -137,5 +137,7 @@ def test_a_callback_may_look_only() -> None:
     settings: dict[str, Any] = {"callback_on_step_end_tensor_inputs": names}
     with pytest.raises(ValueError, match="asks for more than the states"):
         drawn(fast, given, seed=0, callback_on_step_end=lambda *news: {}, **settings)
+    with pytest.raises(ValueError, match="callback_on_step_end=5 cannot be called; give"):
+        drawn(fast, given, seed=0, callback_on_step_end=5)
     with pytest.raises(ValueError, match="the old form of callback_on_step_end"):
         StepCallback.of({"callback": changing}, pipe)

@@ -352,3 +352,9 @@ def test_pictures_are_counted() -> None:
     assert pictures({"class_labels": [1, 2, 3], "prompt": None}) == 3
     assert pictures({"batch_size": 5}) == 5
     assert pictures({}) is None
+
+
+@pytest.mark.parametrize("name", ["prompt", "class_labels"])
+def test_a_call_for_no_picture_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name}=\[\] asks for no picture; give"):
+        pictures({name: []})

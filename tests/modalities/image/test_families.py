@@ -392,3 +392,33 @@ def test_misspelt_and_malformed_arguments_are_refused() -> None:
     fast, caption = mmspec.accelerate(model("llamagen-caption"), "plain"), torch.zeros(1, 3, 3)
     with pytest.raises(ValueError, match="caption has shape"):
         fast.generate_images(caption=caption)
+
+
+@pytest.mark.parametrize("given", [[], (), {"input_ids": "x"}, 5])
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_an_unconditional_prompt_that_is_none_is_refused_by_its_name(
+    given: Any, scale: float
+) -> None:
+    fast = mmspec.accelerate(model("chameleon"), "plain")
+    with pytest.raises(ValueError, match="negative"):
+        fast.generate_images(**request("chameleon", 1), grid=(2, 2), guidance=scale, negative=given)
+
+
+@pytest.mark.parametrize("family", ["emu3", "chameleon"])
+def test_padding_is_told_without_a_mask(family: str) -> None:
+    asked = {"grid": (2, 2), "guidance": 1.0, "seed": 3}
+    given, fast = request(family, 3), mmspec.accelerate(model(family), "plain")
+    told = fast.generate_images(**given, **asked)
+    del given["attention_mask"]
+    assert fast.generate_images(**given, **asked).ids.equal(told.ids)
+
+
+def test_padding_of_janus_needs_its_mask() -> None:
+    given, fast = request("janus", 3), mmspec.accelerate(model("janus"), "plain")
+    del given["attention_mask"]
+    with pytest.raises(ValueError, match=r"input_ids hold the padding id 0.*attention_mask"):
+        fast.generate_images(**given, guidance=1.0)
+    alone = request("janus", 1)  # nothing is padded
+    told = fast.generate_images(**alone, seed=1)
+    del alone["attention_mask"]
+    assert fast.generate_images(**alone, seed=1).ids.equal(told.ids)
