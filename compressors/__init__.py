@@ -47,7 +47,7 @@ def kind(name: str) -> type[Any]:
     """The class of that name. Raises ValueError listing the known ones."""
     if name not in COMPRESSORS:
         near = get_close_matches(name, COMPRESSORS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else ";"
         known = ", ".join(sorted(COMPRESSORS))
         raise ValueError(f"there is no compressor {name!r}{hint} known: {known}, or pass an object")
     file, maker = COMPRESSORS[name]

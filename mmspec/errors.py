@@ -145,5 +145,8 @@ def described(value: Any) -> str:
     shape = getattr(value, "shape", None)
     if shape is not None:
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(shape)}"
-    words = " ".join(repr(value).split())
+    try:
+        words = " ".join(repr(value).split())
+    except Exception:  # a GenerationConfig with tensors in it
+        return f"a {type(value).__name__}"
     return words if len(words) < 60 else f"{words[:57]}..."

@@ -16,10 +16,10 @@ from transformers import AutoTokenizer
 from mmspec import recipes
 from mmspec.modality import Finding
 from mmspec.models.folder import tensors
+from mmspec.models.words import compared
 from mmspec.recipe import Recipe
 
 TAIL = 5  # last parts of a weight's name, which stay when prefixes are renamed
-LEAST_SHARED = 0.99  # of the ids of two tokenizers
 
 
 def both(check: str, things: Sequence[Any], look: Callable[[Any], Any]) -> Finding:
@@ -85,33 +85,17 @@ def _tail(name: str) -> str:
 def tokenizers(names: Sequence[str]) -> Finding:
     """Whether token ids mean the same to both."""
     check, auto = "same tokens behind the ids", AutoTokenizer
-    tables = []
+    tables = list[dict[str, int]]()
     for name in names:
         try:
             tables.append(auto.from_pretrained(name, trust_remote_code=False).get_vocab())
         except Exception:  # whatever the reader of a damaged file raises
             return Finding(check, None, None, "note", f"{name} has no tokenizer to compare")
-    ours, theirs = ({number: word for word, number in table.items()} for table in tables)
-    shared = ours.keys() & theirs.keys()
-    agreed = sum(ours[number] == theirs[number] for number in shared)
-    least = min(len(ours), len(theirs))
-    if agreed == least:
-        return Finding(check, len(ours), len(theirs))
-    wrong = next((n for n in sorted(shared) if ours[n] != theirs[n]), None)
-    example = "" if wrong is None else f"; id {wrong} is {ours[wrong]!r} and {theirs[wrong]!r}"
-    remark = f"only {agreed} of {least} ids stand for the same token{example}"
-    refused = agreed < LEAST_SHARED * least
-    return Finding(check, len(ours), len(theirs), "refused" if refused else "note", remark)
-
-
-def refuse_other_words(target: str, drafter: str) -> None:
-    """Raises ValueError for a draft model to which ids mean other words than to its target."""
-    found = tokenizers([target, drafter])
-    if found.verdict == "refused":
-        raise ValueError(
-            f"{drafter} cannot draft for {target}: {found.remark}; choose a draft model with the "
-            "target's tokenizer"
-        )
+    found = compared(*tables)
+    if not found.remark:
+        return Finding(check, found.ours, found.theirs)
+    verdict = "refused" if found.differs else "note"
+    return Finding(check, found.ours, found.theirs, verdict, found.remark)
 
 
 def fitting(decodes: str, has_drafter: bool, bind: Callable[[Recipe], Any]) -> Iterator[Finding]:

@@ -139,8 +139,10 @@ class Text:
         cache = rest.get("past_key_values")
         cache = cache if cache is not None and _hf.is_given(cache) else None
         if cache is None and ids.numel():
-            self._check({"input_ids": ids, **media})
+            mask = None if model.config.is_encoder_decoder else inputs.get("attention_mask")
+            self._check({"input_ids": ids, **media, "attention_mask": mask})
         inputs, past = self._begun(self.prepared(inputs), cache, given.get("drafter_inputs"))
+        check_request(model, self.bound.backbone.family, unread(inputs, past))
         stop = Stop.from_config(config, given.get("stopping_criteria") or (), ids.shape[1])
         processors = given.get("logits_processor") or ()
         sampling = Sampling.from_processors(processors, bool(config.do_sample))

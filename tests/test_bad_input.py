@@ -438,3 +438,28 @@ def test_only_named_recipes_are_saved(tmp_path: Path) -> None:
     made = mmspec.accelerate(small(), "coupled", drafter=RandomDrafter())
     with pytest.raises(ValueError, match="RandomDrafter was made by hand"):
         made.save_pretrained(tmp_path)
+
+
+def hooked(request: dict[str, Any]) -> Any:
+    model = toys.model("llava")
+    return model.generate(
+        **request, max_new_tokens=2, do_sample=False, custom_generate=mmspec.accelerate(model)
+    )
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda r: {"attention_mask": 2 * r["attention_mask"]}, "attention_mask holds 2; give 1"),
+        (lambda r: {"attention_mask": r["attention_mask"] * 0.5}, r"attention_mask holds 0\.5"),
+        (lambda r: {"attention_mask": r["attention_mask"][:, 1:]}, "attention_mask has shape"),
+        (lambda r: {"pixel_values_videos": r["pixel_values"][None]}, "pixel_values_videos was gi"),
+        (lambda r: {"pixel_values": r["pixel_values"][0]}, r"cannot take this request.*check"),
+    ],
+)
+def test_the_hook_refuses_what_generate_refuses(
+    harm: Callable[[Request], Request], message: str
+) -> None:
+    request = toys.inputs("llava")
+    with pytest.raises(ValueError, match=message):
+        hooked({**request, **harm(request)})

@@ -20,6 +20,8 @@ from mmspec.modalities.diffusion.network import Network
 from mmspec.modality import Loop
 from mmspec.recipe import Recipe
 
+COUNTS = ("num_inference_steps", "batch_size", "num_images_per_prompt", "num_videos_per_prompt")
+
 
 class PipelineRunner(Protocol):
     """How a recipe runs a pipeline; `own` are the arguments it takes beside the pipeline's."""
@@ -70,7 +72,7 @@ class PipelineSession:
         order, and where an exact recipe meets a scheduler that draws no noise.
         """
         given, own = self._split(args, arguments)
-        _check_noise(given)
+        _check_call(given)
         output = self.runner.run(given, own, loop)
         if not isinstance(output, tuple):  # return_dict=False
             output.stats = loop.stats()
@@ -104,8 +106,11 @@ class PipelineSession:
         return {**defaults, **placed, **theirs}, own
 
 
-def _check_noise(given: Mapping[str, Any]) -> None:
-    """Refuse generators that are none, and a beginning that is no tensor of numbers."""
+def _check_call(given: Mapping[str, Any]) -> None:
+    """Refuse counts below 1, generators that are none, a beginning that is no tensor of numbers."""
+    for name in COUNTS:
+        if given.get(name) is not None:
+            check_number(name, given[name], 1, whole=True)
     generator, latents = given.get("generator"), given.get("latents")
     made = generator if isinstance(generator, list) else [generator]
     if generator is not None and not all(isinstance(one, torch.Generator) for one in made):

@@ -158,7 +158,7 @@ def token_request(model: Any, vocabulary: int, inputs: Mapping[str, Any]) -> dic
     mask = torch.ones_like(ids) if mask is None else mask
     if bool((mask[:, -1] == 0).any()):
         raise ValueError("the prompts are padded on the right; pad on the left")
-    return {"input_ids": ids, "attention_mask": mask}
+    return {"input_ids": ids, "attention_mask": mask.long()}
 
 
 def _translated(arguments: Mapping[str, Any]) -> dict[str, Any]:

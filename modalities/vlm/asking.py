@@ -12,9 +12,7 @@ from transformers import PreTrainedModel
 
 from mmspec import _hf
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.drafters.neural.small_model import VOCABULARY_PADDING
 from mmspec.modalities import asking, examining_tokens
-from mmspec.modalities.examining import refuse_other_words
 from mmspec.modalities.vlm import LanguageSettings, clips
 from mmspec.modalities.vlm.families import family, reader
 from mmspec.modalities.vlm.plug import LanguageSession, load, session
@@ -156,7 +154,7 @@ def _picture(source: str) -> Image.Image:
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
-    """A draft model or head for a model. Raises ValueError for one of another tokenizer."""
+    """A draft model or head for a model. Raises ValueError for what is neither."""
     if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
         return FEATURE_HEAD.load(source, model)
     small = load(source, **options)
@@ -165,7 +163,6 @@ def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
             f"{source} holds a {type(small).__name__}, no language model; give a smaller one with "
             "the target's tokenizer"
         )
-    check_words(model, small)
     return small
 
 
@@ -181,14 +178,3 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
 
 def _bind(model: Any, recipe: Recipe, drafter: Any) -> LanguageSession:
     return session(model, recipe, drafter, {})
-
-
-def check_words(model: Any, small: Any) -> None:
-    """Refuse a draft model to which ids mean other words. Raises ValueError.
-
-    Vocabularies that differ by more than padding are refused when the two are bound.
-    """
-    ours, theirs = (one.config.get_text_config() for one in (model, small))
-    folders = [str(one.config._name_or_path) for one in (model, small)]
-    if all(folders) and abs(ours.vocab_size - theirs.vocab_size) <= VOCABULARY_PADDING:
-        refuse_other_words(*folders)

@@ -20,6 +20,7 @@ from mmspec.laws.categorical import Categorical
 from mmspec.laws.sampling import Prefix
 from mmspec.models.loading import load_causal, model_type
 from mmspec.models.random_weights import random_model
+from mmspec.models.words import check_words
 from mmspec.recipe import DraftModelKind, Kit
 from mmspec.targets.backbone import FULL
 from mmspec.targets.context import Context
@@ -214,8 +215,9 @@ VOCABULARY_PADDING = (
 def check_pair(target: Reader, drafter: Reader, sees: str) -> None:
     """Refuse a draft model that cannot draft for this target.
 
-    Raises ValueError: vocabularies that differ by more than padding, a picture for a draft model
-    without an encoder, another image token, a prompt that is not of the tokens it knows.
+    Raises ValueError: vocabularies that differ by more than padding, other tokens behind the same
+    ids (as far as folders tell), a picture for a draft model without an encoder, another image
+    token, a prompt that is not of the tokens it knows.
     """
     ours, theirs = target.vocabulary, drafter.vocabulary
     if abs(ours - theirs) > VOCABULARY_PADDING:
@@ -223,6 +225,8 @@ def check_pair(target: Reader, drafter: Reader, sees: str) -> None:
             f"the draft model has a vocabulary of {theirs} tokens, the target one of {ours}: their "
             "token ids do not mean the same; choose a draft model with the target's tokenizer"
         )
+    if target.family.writes:
+        check_words(*(str(one.model.config._name_or_path) for one in (target, drafter)))
     if sees in ("nothing", "placeholders") and target.family.draws and not target.family.writes:
         raise ValueError(
             f"sees={sees!r} reads the prompt as tokens, but {type(target.model).__name__} draws "

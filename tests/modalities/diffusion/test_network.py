@@ -358,3 +358,12 @@ def test_pictures_are_counted() -> None:
 def test_a_call_for_no_picture_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name}=\[\] asks for no picture; give"):
         pictures({name: []})
+
+
+@pytest.mark.parametrize("recipe", ["asd", "speca"])
+@pytest.mark.parametrize("count", [{"batch_size": 0}, {"num_inference_steps": -3}])
+def test_counts_below_one_are_refused_by_name(recipe: str, count: dict[str, int]) -> None:
+    name, value = next(iter(count.items()))
+    fast = mmspec.accelerate(pipeline("ddpm"), recipe)
+    with pytest.raises(ValueError, match=rf"{name}={value} is no whole number of at least 1"):
+        fast(**{"num_inference_steps": 2, **count})
