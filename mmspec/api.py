@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from mmspec.errors import (
     library_message,
     unknown_message,
 )
-from mmspec.modality import Call, Modality, Session
+from mmspec.modality import Call, Modality, Session, View
 from mmspec.recipe import Recipe
 from mmspec.saving import restore, save
 from mmspec.stats import Ledger, Stats
@@ -243,8 +244,11 @@ class _Run:
             recipe.exact,
             call.parts.drafter.sees,
         )
+        seen = _SoFar(call.view) if call.view is not None and self.watches else None
         for kept in self.ledger.follow(decode(call.parts, call.request)):
             self.has_rounds = True
+            if seen is not None:
+                kept = seen.shown(kept)
             for watch in self.watches:
                 watch(kept)
             yield kept
@@ -257,6 +261,26 @@ class _Run:
 
     def report(self, stats: Stats) -> None:
         self.reported = stats
+
+
+class _SoFar:
+    """All tokens of a request, so that each of its rounds can be looked at, also later."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.rows: list[list[Any]] = []
+
+    def shown(self, kept: Round) -> Round:
+        """The round, with what there is up to it."""
+        self.rows = self.rows or [[] for _ in kept.tokens]
+        for row, new in zip(self.rows, kept.tokens, strict=True):
+            row.extend(new)
+        ends = [len(row) for row in self.rows]
+        return replace(kept, view=partial(self._at, ends))
+
+    @torch.no_grad()
+    def _at(self, ends: Sequence[int]) -> Any:
+        return self.view([row[:end] for row, end in zip(self.rows, ends, strict=True)])
 
 
 def _asked_itself(model: Any, call: str, args: Sequence[Any], arguments: Mapping[str, Any]) -> Any:

@@ -93,7 +93,7 @@ def setting(default: Any, about: str, **more: Any) -> Any:
     """A field of `Modality.settings`: its default, its help, and `min`, `max` or `choices`.
 
     `only` names the command that takes it ("generate" or "bench"; all if not said), and `writes`
-    says that it is a file, of one of the modality's endings, that is going to be written.
+    the endings of a file that is going to be written.
     """
     return field(default=default, metadata={"help": about, **more})
 
@@ -126,6 +126,9 @@ def settings_of(cls: type, given: Mapping[str, Any]) -> Any:
     return cls(**given)
 
 
+View = Callable[[Sequence[Sequence[Any]]], Any]  # of all tokens so far, per row
+
+
 @dataclass(frozen=True)
 class Call:
     """One request in terms of the loop; what a `Session` hands to it."""
@@ -133,6 +136,7 @@ class Call:
     parts: Parts
     request: RequestLike
     recipe: Recipe  # as it was bound for this call
+    view: View | None = None  # of what a person may look at before the end
 
 
 class Loop(Protocol):

@@ -94,8 +94,9 @@ def tokenizers(names: Sequence[str]) -> Finding:
     found = compared(*tables)
     if not found.remark:
         return Finding(check, found.ours, found.theirs)
-    verdict = "refused" if found.differs else "note"
-    return Finding(check, found.ours, found.theirs, verdict, found.remark)
+    if found.differs:
+        return Finding(check, found.ours, found.theirs, "refused", found.remark)
+    return Finding(check, found.ours, found.theirs, "note", found.remark)
 
 
 def fitting(decodes: str, has_drafter: bool, bind: Callable[[Recipe], Any]) -> Iterator[Finding]:

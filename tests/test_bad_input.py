@@ -457,7 +457,7 @@ def hooked(request: dict[str, Any]) -> Any:
         (lambda r: {"pixel_values": r["pixel_values"][0]}, r"cannot take this request.*check"),
     ],
 )
-def test_the_hook_refuses_what_generate_refuses(
+def test_the_hook_refuses_the_inputs_that_generate_refuses(
     harm: Callable[[Request], Request], message: str
 ) -> None:
     request = toys.inputs("llava")

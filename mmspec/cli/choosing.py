@@ -50,7 +50,7 @@ def choose(choice: Choice) -> Chosen:
     for one in settings_for(owner, choice.command):
         value = choice.settings.get(one.name)
         if one.metadata.get("writes") and value is not None:
-            check_file(dashed(one.name), Path(value), owner)
+            check_writable(dashed(one.name), Path(value), one.metadata["writes"])
     chosen = Chosen(model, owner, settings, _recipes(choice, owner, model), {}, choice.options())
     return _with_drafters(choice, chosen)
 

@@ -69,6 +69,13 @@ def encoder(vq: Any, book: Codebook) -> Callable[[Tensor], Tensor]:
     return encode
 
 
+def partial_pictures(pixels: Tensor, known: Tensor) -> list[Image.Image]:
+    """Pixels (B, 3, h, w) as pictures, grey in the cells (B, H, W) that are not known yet."""
+    down, across = (pixels.shape[axis] // known.shape[axis - 1] for axis in (2, 3))
+    shown = known.repeat_interleave(down, 1).repeat_interleave(across, 2)
+    return pictures(pixels * shown[:, None])
+
+
 @torch.no_grad()
 def pictures(pixels: Tensor) -> list[Image.Image]:  # (B, 3, h, w) in [-1, 1]
     """Pixels as pictures."""

@@ -37,7 +37,13 @@ class ImageSettings:
         None,
         "A file for a map of the round each patch came in.",
         only="generate",
-        writes=True,
+        writes=PICTURE_FILES,
+    )
+    animation: str | None = setting(
+        None,
+        "A file for the picture as it comes, a frame per round.",
+        only="generate",
+        writes=(".gif", ".webp"),
     )
     pictures: int = setting(
         128, "How many the judge looks at; 0 = those that are timed.", min=0, only="bench"

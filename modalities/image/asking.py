@@ -10,6 +10,7 @@ from typing import Any
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.modalities import asking, examining, examining_tokens
 from mmspec.modalities.image import ImageSettings, drawing
+from mmspec.modalities.image.animation import frames, save
 from mmspec.modalities.image.families import image_family, maker, reader
 from mmspec.modalities.image.plug import DrawingSession, load, session
 from mmspec.modalities.image.steps_map import steps_map
@@ -63,18 +64,23 @@ class ImageAsker:
             "codes": output.ids.tolist(),
             "rounds": output.rounds.tolist(),
             "steps_map": self.settings.steps_map,
+            "animation": self.settings.animation,
             "settings": self.sampling,
         }
 
     def render(self, output: Any, path: Path) -> tuple[Path, ...]:
-        """A sheet of the pictures, and one of their maps where it was asked for."""
-        columns = self.sheet[1]
+        """A sheet of the pictures; one of their maps, and one that moves, where they are wanted."""
+        columns, drawn, written = self.sheet[1], output.rounds.tolist(), [path]
         tiled(output.images, columns).save(path)
-        if self.settings.steps_map is None:
-            return (path,)
-        drawn, place = output.rounds.tolist(), Path(self.settings.steps_map)
-        tiled([steps_map(rounds) for rounds in drawn], columns).save(place)
-        return (path, place)
+        if self.settings.steps_map is not None:
+            written.append(Path(self.settings.steps_map))
+            tiled([steps_map(rounds) for rounds in drawn], columns).save(written[-1])
+        if self.settings.animation is not None:
+            written.append(Path(self.settings.animation))
+            last = int(output.rounds.max())
+            each = [frames(*one, last) for one in zip(output.images, drawn, strict=True)]
+            save(written[-1], [tiled(shown, columns) for shown in zip(*each, strict=True)])
+        return tuple(written)
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:

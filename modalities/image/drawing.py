@@ -17,7 +17,7 @@ from torch import Tensor
 from mmspec._hf import inferred_mask
 from mmspec.codes.grid import Grid
 from mmspec.codes.grid_mask import GridMask
-from mmspec.codes.image_family import ImageFamily, pictures
+from mmspec.codes.image_family import ImageFamily, partial_pictures, pictures
 from mmspec.errors import about, check_number, described, is_whole, unknown_message
 from mmspec.laws.noise import fresh_seed
 from mmspec.laws.sampling import Sampling
@@ -66,6 +66,21 @@ class Drawing:
         ids = self.placed(sequences)
         drawn = pictures(self.image_family.decode(codes[ids]))
         return Images(drawn, ids, sequences, self.placed(turns), stats)
+
+    def partial(self, tokens: Sequence[Sequence[int]]) -> list[Image.Image]:
+        """The pictures of so many tokens; where none is yet, the last code goes on, unseen."""
+        book, cell = self.image_family.codebook, cells(self.grid, torch.device("cpu"))
+        known = torch.stack([cell < len(row) for row in tokens])
+        ids = [self._continued(row) for row in tokens]
+        pixels = self.image_family.decode(book.codes[torch.stack(ids).to(book.codes.device)])
+        return partial_pictures(pixels, known.to(pixels.device))
+
+    def _continued(self, tokens: Sequence[int]) -> Tensor:  # (H, W)
+        cell = cells(self.grid, torch.device("cpu"))
+        there = cell[cell < len(tokens)]
+        row = torch.tensor([*tokens, *[0] * (self.grid.length - len(tokens))])
+        last = row[there[-1]] if len(there) else self.image_family.codebook.ids[0].cpu()
+        return torch.where(cell < len(tokens), row[cell], last)
 
     def placed(self, sequences: Tensor) -> Tensor:  # (B, L) -> (B, H, W)
         """What of a picture's tokens stands in cells."""

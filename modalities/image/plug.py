@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ class DrawingSession(tokens.TokenSession):
         made = self.drawing(**arguments)
         how = (made.sampling, made.stop, made.seed, made.row_ids)
         call = self.bound.call(made.inputs, *how, shared={"grid": made.grid})
+        call = replace(call, view=made.partial)
         ids = tokens.prompt_ids(
             made.inputs, len(call.request.noise.rows), self.bound.backbone.device
         )

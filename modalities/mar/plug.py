@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec.codes.image_family import pictures
+from mmspec.codes.image_family import partial_pictures, pictures
 from mmspec.decode import Parts
 from mmspec.draft import Drafter, Gate, Target, Verifier
 from mmspec.draft_models import BoundDraftModel, draft_model
@@ -97,7 +99,8 @@ class PatchSession:
         seed = fresh_seed() if own["seed"] is None else own["seed"]
         noise = KeyedNoise.seeded(seed, len(classes), self.model.device, own["row_ids"])
         request = PatchRequest(plan, len(classes), noise)
-        latents = self.model.picture(self._drawn(bound.call(request), request, loop))
+        call = replace(bound.call(request), view=partial(self._partial, request, own["vae"]))
+        latents = self.model.picture(self._drawn(call, request, loop))
         images = decoded(own["vae"], latents, self.model.config.latent_scale)
         return LatentImages(latents, images, loop.stats())
 
@@ -123,12 +126,30 @@ class PatchSession:
         for kept in loop(call):
             for row, new in zip(tokens, kept.tokens, strict=True):
                 row.extend(new)
+        return self._placed(tokens, request)
+
+    def _placed(self, tokens: Sequence[Sequence[Tensor]], request: PatchRequest) -> Tensor:
+        """The latents (B, L, C), zeros where nothing is drawn yet."""
         cells = self.model.config.cells
         turns, spans = order(request.noise, cells), request.plan.spans(cells)
         latents = turns.new_zeros(*turns.shape, self.model.config.token_size).float()
         for picture, turn, shown in zip(latents, turns, tokens, strict=True):
             place(picture, turn, spans, shown)
         return latents
+
+    def _partial(
+        self, request: PatchRequest, vae: Any, tokens: Sequence[Sequence[Tensor]]
+    ) -> list[Image.Image]:
+        """The pictures of so many steps. Raises ValueError without a VAE."""
+        if vae is None:
+            raise ValueError("there are latents only; give vae= to see the picture so far")
+        config = self.model.config
+        latents = self.model.picture(self._placed(tokens, request))
+        pixels = pixels_of(vae, latents / config.latent_scale)
+        ends = [0, *(end for _, end in request.plan.spans(config.cells))]
+        shown = torch.tensor([ends[len(row)] for row in tokens], device=latents.device)
+        known = order(request.noise, config.cells).argsort(-1) < shown[:, None]
+        return partial_pictures(pixels, known.unflatten(1, (config.side, config.side)))
 
 
 @dataclass(frozen=True)
@@ -187,17 +208,21 @@ def settings_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decoded(vae: Any, latents: Tensor, scale: float) -> list[Image.Image] | None:
-    """Pixels of latents that were scaled for the model; None without a VAE."""
-    if vae is None:
-        return None
+    """Pictures of latents that were scaled for the model; None without a VAE."""
+    return None if vae is None else pictures(pixels_of(vae, latents / scale))
+
+
+def pixels_of(vae: Any, latents: Tensor) -> Tensor:  # (B, 3, h, w) in [-1, 1]
+    """What a VAE makes of latents. Raises ValueError for what is none."""
     try:
         decode = vae.decode
     except AttributeError:
         raise ValueError(
             f"vae={described(vae)} cannot decode; give an autoencoder of diffusers"
         ) from None
-    output = decode(latents / scale)
-    return pictures(output if isinstance(output, Tensor) else output[0])
+    output = decode(latents)
+    pixels: Tensor = output if isinstance(output, Tensor) else output[0]
+    return pixels
 
 
 def load(source: str | Path, **options: Any) -> Any:

@@ -9,6 +9,7 @@ from PIL import Image
 
 from mmspec import zoo
 from mmspec.cli import main
+from mmspec.modalities.image.animation import GREY, frames
 from mmspec.modalities.image.steps_map import CELL, RAMP, colour, steps_map
 from tests import toys
 from tests.cli.running import fail, run
@@ -149,6 +150,10 @@ def test_knobs_are_turned(
         (("generate", "--prompt", "a", "--recipe", "coupled", "--recipe", "block"), "give it once"),
         (("generate", "--prompt", "a", "--model", "JANUS", "--out", "x.mp3"), "choose one of .png"),
         (("generate", "--prompt", "a", "--model", "JANUS", "--out", "tests"), "is a folder"),
+        (
+            ("generate", "--prompt", "a", "--model", "JANUS", "--animation", "x.png"),
+            "--animation x.png: files of type .png cannot be written; choose one of .gif, .webp",
+        ),
         (("bench", "sweep", "--model", "JANUS", "--plot", "x.txt"), "choose one of .svg"),
         (("bench", "sweep", "--model", "JANUS", "--recipe", "sjd"), "sjd: no knob is known"),
         (
@@ -172,6 +177,28 @@ def test_the_map_goes_from_dark_to_light() -> None:
     assert (colour(0, 9), colour(9, 9), colour(0, 0)) == (RAMP[0], RAMP[-1], RAMP[0])
     assert len({colour(turn, 80) for turn in range(81)}) == 81
     assert steps_map([[0, 1, 2]]).width > 3 * CELL
+
+
+def test_an_animation_shows_each_cell_from_its_round_on() -> None:
+    picture = Image.new("RGB", (6, 4), (255, 0, 0))
+    shown = frames(picture, [[0, 2, 2], [1, 0, 2]], 2)
+    assert [one.getpixel((0, 0)) for one in shown] == [(255, 0, 0)] * 3
+    assert [one.getpixel((1, 3)) for one in shown] == [GREY, (255, 0, 0), (255, 0, 0)]
+    assert [one.getpixel((5, 0)) for one in shown] == [GREY, GREY, (255, 0, 0)]
+    assert shown[-1].tobytes() == picture.tobytes()
+
+
+def test_a_sheet_moves(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
+) -> None:
+    out, moving = tmp_path / "sheet.png", tmp_path / "moving.gif"
+    asked = ("generate", "--model", folders["janus"], "--prompt", "a red circle", "--no-compare")
+    found = run(capsys, *asked, "--out", str(out), "--animation", str(moving), "--grid", "1x2")
+    assert found["files"] == [str(out), str(moving)]
+    last = max(turn for one in found["rounds"] for row in one for turn in row)
+    with Image.open(moving) as shown:
+        assert 1 < shown.n_frames <= last + 1  # GIF joins frames that are the same
+        assert shown.size == Image.open(out).size
 
 
 @needs_zoo
