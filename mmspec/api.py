@@ -113,7 +113,8 @@ class Accelerated:
       row does not depend on what it is batched with.
     - `on_round`: called with every `Round` of verified tokens.
 
-    `stream` yields those rounds instead. `last_stats` are the statistics of the last run.
+    `stream` yields those rounds instead; where tokens are drawn, `partial()` of a round are the
+    pictures so far, one per row. `last_stats` are the statistics of the last run.
     """
 
     def __init__(self, session: Session, modality: Modality, given: Mapping[str, Any]) -> None:
@@ -264,7 +265,12 @@ class _Run:
 
 
 class _SoFar:
-    """All tokens of a request, so that each of its rounds can be looked at, also later."""
+    """All tokens of a request, so that each of its rounds can be looked at, also later.
+
+    `partial()` of a round costs one pass of the picture decoder. Cells that are still open are
+    grey; the others are decoded without them, so their edges may change. After the last round
+    these are the pictures that the call returns.
+    """
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -276,7 +282,7 @@ class _SoFar:
         for row, new in zip(self.rows, kept.tokens, strict=True):
             row.extend(new)
         ends = [len(row) for row in self.rows]
-        return replace(kept, view=partial(self._at, ends))
+        return replace(kept, partial=partial(self._at, ends))
 
     @torch.no_grad()
     def _at(self, ends: Sequence[int]) -> Any:

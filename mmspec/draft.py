@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from mmspec.declared import declared
+from mmspec.errors import nothing_drawn
 from mmspec.laws.categorical import Categorical
 from mmspec.trees import Tree, children_of, reach_of
 
@@ -200,21 +201,7 @@ class Round:
     seconds: Mapping[str, float] = field(default_factory=dict)  # prefill, draft, verify, host
     fallback: str | None = None  # why the drafter was retired in this round
     excess: tuple[float, ...] | None = None  # over-accepted mass per row; None = not measured
-    view: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
-
-    def partial(self) -> Any:
-        """What the model has drawn up to this round, for a person: one picture per row.
-
-        Cells that are still open are grey; the others are decoded without them, so their edges may
-        change. After the last round these are the pictures that the call returns. Costs one pass of
-        the picture decoder, whenever it is asked for. Raises ValueError where nothing is drawn.
-        """
-        if self.view is None:
-            raise ValueError(
-                "there is no picture so far: this round is not of generate_images(), or nobody "
-                "watched it; take the rounds of stream(), or of on_round="
-            )
-        return self.view()
+    partial: Callable[[], Any] = field(default=nothing_drawn, repr=False, compare=False)  # picture
 
     @property
     def skips(self) -> bool:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 Part = TypeVar("Part")
 
@@ -128,6 +128,14 @@ def about(name: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+
+
+def nothing_drawn() -> NoReturn:
+    """The picture of a round that has none. Raises ValueError."""
+    raise ValueError(
+        "there is no picture so far: this round is not of generate_images(), or nobody watched it; "
+        "take the rounds of stream(), or of on_round="
+    )
 
 
 def library_message(error: Exception, asked: str, given: Mapping[str, Any]) -> str:

@@ -99,8 +99,8 @@ class PatchSession:
         seed = fresh_seed() if own["seed"] is None else own["seed"]
         noise = KeyedNoise.seeded(seed, len(classes), self.model.device, own["row_ids"])
         request = PatchRequest(plan, len(classes), noise)
-        call = replace(bound.call(request), view=partial(self._partial, request, own["vae"]))
-        latents = self.model.picture(self._drawn(call, request, loop))
+        made = replace(bound.call(request), view=partial(self._partial, request, own["vae"]))
+        latents = self.model.picture(self._drawn(made, request, loop))
         images = decoded(own["vae"], latents, self.model.config.latent_scale)
         return LatentImages(latents, images, loop.stats())
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from PIL.GifImagePlugin import GifImageFile
 
 from mmspec import zoo
 from mmspec.cli import main
@@ -196,7 +197,7 @@ def test_a_sheet_moves(
     found = run(capsys, *asked, "--out", str(out), "--animation", str(moving), "--grid", "1x2")
     assert found["files"] == [str(out), str(moving)]
     last = max(turn for one in found["rounds"] for row in one for turn in row)
-    with Image.open(moving) as shown:
+    with GifImageFile(moving) as shown:
         assert 1 < shown.n_frames <= last + 1  # GIF joins frames that are the same
         assert shown.size == Image.open(out).size
 
