@@ -23,7 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.laws.noise import KeyedNoise
 from mmspec.models.mar_head import PREDICTIONS, DiffusionHead, SampledHead
-from mmspec.targets.patches import PatchSettings, cell_keys, order
+from mmspec.targets.patches import CellQuery, PatchSettings, cell_keys, order
 from mmspec.targets.paths import PathLaw
 
 
@@ -134,30 +134,22 @@ class MarForImageGeneration(MarPreTrainedModel):
         conditions: Tensor = self.decoder_norm(x)[:, buffer:] + self.head_positions
         return conditions
 
-    def law(
-        self,
-        sampled: SampledHead,
-        latents: Tensor,
-        shown: Tensor,
-        cells: Tensor,
-        real: Tensor,
-        classes: Tensor,
-        reach: Tensor,
-    ) -> PathLaw:
-        """The law of the paths of `cells` (R, K), given what is shown; batch (R, K).
+    def law(self, sampled: SampledHead, asked: CellQuery, classes: Tensor) -> PathLaw:
+        """The law of the paths of the cells asked for, in pictures of `classes` (R,); batch (R, K).
 
         With guidance every row is read twice, with its class and without.
         """
-        plan, count = sampled.plan, len(latents)
+        plan, count = sampled.plan, len(asked.latents)
         branches = 1 if plan.guidance == 1 else 2
         told = classes
         if branches == 2:
             told = torch.cat((classes, torch.full_like(classes, self.config.num_classes)))
-        seen = self(latents.repeat(branches, 1, 1).to(self.dtype), shown.repeat(branches, 1), told)
-        index = cells.repeat(branches, 1)[..., None].expand(-1, -1, seen.shape[-1])
+        latents = asked.latents.repeat(branches, 1, 1).to(self.dtype)
+        seen = self(latents, asked.shown.repeat(branches, 1), told)
+        index = asked.cells.repeat(branches, 1)[..., None].expand(-1, -1, seen.shape[-1])
         condition = seen.gather(1, index).unflatten(0, (branches, count)).movedim(0, 2)
-        scale = plan.scales(reach, self.config.cells)[:, None].expand_as(cells)
-        return PathLaw(sampled, condition, scale, real)
+        scale = plan.scales(asked.reach, self.config.cells)[:, None].expand_as(asked.cells)
+        return PathLaw(sampled, condition, scale, asked.real)
 
     def sampled(self, plan: PatchSettings) -> SampledHead:
         """The head with the sampler of a plan."""
@@ -181,11 +173,12 @@ class MarForImageGeneration(MarPreTrainedModel):
         turns, sampled = order(noise, cells), self.sampled(plan)
         latents = torch.zeros(batch, cells, self.config.token_size, device=self.device)
         shown = torch.zeros(batch, cells, dtype=torch.bool, device=self.device)
+        rows = torch.arange(batch, device=self.device)
         for begin, end in plan.spans(cells):
             now = turns[:, begin:end]
             reach = torch.full((batch,), end, device=self.device)
             real = torch.ones_like(now, dtype=torch.bool)
-            law = self.law(sampled, latents, shown, now, real, classes, reach)
+            law = self.law(sampled, CellQuery(latents, shown, now, real, rows, reach), classes)
             tokens = law.sample(cell_keys(noise, now))[:, :, -1]
             latents = latents.scatter(1, now[..., None].expand_as(tokens), tokens)
             shown = shown.scatter(1, now, True)

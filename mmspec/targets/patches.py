@@ -71,6 +71,18 @@ class PatchSettings:
         return 1 + (self.guidance - 1) * reach.clamp_max(cells - 1).float() / cells
 
 
+@dataclass(frozen=True)
+class CellQuery:
+    """R rows ask for the laws of K cells each."""
+
+    latents: Tensor  # (R, L, C)
+    shown: Tensor  # (R, L) bool: which of them may be read
+    cells: Tensor  # (R, K)
+    real: Tensor  # (R, K) bool
+    image: Tensor  # (R,) which picture each row is about
+    reach: Tensor  # (R,) cells that are shown afterwards; guidance may depend on it
+
+
 class PatchReader(Protocol):
     """An image model with its conditions, as the loop sees it."""
 
@@ -78,15 +90,7 @@ class PatchReader(Protocol):
     def cells(self) -> int: ...  # L
     @property
     def head(self) -> Head: ...
-    def law(
-        self,
-        latents: Tensor,  # (R, L, C)
-        shown: Tensor,  # (R, L) bool: which of them may be read
-        cells: Tensor,  # (R, K)
-        real: Tensor,  # (R, K) bool
-        image: Tensor,  # (R,) which picture each row is about
-        reach: Tensor,  # (R,) cells that are shown afterwards; guidance may depend on it
-    ) -> PathLaw: ...  # batch (R, K)
+    def law(self, asked: CellQuery) -> PathLaw: ...  # batch (R, K)
 
 
 @dataclass(frozen=True)
@@ -189,14 +193,9 @@ class PatchTarget:
         block = context.block(draft.nodes + 1)
         live = _root_and(draft, context) & block.real.any(-1)
         row, node = live.nonzero(as_tuple=True)
-        law = self.reader.law(
-            filled(context, draft)[row],
-            context.shown(block.begin)[row, node],
-            block.cells[row, node],
-            block.real[row, node],
-            row,
-            block.end[row, node],
-        )
+        latents, shown = filled(context, draft)[row], context.shown(block.begin)[row, node]
+        cells, real, reach = (table[row, node] for table in (block.cells, block.real, block.end))
+        law = self.reader.law(CellQuery(latents, shown, cells, real, row, reach))
         return Scores(law.among(live), places(block))
 
     def keep(self, context: Patches, draft: Draft, kept: Round) -> Patches:
@@ -224,9 +223,8 @@ class BlindTarget:
         reach = torch.where(live, block.end, 0).amax(-1)
         now = context.shown(block.begin)[:, 0]
         image = torch.arange(context.batch, device=context.device)
-        law = self.reader.law(
-            context.latents, now, block.cells.flatten(1), real, image, reach
-        ).reshape(*block.cells.shape)
+        asked = CellQuery(context.latents, now, block.cells.flatten(1), real, image, reach)
+        law = self.reader.law(asked).reshape(*block.cells.shape)
         if draft.nodes:  # nothing is said about the step behind
             law = law[:, [*range(count), 0]]
             last = torch.arange(count + 1, device=context.device)[:, None] == count

@@ -15,7 +15,7 @@ from mmspec.errors import is_whole
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.models.mar_head import SampledHead
 from mmspec.models.reading import read
-from mmspec.targets.patches import PatchSettings
+from mmspec.targets.patches import CellQuery, PatchSettings
 from mmspec.targets.paths import PathLaw
 
 
@@ -35,17 +35,8 @@ class MarReader:
     def cells(self) -> int:
         return self.model.config.cells
 
-    def law(
-        self,
-        latents: Tensor,
-        shown: Tensor,
-        cells: Tensor,
-        real: Tensor,
-        image: Tensor,
-        reach: Tensor,
-    ) -> PathLaw:
-        told = self.classes[image]
-        return self.model.law(self.head, latents, shown, cells, real, told, reach)
+    def law(self, asked: CellQuery) -> PathLaw:
+        return self.model.law(self.head, asked, self.classes[asked.image])
 
 
 def labels(model: MarForImageGeneration, given: Any) -> Tensor:  # (B,)

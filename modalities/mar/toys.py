@@ -20,7 +20,7 @@ from mmspec.drafters.plain import Silent
 from mmspec.laws.kernels import GaussianKernel
 from mmspec.laws.noise import KeyedNoise
 from mmspec.targets.denoising import Prediction
-from mmspec.targets.patches import PatchRequest, PatchSettings, PatchTarget, order, place
+from mmspec.targets.patches import CellQuery, PatchRequest, PatchSettings, PatchTarget, order, place
 from mmspec.targets.paths import PathLaw
 from mmspec.targets.stop import Stop
 from mmspec.verifiers.path_ratio import PathRatio
@@ -82,17 +82,11 @@ class LinearReader:
     weight: float = 0.5
     cells: int = 4
 
-    def law(
-        self,
-        latents: Tensor,
-        shown: Tensor,
-        cells: Tensor,
-        real: Tensor,
-        image: Tensor,
-        reach: Tensor,
-    ) -> PathLaw:
-        condition = self.condition(latents[..., 0], shown)[:, None].expand_as(cells)
-        return PathLaw(self.head, condition[..., None, None], torch.ones_like(condition), real)
+    def law(self, asked: CellQuery) -> PathLaw:
+        condition = self.condition(asked.latents[..., 0], asked.shown)[:, None]
+        condition = condition.expand_as(asked.cells)
+        ones = torch.ones_like(condition)
+        return PathLaw(self.head, condition[..., None, None], ones, asked.real)
 
     def condition(self, latents: Tensor, shown: Tensor) -> Tensor:  # (R, L) x2 -> (R,)
         return self.bias + self.weight * (latents * shown).sum(-1)

@@ -19,7 +19,7 @@ from mmspec.models.mar import MarConfig, MarForImageGeneration
 from mmspec.models.random_weights import random_model
 from mmspec.models.reading import read
 from mmspec.recipe import DraftModelKind, Kit
-from mmspec.targets.patches import Patches, PatchReader, cell_keys
+from mmspec.targets.patches import CellQuery, Patches, PatchReader, cell_keys
 from mmspec.targets.paths import PathLaw
 from mmspec.trees import Tree
 
@@ -97,8 +97,8 @@ class Aligned(Drafter):
             row = mask[:, index].nonzero().squeeze(1)
             cells, real = block.cells[row, index], block.real[row, index]
             shown = context.shown(block.begin[:, index : index + 1])[row, 0]
-            law = self.reader.law(latents[row], shown, cells, real, row, block.end[row, index])
-            law = law.among(mask[:, index])
+            asked = CellQuery(latents[row], shown, cells, real, row, block.end[row, index])
+            law = self.reader.law(asked).among(mask[:, index])
             driving.append(law.noise(type(noise)(noise.key[:, index])))
             path, _ = law.walk(driving[-1])
             at = real.nonzero(as_tuple=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmspec.modalities.mar.zoo.training import DRAWS, MaskedLesson, hidden, layers
 from mmspec.models.mar import MarForImageGeneration
-from mmspec.targets.patches import PatchSettings
+from mmspec.targets.patches import CellQuery, PatchSettings
 from mmspec.targets.paths import PathLaw
 from mmspec.training.fitting import divided, fit
 from mmspec.training.reporting import Report, silent
@@ -41,8 +41,9 @@ def law(
     """The paths of all hidden tokens, each as if it came next."""
     reach = lesson.shown.sum(-1) + 1
     real = torch.ones_like(lesson.places, dtype=torch.bool)
-    given = (lesson.tokens, lesson.shown, lesson.places, real, lesson.classes, reach)
-    return model.law(model.sampled(plan), *given).reshape(real.numel())
+    rows = torch.arange(len(real))
+    asked = CellQuery(lesson.tokens, lesson.shown, lesson.places, real, rows, reach)
+    return model.law(model.sampled(plan), asked, lesson.classes).reshape(real.numel())
 
 
 def apart(p: PathLaw, q: PathLaw, clean: Tensor) -> Tensor:  # (R, C) -> ()
