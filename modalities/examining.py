@@ -5,7 +5,7 @@ Models are built without memory ("meta"), from their configurations; no code of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from mmspec.models.folder import tensors
 from mmspec.models.words import compared
 from mmspec.recipe import Recipe
 
+Bind = Callable[[Any, Recipe, Any, Mapping[str, Any]], Any]  # `session` of a plug
 TAIL = 5  # last parts of a weight's name, which stay when prefixes are renamed
 
 
@@ -99,15 +100,15 @@ def tokenizers(names: Sequence[str]) -> Finding:
     return Finding(check, found.ours, found.theirs, "note", found.remark)
 
 
-def fitting(decodes: str, has_drafter: bool, bind: Callable[[Recipe], Any]) -> Iterator[Finding]:
+def fitting(decodes: str, session: Bind, model: Any, small: Any) -> Iterator[Finding]:
     """Recipes that can be bound to a model, or to a pair; those of the other sort are left out."""
-    fit, lacking = list[str](), list[str]()
+    fit, lacking, has_drafter = list[str](), list[str](), small is not None
     for name in recipes.names(decodes):
         recipe = recipes.get(name)
         if recipe.takes_drafter != has_drafter:
             continue
         try:
-            bind(recipe)
+            session(model, recipe, small, {})
         except ValueError:
             lacking.append(name)
         else:

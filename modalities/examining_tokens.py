@@ -14,15 +14,12 @@ from transformers.models.auto.modeling_auto import (
 from mmspec.drafters.neural.small_model import check_pair
 from mmspec.errors import reading
 from mmspec.modalities import examining
-from mmspec.modalities.examining import both
+from mmspec.modalities.examining import Bind, both
 from mmspec.modality import Finding, Outcome
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.models.loading import model_type
-from mmspec.recipe import Recipe
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.reader import Reader
-
-Bind = Callable[[Any, Recipe, Any], Any]  # target, recipe, drafter
 
 
 def skeleton(name: str) -> Any:
@@ -42,7 +39,7 @@ def skeleton(name: str) -> Any:
 def examine(
     target: str,
     drafter: str | None,
-    bind: Bind,
+    session: Bind,
     reader: Callable[[Any], Reader],
     build: Callable[[str], Any] = skeleton,
 ) -> list[Finding]:
@@ -72,10 +69,7 @@ def examine(
         remark = "a model that draws is bound with its codebook, which needs weights; not looked at"
         return [*found, Finding("recipes", None, None, "note", remark)]
     small = models[1] if drafter is not None else None
-    fit = examining.fitting(
-        "tokens", small is not None, lambda recipe: bind(models[0], recipe, small)
-    )
-    return [*found, *fit]
+    return [*found, *examining.fitting("tokens", session, models[0], small)]
 
 
 def _head(reader: Reader, head: FeatureHead) -> Iterator[Finding]:

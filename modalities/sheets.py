@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 from textwrap import wrap
+from typing import Any
 
 from PIL import Image, ImageDraw
+
+from mmspec.modalities.asking import checked
 
 SIDE, MARGIN, LINE = 144, 8, 13  # pixels
 LETTERS = 24  # of a line above a panel
@@ -33,6 +38,30 @@ def rows_and_columns(grid: str | None) -> tuple[int, int]:
             f"{grid}"
         )
     return rows, columns
+
+
+class SheetAsker:
+    """Asks for pictures: a sheet of each prompt, shown as one file."""
+
+    sheet: tuple[int, int]  # rows and columns
+    sampling: dict[str, Any]  # arguments of every call
+
+    def sheets_of(self, prompts: Sequence[str]) -> list[str]:
+        """Every prompt as often as a sheet has room. Raises ValueError for an empty one."""
+        return [one for one in checked(prompts) for _ in range(prod(self.sheet))]
+
+    def text(self, output: Any) -> None:
+        """None: a picture says nothing."""
+        return None
+
+    def data(self, output: Any) -> dict[str, Any]:
+        """How the pictures were sampled."""
+        return {"settings": self.sampling}
+
+    def render(self, output: Any, path: Path) -> tuple[Path, ...]:
+        """A sheet of the pictures."""
+        tiled(output.images, self.sheet[1]).save(path)
+        return (path,)
 
 
 @dataclass(frozen=True)

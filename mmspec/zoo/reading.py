@@ -7,7 +7,7 @@ the reading of a picture is a judge that no model can flatter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -18,8 +18,10 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from mmspec.training.fitting import chunks
 from mmspec.zoo.drawing import PAPER, RGB
 from mmspec.zoo.facts import Mention, score_mentions
+from mmspec.zoo.prompts import Prompt
 from mmspec.zoo.scene import BOARD, COLOURS, DIGITS, SHAPES, SIZES, Scene, Thing
 
 _CELL = 16  # pixels a side of a cell, after resizing
@@ -83,6 +85,16 @@ def score_pictures(
     """Facts right and facts asked over pictures of some scenes."""
     scored = [score_picture(s, shown) for s, shown in zip(scenes, read_all(images), strict=True)]
     return sum(right for right, _ in scored), sum(asked for _, asked in scored)
+
+
+def facts_drawn(
+    asked: Sequence[Prompt], draw: Callable[[list[str], int], np.ndarray], batch: int = 32
+) -> tuple[int, int]:
+    """Facts right and facts asked over prompts; `draw` makes pictures of texts, by a seed."""
+    drawn: list[np.ndarray] = []
+    for part in chunks(asked, batch):
+        drawn += list(draw([prompt.text for prompt in part], len(drawn)))
+    return score_pictures([prompt.scene for prompt in asked], drawn)
 
 
 def _placed(drawn: Thing, colour: int, cell: int) -> Thing:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from mmspec import zoo
 from mmspec.drafters.denoising.small_denoiser import DRAFT_PIPELINE
-from mmspec.modalities import asking
+from mmspec.modalities import asking, sheets
 from mmspec.modalities.diffusion import DiffusionSettings, examining
 from mmspec.modalities.diffusion.network import Network
-from mmspec.modalities.diffusion.plug import PipelineSession, session
-from mmspec.modalities.sheets import rows_and_columns, tiled
-from mmspec.modality import Finding
-from mmspec.recipe import Recipe
 
 AS_TYPED = {"use_resolution_binning": False, "clean_caption": False}  # where a pipeline has them
 
 
-class DiffusionAsker:
+class DiffusionAsker(sheets.SheetAsker):
     """Asks one pipeline: in words, by class, or for anything where it takes neither."""
 
     def __init__(
@@ -29,10 +24,8 @@ class DiffusionAsker:
     ) -> None:
         self.source = source
         self.known = inspect.signature(model.__call__).parameters
-        self.sheet = rows_and_columns(settings.grid)
-        self.sampling: dict[str, Any] = {
-            name: value for name, value in AS_TYPED.items() if name in self.known
-        }
+        self.sheet = sheets.rows_and_columns(settings.grid)
+        self.sampling = {name: value for name, value in AS_TYPED.items() if name in self.known}
         said = {
             "num_inference_steps": settings.steps,
             "guidance_scale": settings.guidance,
@@ -47,26 +40,13 @@ class DiffusionAsker:
 
     def request(self, prompts: Sequence[str]) -> dict[str, Any]:
         """Pictures of the prompts, a sheet of each."""
-        asked = [one for one in asking.checked(prompts) for _ in range(prod(self.sheet))]
+        asked = self.sheets_of(prompts)
         if "prompt" in self.known:
             return {"prompt": asked, **self.sampling}
         if "class_labels" in self.known:
             classes = [asking.class_number(one) for one in asked]
             return {"class_labels": classes, **self.sampling}
         return {"batch_size": len(asked), **self.sampling}
-
-    def text(self, output: Any) -> None:
-        """None: a picture says nothing."""
-        return None
-
-    def data(self, output: Any) -> dict[str, Any]:
-        """How the pictures were sampled."""
-        return {"settings": self.sampling}
-
-    def render(self, output: Any, path: Path) -> tuple[Path, ...]:
-        """A sheet of the pictures."""
-        tiled(output.images, self.sheet[1]).save(path)
-        return (path,)
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
@@ -76,15 +56,5 @@ def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     return DRAFT_PIPELINE.load(place, Network(model))
 
 
-def asker(source: str, model: Any, settings: DiffusionSettings, **options: Any) -> DiffusionAsker:
-    """Asks a pipeline for what is typed."""
-    return DiffusionAsker(source, model, settings, **options)
-
-
-def examine(target: str, drafter: str | None) -> list[Finding]:
-    """What can be said of a pipeline, or of a pair, without reading weights."""
-    return examining.examine(target, drafter, _bind)
-
-
-def _bind(model: Any, recipe: Recipe, drafter: Any) -> PipelineSession:
-    return session(model, recipe, drafter, {})
+asker = DiffusionAsker
+examine = examining.examine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,15 @@ import diffusers
 from mmspec.drafters.denoising.small_denoiser import between
 from mmspec.modalities import examining
 from mmspec.modalities.diffusion.network import Network, check_scheduler
+from mmspec.modalities.diffusion.plug import session
 from mmspec.modality import Finding
 from mmspec.models.folder import configuration
-from mmspec.recipe import Recipe
 
 INDEX = "model_index.json"
 LIBRARIES = ("diffusers", "transformers")  # whose classes are built; code of a folder is not run
-Bind = Callable[[Any, Recipe, Any], Any]  # target, recipe, drafter
 
 
-def examine(target: str, drafter: str | None, bind: Bind) -> list[Finding]:
+def examine(target: str, drafter: str | None) -> list[Finding]:
     """All findings on a pipeline, or on a pipeline and its draft network."""
     if not Path(target).is_dir():
         return [Finding("weights", "not local", None, "note", "only folders are looked at")]
@@ -46,8 +45,7 @@ def examine(target: str, drafter: str | None, bind: Bind) -> list[Finding]:
         found += _pair(pipe, quick)
     if examining.is_refused(found):
         return found
-    fit = examining.fitting("latents", quick is not None, lambda one: bind(pipe, one, quick))
-    return [*found, *fit]
+    return [*found, *examining.fitting("latents", session, pipe, quick)]
 
 
 def networks(folder: Path) -> dict[str, Any]:

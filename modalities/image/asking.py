@@ -3,47 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.modalities import asking, examining, examining_tokens
+from mmspec.modalities import asking, examining, examining_tokens, sheets
 from mmspec.modalities.image import ImageSettings, drawing
 from mmspec.modalities.image.animation import frames, save
 from mmspec.modalities.image.families import image_family, maker, reader
-from mmspec.modalities.image.plug import DrawingSession, load, session
+from mmspec.modalities.image.plug import load, session
 from mmspec.modalities.image.steps_map import steps_map
-from mmspec.modalities.sheets import rows_and_columns, sides, tiled
 from mmspec.modality import Finding
 from mmspec.models.loading import model_type
-from mmspec.recipe import Recipe
 
 
-class ImageAsker:
+class ImageAsker(sheets.SheetAsker):
     """Asks one model that draws with picture tokens; its own size and scale if nothing is said."""
 
     def __init__(self, source: str, model: Any, settings: ImageSettings, **options: Any) -> None:
         self.family, self.settings = image_family(model), settings  # refuses what draws nothing
-        self.sheet = rows_and_columns(settings.grid)
-        self.size = None if settings.codes is None else sides("--codes", settings.codes, "24x24")
+        self.sheet = sheets.rows_and_columns(settings.grid)
+        codes = settings.codes
+        self.size = None if codes is None else sheets.sides("--codes", codes, "24x24")
+        said = {"guidance": settings.guidance, "grid": self.size}
+        made = {name: value for name, value in said.items() if value is not None}
+        self.sampling = {"temperature": settings.temperature, **made}
         self.source, self.processor = source, None
         if self.family.words is not None:
             self.processor = asking.processor(source, model, sees=True, **options)
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """Arguments of every call: what was said, and what else the model decides."""
-        said = {"guidance": self.settings.guidance, "grid": self.size}
-        made = {name: value for name, value in said.items() if value is not None}
-        return {"temperature": self.settings.temperature, **made}
 
     def request(self, prompts: Sequence[str]) -> dict[str, Any]:
         """Pictures of the prompts, a sheet of each.
 
         Raises ValueError for a model that draws behind something else than words or classes.
         """
-        asked = [one for one in asking.checked(prompts) for _ in range(prod(self.sheet))]
+        asked = self.sheets_of(prompts)
         if self.family.words is not None:
             grid = drawing.laid_out(self.family, self.size)
             return {**drawing.worded(self.family, self.processor, asked, grid), **self.sampling}
@@ -53,10 +47,6 @@ class ImageAsker:
             f"{self.family.name} draws behind {', '.join(self.family.inputs)}, which a command "
             "line cannot give; call generate_images() from Python"
         )
-
-    def text(self, output: Any) -> None:
-        """None: a picture says nothing."""
-        return None
 
     def data(self, output: Any) -> dict[str, Any]:
         """The codes of each picture, and the round each came in."""
@@ -70,16 +60,19 @@ class ImageAsker:
 
     def render(self, output: Any, path: Path) -> tuple[Path, ...]:
         """A sheet of the pictures; one of their maps, and one that moves, where they are wanted."""
-        columns, drawn, written = self.sheet[1], output.rounds.tolist(), [path]
-        tiled(output.images, columns).save(path)
+        columns, drawn, written = (
+            self.sheet[1],
+            output.rounds.tolist(),
+            [*super().render(output, path)],
+        )
         if self.settings.steps_map is not None:
             written.append(Path(self.settings.steps_map))
-            tiled([steps_map(rounds) for rounds in drawn], columns).save(written[-1])
+            sheets.tiled([steps_map(rounds) for rounds in drawn], columns).save(written[-1])
         if self.settings.animation is not None:
             written.append(Path(self.settings.animation))
             last = int(output.rounds.max())
             each = [frames(*one, last) for one in zip(output.images, drawn, strict=True)]
-            save(written[-1], [tiled(shown, columns) for shown in zip(*each, strict=True)])
+            save(written[-1], [sheets.tiled(shown, columns) for shown in zip(*each, strict=True)])
         return tuple(written)
 
 
@@ -90,18 +83,12 @@ def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     return load(source, **options)
 
 
-def asker(source: str, model: Any, settings: ImageSettings, **options: Any) -> ImageAsker:
-    """Asks a model for what is typed."""
-    return ImageAsker(source, model, settings, **options)
+asker = ImageAsker
 
 
 def examine(target: str, drafter: str | None) -> list[Finding]:
     """What can be said of a model, or of a pair, without reading weights."""
-    return examining_tokens.examine(target, drafter, _bind, reader, _skeleton)
-
-
-def _bind(model: Any, recipe: Recipe, drafter: Any) -> DrawingSession:
-    return session(model, recipe, drafter, {})
+    return examining_tokens.examine(target, drafter, session, reader, _skeleton)
 
 
 def _skeleton(name: str) -> Any:

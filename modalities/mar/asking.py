@@ -4,50 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import diffusers
 
-from mmspec.modalities import asking
+from mmspec.modalities import asking, sheets
 from mmspec.modalities.mar import MarSettings, examining, reader
-from mmspec.modalities.mar.plug import PatchSession, session
 from mmspec.modalities.mar.reader import numbers
-from mmspec.modalities.sheets import rows_and_columns, tiled
-from mmspec.modality import Finding
-from mmspec.recipe import Recipe
 
 _SHOWN = ("grid", "pictures")  # settings that are not the sampler's
 
 
-class MarAsker:
+class MarAsker(sheets.SheetAsker):
     """Asks one model for classes, by name or by number; the autoencoder lies beside the model."""
 
     def __init__(self, source: str, model: Any, settings: MarSettings, **options: Any) -> None:
         self.source, self.model = source, model
-        self.sheet = rows_and_columns(settings.grid)
+        self.sheet = sheets.rows_and_columns(settings.grid)
         said = {name: value for name, value in asdict(settings).items() if name not in _SHOWN}
         self.sampling = {name: value for name, value in said.items() if value is not None}
         self.vae = autoencoder(Path(asking.origin(source, model)) / "vae")
 
     def request(self, prompts: Sequence[str]) -> dict[str, Any]:
         """Pictures of classes, a sheet of each."""
-        asked = [one for one in asking.checked(prompts) for _ in range(prod(self.sheet))]
+        asked = self.sheets_of(prompts)
         return {"class_labels": numbers(self.model, asked), "vae": self.vae, **self.sampling}
-
-    def text(self, output: Any) -> None:
-        """None: a picture says nothing."""
-        return None
-
-    def data(self, output: Any) -> dict[str, Any]:
-        """How the pictures were sampled."""
-        return {"settings": self.sampling}
-
-    def render(self, output: Any, path: Path) -> tuple[Path, ...]:
-        """A sheet of the pictures."""
-        tiled(output.images, self.sheet[1]).save(path)
-        return (path,)
 
 
 def autoencoder(folder: Path) -> Any:
@@ -68,15 +50,5 @@ def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     return reader.load(source)
 
 
-def asker(source: str, model: Any, settings: MarSettings, **options: Any) -> MarAsker:
-    """Asks a model for classes."""
-    return MarAsker(source, model, settings, **options)
-
-
-def examine(target: str, drafter: str | None) -> list[Finding]:
-    """What can be said of a model, or of a pair, without reading weights."""
-    return examining.examine(target, drafter, _bind)
-
-
-def _bind(model: Any, recipe: Recipe, drafter: Any) -> PatchSession:
-    return session(model, recipe, drafter, {})
+asker = MarAsker
+examine = examining.examine

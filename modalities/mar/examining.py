@@ -9,15 +9,13 @@ from typing import Any
 from mmspec.drafters.denoising.patches import SHARED, check_tokens
 from mmspec.modalities import examining
 from mmspec.modalities.examining import both
+from mmspec.modalities.mar.plug import session
 from mmspec.modality import Finding
 from mmspec.models.folder import configuration, tensors
 from mmspec.models.mar import MarConfig, MarForImageGeneration
-from mmspec.recipe import Recipe
-
-Bind = Callable[[Any, Recipe, Any], Any]  # target, recipe, drafter
 
 
-def examine(target: str, drafter: str | None, bind: Bind) -> list[Finding]:
+def examine(target: str, drafter: str | None) -> list[Finding]:
     """All findings on a target, or on a target and its draft model."""
     names = [name for name in (target, drafter) if name is not None]
     try:
@@ -37,8 +35,7 @@ def examine(target: str, drafter: str | None, bind: Bind) -> list[Finding]:
     if examining.is_refused(found):
         return found
     small = models[1] if len(models) == 2 else None
-    fit = examining.fitting("patches", small is not None, lambda one: bind(models[0], one, small))
-    return [*found, *fit]
+    return [*found, *examining.fitting("patches", session, models[0], small)]
 
 
 def _same_tokens(pair: Sequence[Any]) -> bool:

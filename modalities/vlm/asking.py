@@ -15,9 +15,8 @@ from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.modalities import asking, examining_tokens
 from mmspec.modalities.vlm import LanguageSettings, clips
 from mmspec.modalities.vlm.families import family, reader
-from mmspec.modalities.vlm.plug import LanguageSession, load, session
+from mmspec.modalities.vlm.plug import load, session
 from mmspec.modality import Finding
-from mmspec.recipe import Recipe
 from mmspec.targets.visual import FRAMES
 
 SCENE = "zoo:scene"
@@ -166,15 +165,9 @@ def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     return small
 
 
-def asker(source: str, model: Any, settings: LanguageSettings, **options: Any) -> LanguageAsker:
-    """Asks a model what is typed."""
-    return LanguageAsker(source, model, settings, **options)
+asker = LanguageAsker
 
 
 def examine(target: str, drafter: str | None) -> list[Finding]:
     """What can be said of a model, or of a pair, without reading weights."""
-    return examining_tokens.examine(target, drafter, _bind, reader)
-
-
-def _bind(model: Any, recipe: Recipe, drafter: Any) -> LanguageSession:
-    return session(model, recipe, drafter, {})
+    return examining_tokens.examine(target, drafter, session, reader)

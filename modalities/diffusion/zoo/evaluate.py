@@ -11,9 +11,8 @@ from torch import Tensor
 
 from mmspec.modalities.diffusion.zoo.models import GUIDANCE, STEPS
 from mmspec.modalities.diffusion.zoo.training import TextStates, predicted
-from mmspec.training.fitting import chunks
+from mmspec.zoo import reading
 from mmspec.zoo.prompts import Prompt
-from mmspec.zoo.reading import score_pictures
 
 if TYPE_CHECKING:
     from diffusers import PixArtAlphaPipeline, PixArtTransformer2DModel
@@ -22,10 +21,7 @@ WORDS_AT_MOST = 40  # tokens of a prompt; the pipeline's own default costs time 
 
 
 def draw(
-    pipeline: PixArtAlphaPipeline,
-    texts: Sequence[str],
-    seed: int = 0,
-    steps: int = STEPS,
+    pipeline: PixArtAlphaPipeline, texts: Sequence[str], seed: int = 0, steps: int = STEPS
 ) -> np.ndarray:  # -> (B, P, P, 3) floats in [0, 1]
     """Pictures for prompts, by the pipeline itself. Sizes are not binned: there is only one."""
     pipeline.set_progress_bar_config(disable=True)
@@ -44,17 +40,10 @@ def draw(
 
 
 def facts_drawn(
-    pipeline: PixArtAlphaPipeline,
-    asked: Sequence[Prompt],
-    seed: int = 0,
-    steps: int = STEPS,
-    batch: int = 32,
+    pipeline: PixArtAlphaPipeline, asked: Sequence[Prompt], steps: int = STEPS
 ) -> tuple[int, int]:
     """Facts right and facts asked over all prompts, read from the pictures."""
-    shown: list[np.ndarray] = []
-    for part in chunks(asked, batch):
-        shown += list(draw(pipeline, [p.text for p in part], seed + len(shown), steps))
-    return score_pictures([p.scene for p in asked], shown)
+    return reading.facts_drawn(asked, lambda texts, seed: draw(pipeline, texts, seed, steps))
 
 
 @torch.no_grad()

@@ -12,9 +12,8 @@ from torch import Tensor
 from mmspec.modalities.image.zoo.coding import coded, pictures
 from mmspec.modalities.image.zoo.models import GUIDANCE
 from mmspec.modalities.image.zoo.training import PromptEncoder, Prompts
-from mmspec.training.fitting import chunks
+from mmspec.zoo import reading
 from mmspec.zoo.prompts import Prompt
-from mmspec.zoo.reading import score_pictures
 from mmspec.zoo.scene import Scene
 
 
@@ -42,26 +41,19 @@ def shown(model: Any, codes: Tensor) -> np.ndarray:  # (B, 81) -> (B, P, P, 3) f
     return pixels.float().clamp(-1, 1).add(1).div(2).numpy()
 
 
-def facts_drawn(
-    model: Any,
-    processor: Any,
-    asked: Sequence[Prompt],
-    seed: int = 0,
-    batch: int = 32,
-) -> tuple[int, int]:
+def facts_drawn(model: Any, processor: Any, asked: Sequence[Prompt]) -> tuple[int, int]:
     """Facts right and facts asked over all prompts, read from the pictures."""
-    drawn: list[np.ndarray] = []
-    for part in chunks(asked, batch):
-        texts = [prompt.text for prompt in part]
-        codes = drawn_codes(model, processor, texts, seed + len(drawn))
-        drawn += list(shown(model, codes))
-    return score_pictures([prompt.scene for prompt in asked], drawn)
+
+    def draw(texts: list[str], seed: int) -> np.ndarray:
+        return shown(model, drawn_codes(model, processor, texts, seed))
+
+    return reading.facts_drawn(asked, draw)
 
 
 def facts_kept(model: Any, scenes: Sequence[Scene]) -> tuple[int, int]:
     """Facts right and facts asked in scenes that were drawn, coded and painted again."""
     again = shown(model, coded(model.model.vqmodel, pictures(scenes)))
-    return score_pictures(scenes, list(again))
+    return reading.score_pictures(scenes, list(again))
 
 
 def branches(reader: PromptEncoder, texts: Sequence[str]) -> tuple[Prompts, Prompts]:

@@ -15,6 +15,7 @@ from mmspec.targets.patches import PatchSettings
 from mmspec.training.fitting import chunks
 from mmspec.zoo.reading import read_all
 
+AT_ONCE = 34  # pictures
 PLAN = PatchSettings(STEPS, GUIDANCE, head_steps=HEAD_STEPS, last_noise=True)
 
 
@@ -25,14 +26,10 @@ def classes(count: int, seed: int = 0) -> list[int]:
 
 @torch.no_grad()
 def painted(
-    model: MarForImageGeneration,
-    vae: Any,
-    asked: Sequence[int],
-    seed: int = 0,
-    batch: int = 34,
+    model: MarForImageGeneration, vae: Any, asked: Sequence[int], seed: int = 0
 ) -> Iterator[Image.Image]:
     """Pictures of classes, drawn by the model itself."""
-    for rows in chunks(range(len(asked)), batch):
+    for rows in chunks(range(len(asked)), AT_ONCE):
         part = torch.tensor([asked[row] for row in rows])
         latents = model.sample(part, PLAN, seed, rows)
         yield from pictures(vae.decode(latents / model.config.latent_scale)[0])

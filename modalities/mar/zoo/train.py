@@ -21,7 +21,7 @@ from mmspec.training.reporting import Report
 from mmspec.zoo.loading import load_vae
 from mmspec.zoo.training import cut, kept, teacher, written
 
-DRAFTED = 1
+DRAFTED, TOGETHER = 1, 16  # steps; pictures, where acceptance is measured
 ABOUT = f"""\
 Draws one large thing of the Scene world of the `mmspec` zoo in 48 x 48 pixels, behind a
 class such as "red circle" ({len(models.LABELS)} of them, see `label2id` in
@@ -104,11 +104,7 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
 
 
 def acceptance(
-    drafter: MarForImageGeneration,
-    target: MarForImageGeneration,
-    asked: Sequence[int],
-    seed: int = 0,
-    batch: int = 16,
+    drafter: MarForImageGeneration, target: MarForImageGeneration, asked: Sequence[int]
 ) -> float:
     """Steps per round of `cspd-coupled` with one drafted step."""
     fast: Any = accelerate(target, "cspd-coupled", drafter=drafter, length=DRAFTED)
@@ -119,9 +115,9 @@ def acceptance(
             guidance=models.GUIDANCE,
             head_steps=models.HEAD_STEPS,
             last_noise=True,
-            seed=seed + turn * batch,
+            seed=turn * TOGETHER,
         ).stats
-        for turn, part in enumerate(chunks(asked, batch))
+        for turn, part in enumerate(chunks(asked, TOGETHER))
     ]
     rounds = sum(sum(stats.acceptance_histogram) for stats in made)
     steps = sum(stats.num_new_tokens for stats in made)
