@@ -46,12 +46,7 @@ class Backbone(Reader):
         takes_cache(model)
         self.config = model.config.get_text_config(decoder=True)
         self.cache_config = model.config
-        kernel = self.config._attn_implementation
-        if kernel not in ("sdpa", "eager"):
-            raise ValueError(
-                f"attention implementation {kernel!r} takes no tree mask; load the model with "
-                "attn_implementation='sdpa'"
-            )
+        check_kernel(self.config)
         slots = SlotCache(model.config)
         is_recurrent = not slots.can_branch
         self.decoder = model.get_decoder()
@@ -68,15 +63,6 @@ class Backbone(Reader):
         # without a mask of ours transformers looks for one of its own, which costs as much as
         # masking a few layers: a deep model gains, a drafter of a layer or two would lose
         self.bare = self.layer_kinds == (FULL,) and len(slots.layers) > 4
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.model.get_input_embeddings().weight.device
-        return device
-
-    @property
-    def vocabulary(self) -> int:
-        return int(self.config.vocab_size)
 
     @property
     def networks(self) -> Sequence[nn.Module]:
@@ -381,6 +367,16 @@ class Border:
                 f"'dynamic' positions change with every token behind {self.length}, and the prompt "
                 f"has {prompt}; shorten it, or use model.generate()"
             )
+
+
+def check_kernel(config: Any) -> None:
+    """Refuse attention that takes no mask of a tree. Raises ValueError."""
+    kernel = config._attn_implementation
+    if kernel not in ("sdpa", "eager"):
+        raise ValueError(
+            f"attention implementation {kernel!r} takes no tree mask; load the model with "
+            "attn_implementation='sdpa'"
+        )
 
 
 def layer_kinds_of(config: Any) -> tuple[tuple[str, ...], int | None]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.targets.backbone import FULL, ROOM, layer_kinds_of, padding
+from mmspec.targets.backbone import FULL, ROOM, check_kernel, layer_kinds_of, padding
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
 from mmspec.targets.memory import Memory, TokenBlock
@@ -49,12 +49,7 @@ class CodeBackbone(Reader):
         self.model, self.family, self.config, self.tables = model, family, config, tables
         self.cache_config, self.head = config, tables.head
         self.decoder = tables.decoder
-        kernel = config._attn_implementation
-        if kernel not in ("sdpa", "eager"):
-            raise ValueError(
-                f"attention implementation {kernel!r} takes no tree mask; load the model with "
-                "attn_implementation='sdpa'"
-            )
+        check_kernel(config)
         if layer_kinds_of(config)[0] != (FULL,):
             raise ValueError(f"{type(model).__name__} has layers that do not attend to everything")
         SlotCache(config)  # refuses layers that cannot roll back

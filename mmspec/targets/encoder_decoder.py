@@ -41,15 +41,6 @@ class EncoderDecoder(Reader):
         self.obstacle = None if self.can_branch else "takes no decoder_position_ids"
         self.stepwise = set[str]() if self.is_placed else set(USES)
 
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.model.get_input_embeddings().weight.device
-        return device
-
-    @property
-    def vocabulary(self) -> int:
-        return int(self.config.vocab_size)
-
     def prefill(
         self, inputs: Mapping[str, Any], room: int
     ) -> tuple[Memory | RowMemories, Tensor, Mapping[str, Any]]:

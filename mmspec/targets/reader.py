@@ -52,13 +52,14 @@ class Reader(ABC):
     reader_maker: Callable[[Any], Reader] | None = None
 
     @property
-    @abstractmethod
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
 
     @property
-    @abstractmethod
     def vocabulary(self) -> int:
         """Tokens that it speaks."""
+        return int(self.config.vocab_size)
 
     @abstractmethod
     def prefill(self, inputs: Mapping[str, Any], room: int) -> tuple[Any, Tensor, Any]:

@@ -59,5 +59,4 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
         return [states]
     models = [chain(name) for name in names]
     small = models[1] if len(models) == 2 else None
-    fit = fitting("states", small is not None, lambda one: session(models[0], one, small, {}))
-    return [states, *fit]
+    return [states, *fitting("states", session, models[0], small)]
