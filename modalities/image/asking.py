@@ -60,11 +60,8 @@ class ImageAsker(sheets.SheetAsker):
 
     def render(self, output: Any, path: Path) -> tuple[Path, ...]:
         """A sheet of the pictures; one of their maps, and one that moves, where they are wanted."""
-        columns, drawn, written = (
-            self.sheet[1],
-            output.rounds.tolist(),
-            [*super().render(output, path)],
-        )
+        written, columns = [*super().render(output, path)], self.sheet[1]
+        drawn = output.rounds.tolist()
         if self.settings.steps_map is not None:
             written.append(Path(self.settings.steps_map))
             sheets.tiled([steps_map(rounds) for rounds in drawn], columns).save(written[-1])
