@@ -160,7 +160,7 @@ def build(name: str) -> Any:
         for weight in model.parameters():
             if weight.dim() >= 2 and weight.is_floating_point():
                 weight.normal_(0.0, 1.4 / weight[0].numel() ** 0.5, generator=noise)
-        words = model.get_input_embeddings().weight
+        words = next(model.get_input_embeddings().parameters())
         words.normal_(0.0, 1.0, generator=noise)
         _silence(model)
     model.generation_config = transformers.GenerationConfig(pad_token_id=0, bos_token_id=1)

@@ -32,7 +32,7 @@ _SIZES: tuple[tuple[str, Any], ...] = (
         r"|(input|output)_embedding_size|word_embed_proj_dim|attention_hidden_size|lru_width"
         r"|vision_output_dim|projector_(in|out)put_dim|ple_embed_dim|audio_dim"
         r"|\w+_proj_dims?|feature_projection_input_dim|output_proj_dims|latent_dim|text_dim"
-        r"|unit_embed_dim|hidden_size_per_layer_input|input_dim|\w+_hidden_size",
+        r"|unit_embed_dim|adapter_(in|out)_dim|adapter_input_size|hidden_size_per_layer_input|input_dim|\w+_hidden_size",
         WIDTH,
     ),
     (
@@ -90,6 +90,8 @@ _IDS = re.compile(r"\w+_(token_)?(id|index)$")
 
 # what a rule cannot know, by model type
 _KINDS = ["sliding_attention", "full_attention"]
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+_AXES = {**_ROPE, "mrope_section": [4, 2, 2]}
 _OWN: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
@@ -100,7 +102,6 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "layer_types": ["mamba", "attention"],
     },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "longcat_flash": {"head_dim": 2 * HEAD},
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "zaya": {"num_experts_per_tok": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 16},
@@ -116,8 +117,29 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "num_kv_shared_layers": 2,
         "global_head_dim": 32,
     },
+    "blt": {"num_hidden_layers": LAYERS},
     "chameleon": {"vocabulary_map": {"<image>": 101}},
+    "cohere_compass_text": {"rope_parameters": {kind: _AXES for kind in _KINDS}},
+    "DbrxAttentionConfig": {"rope_theta": 1e4, "clip_qkv": 8, "kv_n_heads": 2},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
+    "dots1": {"n_shared_experts": 1},
+    "dots3_note_text": {
+        "swa_num_attention_heads": HEADS,
+        "swa_num_key_value_heads": HEADS,
+        "swa_q_lora_rank": 16,
+        "swa_kv_lora_rank": 16,
+        "swa_head_dim": 2 * HEAD,
+        "swa_qk_nope_head_dim": HEAD,
+        "swa_v_head_dim": HEAD,
+    },
     "emu3": {"vocabulary_map": {"<image>": 101}},
+    "ernie4_5_vl_moe_text": {
+        "rope_parameters": {**_ROPE, "mrope_section": [3, 3, 2]},
+        "moe_intermediate_size": [48, 32],
+    },
+    "fast_vlm": {"vision_config": {"architecture": "test_convnext", "hidden_size": WIDTH}},
+    "FunAsrNanoAdaptorConfig": {"intermediate_size": WIDTH // 4},
+    "gemma3n_vision": {"architecture": "test_convnext"},
     "glm5_next_text": {"num_key_value_heads": HEADS},
     "florence_vision": {
         "depths": (1, 1),
@@ -130,13 +152,60 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "num_groups": (2, 4),
         "window_size": 4,
     },
-    "perception_lm": {"vision_use_cls_token": False},
-    "granite4_vision": {"spatial_target_layers": [0, 1], "deepstack_layer_map": [[1, 0]]},
+    "granite4_vision": {
+        "downsample_rate": "1/2",
+        "spatial_target_layers": [0, 1],
+        "deepstack_layer_map": [[1, 0]],
+    },
+    "inkling_vision": {"patch_size": 2, "num_hidden_layers": 8},
+    "mimi": {"upsample_groups": WIDTH},
     "hunyuan_vl_text": {"head_dim": HEAD},
-    "reformer": {"is_decoder": True},
     "molmo2_adapter": {"vision_feature_layer": [-1, 0]},
-    "molmo2": {},
-    "fun_asr_nano_adaptor": {"intermediate_size": WIDTH // 4},
+    "longcat_flash": {"head_dim": HEAD, "qk_head_dim": 2 * HEAD},
+    "moonshine_streaming": {"num_key_value_heads": HEADS},
+    "moonshine_streaming_encoder": {"sliding_windows": [[16, 4]] * LAYERS},
+    "muse_spark_audio": {
+        "patch_sizes": (16, 6),
+        "hidden_sizes": (32, WIDTH),
+        "depths": (1, 1),
+        "num_hidden_layers": 2,
+    },
+    "paddleocr_vl_text": {"rope_parameters": _AXES},
+    "perception_lm": {
+        "vision_use_cls_token": False,
+        "vision_config": {"architecture": "test_vit", "model_args": {"embed_dim": WIDTH}},
+    },
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 99},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 99},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 32,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": HEAD,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+    },
+    "radio": {"video_temporal_patch_size": 2},
+    "reformer": {"is_decoder": True, "axial_pos_embds": False},
+    "step3p5": {"sliding_window": WINDOW, "num_sliding_attention_heads": HEADS},
+    "vibevoice_acoustic_tokenizer_encoder": {
+        "depths": (1, 1),
+        "downsampling_ratios": (8,),
+        "num_filters": 8,
+    },
+    "xlstm": {"qk_dim_factor": 1.0},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {
+        "num_hidden_layers": 4,
+        "attention_hidden_size": 2 * WIDTH,
+        "attention_head_dim": 2 * HEAD,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    },
+}
+_MISSING = {  # sizes that a default configuration leaves out, and its class asks for
+    "head_dim": HEAD,
+    "num_key_value_heads": HEADS,
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 4,
 }
 
 
@@ -148,7 +217,8 @@ def tiny(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
 def _shrunk(config: PreTrainedConfig, ids: dict[str, int]) -> PreTrainedConfig:
     """The same configuration with small sizes; `ids` are special ids given out so far, by name."""
     stored = vars(config)
-    given: dict[str, Any] = {one.name: stored.get(one.name) for one in fields(config) if one.init}
+    names = [one.name for one in fields(config) if one.init]
+    given: dict[str, Any] = {n: stored.get(config.attribute_map.get(n, n)) for n in names}
     kinds: dict[str, Any] = {n: value for n, value in given.items() if _is_kinds(n, value)}
     own: dict[str, Any] = {}
     for name, value in given.items():
@@ -156,10 +226,8 @@ def _shrunk(config: PreTrainedConfig, ids: dict[str, int]) -> PreTrainedConfig:
             own[name] = _shrunk(value, ids)
         elif isinstance(value, int) and not isinstance(value, bool):
             own.update(_small(name, value, ids))
-        elif value is None and name == "head_dim":
-            own[name] = HEAD
-        elif value is None and name == "num_key_value_heads":
-            own[name] = HEADS
+        elif value is None and name in _MISSING:
+            own[name] = _MISSING[name]
     layers: int = max([LAYERS, *(len(dict.fromkeys(value)) for value in kinds.values())])
     for name, value in kinds.items():
         own[name] = _few(value, layers)
@@ -172,7 +240,8 @@ def _shrunk(config: PreTrainedConfig, ids: dict[str, int]) -> PreTrainedConfig:
     rope = given.get("rope_parameters") or {}
     if "mrope_section" in (*rope, *config.ignore_keys_at_rope_validation):
         own["rope_parameters"] = _sections(rope)
-    return type(config)(**{**own, **_OWN.get(config.model_type, {})})
+    special = _OWN.get(config.model_type or type(config).__name__, {})
+    return type(config)(**{**own, **special})
 
 
 def _sections(rope: Mapping[str, Any]) -> dict[str, Any]:
