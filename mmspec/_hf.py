@@ -199,8 +199,9 @@ def prefill_inputs(
     start = held(cache)
     source = ids if ids is not None else given["inputs_embeds"]
     names = forward_names(model)
-    is_asked = "position_ids" in names or "input_ids" not in names  # a wrapper names nothing
-    if "position_ids" not in given and is_asked:  # M-RoPE wants a mask: it knows the number of rows by it
+    is_taken = "position_ids" in names or "input_ids" not in names  # a wrapper names nothing
+    if "position_ids" not in given and is_taken:
+        # M-RoPE wants a mask: it knows the number of rows by it
         shape = (source.shape[0], source.shape[1] + (0 if is_told else start))
         seen = torch.ones(shape, dtype=torch.int64, device=source.device)
         # behind a cache M-RoPE goes by what the model noted last, unless the grids tell all
