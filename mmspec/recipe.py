@@ -26,6 +26,7 @@ class Execution(Protocol):
 
 
 LINEAR, TREE = "linear, one pass", "tree, one pass"  # walks
+COMPRESSIBLE = ("pixels", "target-features")  # what a draft model sees that can be thinned
 
 
 class DraftModelKind(ABC):

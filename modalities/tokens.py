@@ -18,7 +18,7 @@ from mmspec.errors import described
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.laws.sampling import Sampling
 from mmspec.modality import Call, Loop
-from mmspec.recipe import Kit, Recipe, pair, resolve
+from mmspec.recipe import COMPRESSIBLE, Kit, Recipe, pair, resolve
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Request
 from mmspec.targets.stop import Stop
@@ -111,6 +111,8 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     own = drafter if isinstance(drafter, Drafter) else None
     small = None if own else draft_model(recipe, drafter, backbone)
     reader, sees = (None, recipe.sees) if small is None else (small.reader, small.sees)
+    if compressor is None and recipe.kv is None and sees not in COMPRESSIBLE:
+        recipe = replace(recipe, compressor=None)  # the recipe's own is for those that see pictures
     kit = Kit(
         backbone, reader, recipe.execution, sees, recipe.compressor, recipe.options, recipe.kv
     )

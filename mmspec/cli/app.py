@@ -123,6 +123,22 @@ def sweep(
     """Turn the knobs of relaxed recipes: calls saved, quality, distance from the target."""
 
 
+@measure.command("overlap")
+@takes("mmspec.cli.overlap", "bench", without=("recipe", "verifier", "knobs", *PARTS))
+def overlap(
+    prompt: Prompts = None,
+    prompts: Count = 4,
+    repeats: Repeats = 3,
+    window: Annotated[
+        list[int] | None, typer.Option(help="Tokens drafted per target forward; repeatable.")
+    ] = None,
+    refill: Annotated[
+        bool, typer.Option("--refill", help="Behind a rejection wait for a whole window.")
+    ] = False,
+) -> None:
+    """Draft while the target verifies: gain measured here, and predicted for two devices."""
+
+
 @measure.command("scale")
 def scale(
     shape: Annotated[str, typer.Option(help="A published shape; `--shape list` names them.")],

@@ -194,14 +194,14 @@ class Chain(Shape):
                     alive.pop()
                     break
             laws.append(law)
-            tokens.append(_next(law, kind, context, step))
+            tokens.append(next_token(law, kind, context, step))
             if step + 1 < budget:
-                layout = _link(step, tokens[-1].device)
+                layout = link(step, tokens[-1].device)
                 law = model.say(context, state, Nodes(tokens[-1], layout, tuple(tokens[:-1])))
         if not tokens:
             return nothing(context, laws)
         mask = torch.stack(alive, 1) if alive else None
-        law_of_nodes = Categorical.cat(laws) if kind in _LAWFUL else None
+        law_of_nodes = Categorical.cat(laws) if kind in LAWFUL else None
         draft = Draft.chain(torch.cat(tokens, 1), kind, law_of_nodes, mask)
         read = min(len(tokens), budget - 1)
         return Sprout(draft, [[*range(read)] + [-1] * (len(tokens) - read)], laws)
@@ -243,12 +243,12 @@ class StaticTree(Shape):
                 laws.append(law)
                 read += (nodes.tokens,)
         law_of_nodes = None
-        if kind in _LAWFUL:
+        if kind in LAWFUL:
             law_of_nodes = Categorical.cat(laws)[:, _parent_rows(tree, context.device)]
         return Sprout(Draft.of(tree, tokens, kind, law_of_nodes), [_places(tree)], laws)
 
 
-_LAWFUL = (Kind.IID, Kind.WOR, Kind.HUB)
+LAWFUL = (Kind.IID, Kind.WOR, Kind.HUB)
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ def nothing(context: Context, laws: Sequence[Categorical] = ()) -> Sprout:
     return Sprout(Draft.empty(context.batch, context.device), [()], list(laws))
 
 
-def _next(law: Categorical, kind: Kind, context: Context, step: int) -> Tensor:  # (B, 1)
+def next_token(law: Categorical, kind: Kind, context: Context, step: int) -> Tensor:  # (B, 1)
     """The next token of a chain."""
     if law.hard:
         return law.scores.argmax(-1)
@@ -351,7 +351,7 @@ def _next(law: Categorical, kind: Kind, context: Context, step: int) -> Tensor: 
 
 
 @lru_cache(maxsize=256)
-def _link(step: int, device: torch.device) -> Layout:
+def link(step: int, device: torch.device) -> Layout:
     """One node behind `step` others of a chain."""
     depths = torch.full((1, 1), step, device=device)
     return Layout(depths, torch.ones(1, 1, step + 1, dtype=torch.bool, device=device))

@@ -141,6 +141,8 @@ def test_a_picture_is_described(
             "takes no draft model",
         ),
         (("bench", "scale", "--shape", "gpt-9"), "known shapes"),
+        (("bench", "overlap", "--model", "VLM", "--window", "1"), "--window 1 is too small"),
+        (("bench", "overlap", "--model", "VLM"), "needs a draft model"),
         (("bench", "scale", "--shape", "tiny", "--dtype", "int8"), "no floating dtype"),
         (("bench", "scale", "--shape", "tiny", "--device", "tpu9"), "device='tpu9' is not there"),
         (("bench", "scale", "--shape", "tiny", "--context", "-4"), "context=-4 is no whole number"),
@@ -165,6 +167,20 @@ def test_errors_are_one_line(
     names = {"TEXT": folders["text"], "OTHER": folders["other"], "VLM": folders["vlm"]}
     _, line = fail(capsys, *(names.get(word, word) for word in arguments))
     assert message in line
+
+
+def test_overlapped_schedules_are_timed(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str]
+) -> None:
+    asked: tuple[str, ...] = ("bench", "overlap", "--model", folders["text"], "--window", "3")
+    asked += ("--drafter", folders["text-drafter"], "--prompt", "w5 w6 w7", "--prompts", "1")
+    asked += ("--max-new-tokens", "12", "--repeats", "1")
+    for more in ((), ("--refill",)):
+        (point,) = run(capsys, *asked, *more)["points"]
+        assert point["identical"] is True
+        assert min(point[name] for name in ("draft_ms", "target_ms", "predicted", "measured")) > 0
+    assert main(list(asked)) == 0
+    assert "predicted for two" in capsys.readouterr().out
 
 
 def test_debugging_shows_where(monkeypatch: pytest.MonkeyPatch) -> None:

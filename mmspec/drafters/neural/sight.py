@@ -18,7 +18,7 @@ from mmspec.compressors.contract import Compressed, Compressor, check_needs, com
 from mmspec.declared import declared
 from mmspec.drafters.neural.embed_prompt import unpadded, weave
 from mmspec.drafters.neural.signals import Seen, signals, wanted
-from mmspec.recipe import Kit
+from mmspec.recipe import COMPRESSIBLE, Kit
 from mmspec.targets.attention_tap import ClassTokenTap
 from mmspec.targets.context import Context
 from mmspec.targets.reader import Reader
@@ -198,7 +198,7 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Ten
     }
 
 
-SIGHTS = ("nothing", "placeholders", "prompt", "pixels", "target-features")
+SIGHTS = ("nothing", "placeholders", "prompt", *COMPRESSIBLE)
 
 
 def sight(kit: Kit) -> Sight:

@@ -1,0 +1,28 @@
+"""PEARL: a small model drafts the next tokens while the target verifies the last ones.
+
+Liu et al. 2024, "PEARL: parallel speculative decoding with adaptive draft length". Behind a
+rejection the target says the next token while the window behind it is drafted (pre-verify); while
+windows are kept, each is verified as the next one is drafted (post-verify), and there is no token
+beside them. It pays where both run at once: on two devices, or on two cores. Exact; verified with
+coupled noise here, where a window goes on if the target says what the drafter said
+(`verifier="rejection"` verifies windows as the paper does).
+"""
+
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.ahead import drafting_ahead
+from mmspec.drafters.neural.small_model import SMALL_MODEL
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+
+RECIPE = Recipe(
+    architecture=drafting_ahead,
+    execution=Chain(Fixed(4)),
+    verifier=Coupled(),
+    optimisation="windows drafted while the target verifies",
+    sees="auto",
+    draft_model=(SMALL_MODEL,),
+    options={"refill": 0},
+    paper="Liu et al. 2024",
+    reconstructed="the token behind a window is the target's own, no test of the drafted one",
+)
