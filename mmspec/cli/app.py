@@ -139,6 +139,25 @@ def overlap(
     """Draft while the target verifies: gain measured here, and predicted for two devices."""
 
 
+@measure.command("views")
+def views(
+    shape: Annotated[str, typer.Option(help="A decoder, of `bench scale --shape list`.")] = "small",
+    visual: Annotated[list[int] | None, typer.Option(help="Visual tokens; repeatable.")] = None,
+    tokens: Annotated[
+        list[int] | None, typer.Option(help="Of them, that a draft reads; repeatable.")
+    ] = None,
+    length: Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds per context.")] = 8,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    seed: int = 0,
+    threads: Threads = None,
+    json: Json = False,
+) -> None:
+    """Draft on part of the target's memory (StD): time per round as visual contexts grow."""
+    how: dict[str, Any] = {"length": length, "rounds": rounds, "device": device, "seed": seed}
+    work("mmspec.cli.views", shape, visual, tokens, threads, json, **how)
+
+
 @measure.command("scale")
 def scale(
     shape: Annotated[str, typer.Option(help="A published shape; `--shape list` names them.")],

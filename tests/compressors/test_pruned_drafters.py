@@ -15,7 +15,6 @@ from mmspec.compressors import COMPRESSORS
 from tests import toys
 from tests.compressors.catalogue import neutral, spoken, usual
 from tests.conftest import noisy
-from tests.toys import readers
 
 torch.set_num_threads(1)
 
@@ -86,18 +85,37 @@ def test_rows_with_several_pictures_one_and_none(compressor: Any) -> None:
     assert out.stats.fallback is None
 
 
-@pytest.mark.parametrize("name", ["temporal-redundancy", "holistic", "average-pool", "uv-prune"])
-def test_videos_are_thinned_as_videos(name: str) -> None:
-    model, drafter = pair("qwen2_5_vl")
-    request = toys.filmed("qwen2_5_vl", batch=2)
-    fast = mmspec.accelerate(model, "coupled", drafter=drafter, compressor=name, length=3)
-    out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
-    right = model.generate(**request, max_new_tokens=ROOM, do_sample=False)
-    assert torch.equal(out.sequences, right)
-    layout = readers.backbone(model).feature_layout()
-    time, height, width = request["video_grid_thw"][0].tolist()
-    cells = time * height * width // 4
-    assert layout.grid(request, "video", 0, cells) == (time, height // 2, width // 2)
+FILMED = ("qwen2_5_vl", "llava_onevision", "llava_next_video", "video_llava")
+CLIPPED = [  # no tower of theirs gives a class token
+    (name, family, shape, rows)
+    if (family, shape, rows) == (FILMED[at % 4], ("chain", "tree")[at % 2], (1, 3)[at // 2 % 2])
+    else pytest.param(name, family, shape, rows, marks=pytest.mark.slow)
+    for at, name in enumerate(one for one in COMPRESSORS if one != "cls-topk")
+    for family, shape, rows in product(FILMED, SHAPES, (1, 3))
+]
+
+
+@lru_cache(maxsize=8)
+def filmed(family: str, rows: int) -> tuple[Any, Tensor, Tensor]:
+    """A request about clips, and what the target says by itself, greedy and with a seed."""
+    model, how = pair(family)[0], {"max_new_tokens": ROOM}
+    request = toys.filmed(family, batch=rows)
+    greedy = model.generate(**request, **how, do_sample=False)
+    return request, greedy, mmspec.decode_plain(model, **request, **how, **DRAWN).sequences
+
+
+@pytest.mark.parametrize(("name", "family", "shape", "rows"), CLIPPED)
+def test_a_pruned_clip_changes_nothing(name: str, family: str, shape: str, rows: int) -> None:
+    """Greedy and seeded, for features of the draft model and of the target."""
+    model, drafter = pair(family)
+    request, greedy, drawn = filmed(family, rows)
+    ways = (("pixels", {"do_sample": False}, greedy), ("target-features", DRAWN, drawn))
+    for sees, settings, text in ways:
+        parts: dict[str, Any] = {"compressor": spoken(name), "sees": sees, **SHAPES[shape]}
+        fast = mmspec.accelerate(model, "coupled", drafter=drafter, **parts)
+        out = fast.generate(**request, max_new_tokens=ROOM, **settings)
+        assert torch.equal(out.sequences, text)
+        assert (out.stats.fallback, out.stats.drafter_saw) == (None, sees)
 
 
 @pytest.mark.parametrize("sees", ["pixels", "target-features"])

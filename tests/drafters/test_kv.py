@@ -72,6 +72,34 @@ def test_the_targets_output_is_its_own(
         assert torch.equal(out.sequences, text)
 
 
+CLIPPED = [
+    (view, family, shape, rows)
+    if (family, shape, rows) == (("llava_next_video", "qwen2_5_vl")[at % 2], "chain", 1 + at % 2)
+    else pytest.param(view, family, shape, rows, marks=pytest.mark.slow)
+    for at, view in enumerate(VIEWS[1:])
+    for family in ("llava_next_video", "llava_onevision", "qwen2_5_vl", "qwen3_vl")
+    for shape in SHAPES
+    for rows in (1, 2)
+    if family != "qwen3_vl" or "compressor" not in view
+]
+
+
+@pytest.mark.parametrize(("view", "family", "shape", "rows"), CLIPPED, ids=str)
+def test_views_of_clips_change_nothing(
+    view: dict[str, Any], family: str, shape: str, rows: int
+) -> None:
+    request, model = toys.filmed(family, batch=rows), target(family)
+    right = (
+        model.generate(**request, max_new_tokens=ROOM, do_sample=False),
+        mmspec.decode_plain(model, **request, max_new_tokens=ROOM, **DRAWN).sequences,
+    )
+    fast = mmspec.accelerate(model, "std", **view, **SHAPES[shape])
+    for settings, text in zip(({"do_sample": False}, DRAWN), right, strict=True):
+        out = fast.generate(**request, max_new_tokens=ROOM, **settings)
+        assert out.stats.fallback is None
+        assert torch.equal(out.sequences, text)
+
+
 def prefilled(family: str, kv: Kv, **which: Any) -> tuple[SharedBackbone, Context]:
     """The target as its own drafter, behind a prompt."""
     backbone: Any = readers.backbone(target(family))
