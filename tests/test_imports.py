@@ -26,7 +26,7 @@ FLOORS = (
     ("draft", "stats"),
     ("targets",),
     ("models",),
-    ("codes",),
+    ("codes", "formats"),
     ("compressors",),
     ("recipe",),
     ("drafters", "verifiers"),

@@ -209,6 +209,22 @@ def phrases(
     """Draw pictures and collect frequent runs of codes, for recipe sjd-pv."""
 
 
+@app.command("convert")
+def convert(
+    layout: Annotated[
+        str | None, typer.Argument(metavar="[FORMAT]", help="All are listed if not said.")
+    ] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="What the authors published.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A new folder, of safetensors.")] = None,
+    knobs: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, what no file says; repeatable.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Turn weights as published into a folder that loads here; of pickles no code runs."""
+    work("mmspec.cli.convert", layout, files or [], out, knobs, json)
+
+
 app.command("recipes")(recipes.recipes)
 app.command("show")(show.show)
 app.add_typer(measure, name="bench")

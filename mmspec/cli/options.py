@@ -70,7 +70,7 @@ class Choice:
         if self.tree is not None:
             made["tree"] = _widths(self.tree)
         given = {name: value for name, value in made.items() if value is not None}
-        return {**given, **_knobs(self.knobs or ())}
+        return {**given, **set_pairs(self.knobs or ())}
 
 
 NOT_OPTIONS = ("settings", "command")
@@ -198,7 +198,7 @@ def _widths(tree: str) -> list[int] | str:
     return widths
 
 
-def _knobs(pairs: list[str] | tuple[()]) -> dict[str, Any]:
+def set_pairs(pairs: list[str] | tuple[()]) -> dict[str, Any]:
     """`NAME=VALUE` as `accelerate` takes it: numbers, true, false and lists, else words."""
     found: dict[str, Any] = {}
     for pair in pairs:

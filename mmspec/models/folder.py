@@ -81,7 +81,8 @@ def _refuse(folder: Path) -> None:
     if pickled:
         raise ValueError(
             f"{folder} holds pickled weights ({', '.join(pickled)}), and unpickling runs code; "
-            "convert them with model.save_pretrained(folder), which writes safetensors"
+            "convert them with model.save_pretrained(folder), which writes safetensors, or with "
+            "`mmspec convert` where the layout is published"
         )
     raise ValueError(
         f"{folder} has no weights; copy its files of type .safetensors, or save the model again"

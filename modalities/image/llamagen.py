@@ -37,7 +37,7 @@ def image_family(model: LlamaGenForImageGeneration) -> ImageFamily:
     if vq is None:
         raise ValueError(
             f"{name} has no picture decoder; give its configuration a vq_config "
-            "and load the tokeniser's weights (mmspec.models.llamagen_weights.load_public)"
+            "and load the tokeniser's weights, or convert both published files (mmspec convert)"
         )
 
     return ImageFamily(

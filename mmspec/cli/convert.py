@@ -1,0 +1,52 @@
+"""What `mmspec convert` does: weights as published become a folder that loads here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mmspec import formats
+from mmspec.cli.inputs import quiet
+from mmspec.cli.options import set_pairs
+from mmspec.cli.output import console, emit, pairs, table, working
+
+
+def run(
+    name: str | None, files: list[Path], out: Path | None, knobs: list[str] | None, json: bool
+) -> None:
+    """Convert files, or list the formats."""
+    if name is None:
+        _list(json)
+        return
+    layout = formats.get(name)
+    if out is None:
+        raise ValueError(f"give --out a folder for what {' and '.join(map(str, files))} become")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} holds something already; give --out a new folder")
+    quiet()
+    with working(f"reading {layout.about}", json):
+        model = formats.converted(name, files, **set_pairs(knobs or ()))
+        model.save_pretrained(out)
+    sizes = sum(value.numel() for value in model.parameters())
+    found = {"out": str(out), "class": type(model).__name__, "parameters": sizes}
+    if json:
+        emit(found)
+    else:
+        console().print(f"[bold]{name}[/bold]")
+        pairs(list(found.items()))
+
+
+def _list(json: bool) -> None:
+    every = {name: formats.get(name) for name in formats.names()}
+    if json:
+        emit(
+            [
+                {"format": name, "about": one.about, "files": one.files, "options": one.options}
+                for name, one in every.items()
+            ]
+        )
+        return
+    rows = [
+        [name, one.about, ", ".join(one.files), "\n".join(map(": ".join, one.options.items()))]
+        for name, one in every.items()
+    ]
+    table(rows, "format", "about", "files", "--set NAME=VALUE")
