@@ -155,12 +155,13 @@ def eos_ids(config: GenerationConfig) -> frozenset[int]:
 
 
 def forward_names(model: Any) -> frozenset[str]:
-    """What a model's forward takes by name.
+    """What a model's forward takes by name; `torch.compile` hides it behind (*args, **kwargs)."""
+    return frozenset(inspect.signature(uncompiled(model).forward).parameters)
 
-    `torch.compile(model)` hides it behind (*args, **kwargs) and keeps the model as `_orig_mod`.
-    """
-    inner = dict(model.named_children()).get("_orig_mod", model)
-    return frozenset(inspect.signature(inner.forward).parameters)
+
+def uncompiled(model: Any) -> Any:
+    """The model that `torch.compile(model)` keeps as `_orig_mod`."""
+    return dict(model.named_children()).get("_orig_mod", model)
 
 
 def cache_name(model: Any) -> str:
@@ -256,19 +257,22 @@ def own_steps(model: Any, inputs: Mapping[str, Any], behind: Tensor) -> Tensor: 
     """The scores that `generate()` sees behind a prompt, and behind each of the tokens (B, n).
 
     One forward for the prompt and one per token, with the cache that the library makes. `inputs`
-    are those of the first forward; `input_ids` are the decoder's.
+    are those of the first forward; `input_ids` are the decoder's, none of a prompt of embeddings.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
-    ids = given.pop("input_ids")
+    ids, embeds = given.pop("input_ids", None), given.get("inputs_embeds")
+    source: Any = embeds if ids is None else ids
+    ids = source.new_zeros((len(source), 0), dtype=torch.int64) if ids is None else ids
     encoded, names = bool(model.config.is_encoder_decoder), forward_names(model)
     cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
     if encoded:
         cache = EncoderDecoderCache(cache, DynamicCache(config=model.config))
     else:
-        given.setdefault("attention_mask", torch.ones_like(ids))
+        seen = torch.ones(source.shape[:2], dtype=torch.int64, device=source.device)
+        given.setdefault("attention_mask", seen)
         if "position_ids" not in given and "position_ids" in names:
             hints = {**given, "past_key_values": None}
-            given["position_ids"] = model._prepare_position_ids_for_generation(ids, hints)
+            given["position_ids"] = model._prepare_position_ids_for_generation(source, hints)
     given |= {cache_name(model): cache, "use_cache": True}
     given |= {**({"logits_to_keep": 1} if "logits_to_keep" in names else {})}
     scores = []

@@ -27,6 +27,12 @@ def unknown_message(given: Sequence[str], known: Iterable[str], where: str) -> s
     return f"unknown keyword {shown} for {where}{hint} known: {', '.join(names)}"
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error, with its type."""
+    line = (str(error).splitlines() or ["no message"])[0]
+    return f"{type(error).__name__}: {line}"
+
+
 def chosen(option: str, value: Any, known: Mapping[str, Part]) -> Part:
     """The part of that name, or a part of their kinds itself. Raises ValueError with the names."""
     if isinstance(value, str) and value in known:

@@ -8,6 +8,7 @@ family's own; blocks go through the text decoder with explicit positions and an 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -219,7 +220,7 @@ class Backbone(Reader):
         twin = copy.copy(self)
         twin.decoder = without_layers(self.decoder, skip, depth)
         if not self.family.direct:
-            twin.model = replaced(self.model, self.decoder, twin.decoder)
+            twin.model = replaced(_hf.uncompiled(self.model), self.decoder, twin.decoder)
         return twin
 
 
@@ -377,6 +378,14 @@ def check_kernel(config: Any) -> None:
             f"attention implementation {kernel!r} takes no tree mask; load the model with "
             "attn_implementation='sdpa'"
         )
+
+
+def windows_of(config: Any) -> tuple[int, ...]:
+    """How far layers look back: the numbers of a text configuration that are called so."""
+    return tuple({v for n, v in vars(config).items() if _WINDOW.search(n) and type(v) is int and v})
+
+
+_WINDOW = re.compile("^(?!.*(layer|pattern)).*(window|attention_chunk)")
 
 
 def layer_kinds_of(config: Any) -> tuple[tuple[str, ...], int | None]:

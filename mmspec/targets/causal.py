@@ -12,10 +12,11 @@ from torch import Tensor
 
 from mmspec import _hf
 from mmspec.draft import Draft, Round, Scores
+from mmspec.errors import first_line
 from mmspec.laws.sampling import Prefix
 from mmspec.targets.attention_tap import OFFERED, AttentionTap, ClassTokenTap
 from mmspec.targets.backbone import Backbone
-from mmspec.targets.check import check, check_unasked, has_room, refuse_if_readable
+from mmspec.targets.check import check, check_unasked, has_room
 from mmspec.targets.context import Context, Request
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.hooks import HiddenStateHook, SnapshotHook
@@ -143,7 +144,7 @@ class CausalTarget:
         except Exception as error:  # whatever a class does with a cache it was not made for
             if not isinstance(self.backbone, Backbone | EncoderDecoder):
                 raise
-            refuse_if_readable(self.backbone, request.inputs, error)
+            _refuse_if_readable(self.backbone, request.inputs, error)
             raise
         return memory, logits
 
@@ -151,10 +152,9 @@ class CausalTarget:
         """Whether the prompt must be read again, in the model's own steps; see `check`."""
         if not self.checks or not isinstance(self.backbone, Backbone | EncoderDecoder):
             return False
-        is_told = request.past is None and request.inputs.get("input_ids") is not None
-        if not is_told or not has_room(memory):
-            return check_unasked(self.backbone, memory.batch, self.trees)
-        return check(self.backbone, request.inputs, memory, logits, self.trees)
+        if request.past is not None or not has_room(memory):
+            return check_unasked(self.backbone, memory, self.trees)
+        return check(self.backbone, request.inputs, memory, logits, self.trees, request.room)
 
     def _tap(self, rows: Sequence[int]) -> AbstractContextManager[AttentionTap | None]:
         wanted = bool(self.wants & OFFERED)
@@ -180,6 +180,25 @@ class CausalTarget:
         settled = [row[:-1] or row for row in context.waiting()]
         self.backbone.read(memory, block(settled, None, memory.like))
         memory.advance([len(row) - 1 for row in context.waiting()])
+
+
+def _refuse_if_readable(
+    reader: Backbone | EncoderDecoder, inputs: Mapping[str, Any], error: Exception
+) -> None:
+    """Raise ValueError where only the engine cannot read a prompt; else the request is at fault."""
+    if inputs.get("input_ids") is None:
+        return
+    given = dict(reader.own_inputs(inputs, None))
+    if isinstance(reader, EncoderDecoder):
+        given["decoder_input_ids"] = given.pop("input_ids")
+    try:
+        reader.model.generate(**given, max_new_tokens=1, do_sample=False)
+    except Exception:  # the model itself cannot read it either, and its error says why
+        return
+    raise ValueError(
+        f"{type(reader.model).__name__} cannot be read with a cache that rolls back "
+        f"({first_line(error)}); use model.generate() for this model"
+    ) from error
 
 
 def _masked(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:

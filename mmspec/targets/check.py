@@ -30,15 +30,18 @@ from torch import Tensor, nn
 
 from mmspec import _hf
 from mmspec.draft import Draft, Kind
-from mmspec.targets.backbone import Backbone
+from mmspec.errors import first_line
+from mmspec.targets.backbone import Backbone, windows_of
 from mmspec.targets.encoder_decoder import EncoderDecoder
+from mmspec.targets.inputs import lengthened, words
 from mmspec.targets.memory import block
 from mmspec.targets.reader import USES
-from mmspec.targets.thinned import kinds_within, replaced
+from mmspec.targets.thinned import apart, first_kinds
 from mmspec.trees import Tree
 
 RIGHT, WRONG = 2, 3  # tokens that are kept, and that are not
 BEST = 64  # scores compared per place: what is ruled out altogether must not drown the rest
+LONGEST = 10240  # slots of a prompt that is made to lie behind a window
 FORK = Tree((-1, -1, 0, 1))  # wrong and right, and a child of each
 
 Checked = Backbone | EncoderDecoder
@@ -66,52 +69,57 @@ _ADVICE = {
 
 
 def check(
-    reader: Checked, inputs: Mapping[str, Any], memory: Any, logits: Tensor, trees: bool
+    reader: Checked,
+    inputs: Mapping[str, Any],
+    memory: Any,
+    logits: Tensor,
+    trees: bool,
+    room: int = 0,
 ) -> bool:
     """Compare what was read of a prompt, and what would be read behind it, with the model's own.
 
-    `memory` and `logits` (B, V) are those of the request, and are left as they are. Returns whether
-    the prompt is to be read again, as the model's own steps. Raises ValueError for what is read
-    otherwise than `generate()` reads it. Costs the model's own reading of the prompt and some four
-    steps, in the first layers only where these agree, once per class and configuration.
+    `memory` and `logits` (B, V) are those of the request, and are left as they are. Where its
+    `room` new tokens will reach the end of a window, the same is asked of a prompt that is longer
+    by so many words, and lies behind it. Returns whether the prompt is to be read again, as the
+    model's own steps. Raises ValueError for what is read otherwise than `generate()` reads it.
+    Costs the model's own reading of the prompt and some four steps, in the first layers only where
+    these agree, once per class and configuration.
     """
-    use = USES[memory.batch > 1]
-    key = _key(reader, inputs, memory, trees)
-    verdict = _verdicts.get(key)
-    is_new = verdict is None
-    if verdict is None:
-        verdict = _measured(reader, inputs, memory, logits, trees)
-    if verdict is None:  # nothing can be said: broken scores are the loop's to report
+    asked = _Asked(reader, inputs, memory, trees)
+    if asked.settle(memory, logits):
+        return True
+    reached = asked.reached(room)
+    if not reached:
         return False
-    if is_new and not verdict.chain:  # what is refused may have been out of order for once
-        _verdicts[key] = verdict
-    name = type(reader.model).__name__
-    if verdict.chain:
-        raise ValueError(f"{name} {verdict.chain}; {_ADVICE[use]}")
-    if trees and verdict.tree:
-        raise ValueError(f"{name} {verdict.tree}; {_ADVICE['tree']}")
-    if not verdict.stepwise or use in reader.stepwise:
+    more = reached - max(memory.kept)
+    behind = torch.tensor([words(reader, more)] * memory.batch, device=reader.device)
+    try:
+        return _Asked(reader, lengthened(reader, inputs, behind), memory, trees, more).settle()
+    except torch.OutOfMemoryError:  # a prompt that nobody asked for
         return False
-    reader.stepwise.add(use)
-    return True
 
 
-def check_unasked(reader: Checked, batch: int, trees: bool) -> bool:
+def check_unasked(reader: Checked, memory: Any, trees: bool) -> bool:
     """The same for a request that cannot be read on itself: a few words stand for its prompt.
 
-    Asked only where no other request of the class was; pictures have no words to stand for them.
+    Asked only where no other request of the class was. A model that reads no words alone is left.
     """
-    own, use = _print(reader.model), USES[batch > 1]
+    own, use = _print(reader.model), USES[memory.batch > 1]
     asked = [verdict for key, verdict in _verdicts.items() if key[2] == own]
     if any(verdict.stepwise for verdict in asked) and use not in reader.stepwise:
         reader.stepwise.add(use)  # found of other requests
         return True
-    if isinstance(reader, EncoderDecoder) or reader.family.media or asked:
+    if isinstance(reader, EncoderDecoder) or asked:
         return False
-    ids = [[5 + 7 * at % reader.vocabulary for at in range(6)]] * batch
-    inputs = {"input_ids": torch.tensor(ids, device=reader.device)}
-    memory, logits, _ = reader.prefill(inputs, RIGHT + WRONG)
-    return has_room(memory) and check(reader, inputs, memory, logits, trees)
+    inputs = {"input_ids": torch.tensor([words(reader, 6)] * memory.batch, device=reader.device)}
+    twin = apart(reader)  # behind a cache the model may go by what the last prompt left on it
+    try:
+        other, logits, _ = twin.prefill(inputs, RIGHT + WRONG)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return False
+    return has_room(other) and check(twin, inputs, other, logits, trees)
 
 
 def has_room(memory: Any) -> bool:
@@ -121,37 +129,140 @@ def has_room(memory: Any) -> bool:
     return not ends or max(places) + RIGHT - 1 <= min(ends)
 
 
-def refuse_if_readable(reader: Checked, inputs: Mapping[str, Any], error: Exception) -> None:
-    """Raise ValueError where only the engine cannot read a prompt; else the request is at fault."""
-    if inputs.get("input_ids") is None:
-        return
-    given = dict(reader.own_inputs(inputs, None))
-    if isinstance(reader, EncoderDecoder):
-        given["decoder_input_ids"] = given.pop("input_ids")
-    try:
-        reader.model.generate(**given, max_new_tokens=1, do_sample=False)
-    except Exception:  # the model itself cannot read it either, and its error says why
-        return
-    raise ValueError(
-        f"{type(reader.model).__name__} cannot be read with a cache that rolls back "
-        f"({_line(error)}); {_ADVICE['chain']}"
-    ) from error
-
-
 def forget() -> None:
     """Have every model asked again."""
     _verdicts.clear()
 
 
-def _key(reader: Checked, inputs: Mapping[str, Any], memory: Any, trees: bool) -> Key:
-    """What a verdict holds for: the request counts by its shape only."""
-    model = reader.model
-    beside = tuple(sorted(name for name, value in inputs.items() if value is not None))
-    is_behind = reader.window is not None and max(memory.kept) > reader.window
-    kernel = str(reader.config._attn_implementation)
-    place = (kernel, model.dtype, reader.device.type, type(memory).__name__)
-    shape = (beside, is_behind, memory.batch > 1, any(memory.padding), trees)
-    return (type(model), transformers.__version__, _print(model), *place, *shape)
+@dataclass(frozen=True)
+class _Asked:
+    """What a verdict is about: a class and a request, which counts by its shape only."""
+
+    reader: Checked
+    inputs: Mapping[str, Any]
+    memory: Any  # of the request
+    trees: bool
+    more: int = 0  # tokens that `inputs` hold and `memory` does not
+
+    def settle(self, memory: Any = None, logits: Tensor | None = None) -> bool:
+        """Whether the prompt is to be read again. Raises ValueError for what is refused.
+
+        `memory` and `logits` are what was read of the inputs; None = nothing yet.
+        """
+        reader, use = self.reader, USES[self.memory.batch > 1]
+        key = self.key()
+        verdict = _verdicts.get(key)
+        if verdict is None:
+            if (verdict := self.measured(memory, logits)) is None:
+                return False  # nothing can be said: broken scores are the loop's to report
+            if not verdict.chain:  # what is refused may have been out of order for once
+                _verdicts[key] = verdict
+        found, advice = verdict.chain, _ADVICE[use]
+        if self.trees and verdict.tree and not found:
+            found, advice = verdict.tree, _ADVICE["tree"]
+        if found:
+            raise ValueError(f"{type(reader.model).__name__} {found}; {advice}")
+        if not verdict.stepwise or use in reader.stepwise:
+            return False
+        reader.stepwise.add(use)
+        return True
+
+    def key(self) -> Key:
+        reader, model, memory = self.reader, self.reader.model, self.memory
+        beside = tuple(sorted(name for name, value in self.inputs.items() if value is not None))
+        kernel, device = str(reader.config._attn_implementation), reader.device.type
+        place = (kernel, model.dtype, device, type(memory).__name__)
+        shape = (beside, memory.batch > 1, any(memory.padding), self.trees)
+        behind = tuple(size for size in self._windows() if _far(size) <= self._slots)
+        turned = any(self._slots > end for end in self._turns())
+        own = (type(model), transformers.__version__, _print(model))
+        return (*own, *place, *shape, behind, turned)
+
+    def reached(self, room: int) -> int:
+        """Slots to ask about beside those of the prompt: the end of windows that it will reach.
+
+        A window is asked about where enough is hidden behind it to be seen in the scores; 0 = none.
+        """
+        ends = [_far(size) for size in self._windows() if size < self._slots + room]
+        last = [int(each.last) for each in _memories(self.memory) if each.last is not None]
+        last += [end for end in self._turns() if self._slots <= end]
+        most = min([LONGEST, *last]) - RIGHT - WRONG
+        return max([end for end in ends if self._slots < end <= most], default=0)
+
+    def measured(self, memory: Any, logits: Tensor | None) -> Trust | None:
+        """What is found; `memory` and `logits` are read where they are None."""
+        reader, own_words = self.reader, words(self.reader, RIGHT + WRONG, self.inputs)
+        behind = torch.tensor([own_words[:RIGHT]] * self.memory.batch, device=reader.device)
+        if self._is_agreed(memory, own_words, behind):
+            return Trust()
+        if memory is None:
+            memory, logits, _ = apart(reader).prefill(self.inputs, RIGHT + WRONG)
+        given = reader.own_inputs(self.inputs, memory)
+        try:
+            own = _hf.own_steps(reader.model, given, behind)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a class may want more than the request says
+            return Trust(chain=f"cannot be asked for single tokens ({first_line(error)})")
+        if not bool(own.isfinite().any(-1).all()):
+            return None
+        compared = _Compared(reader, self.inputs, own, own_words)
+        tree = compared.trouble(memory, logits, FORK) if self.trees else ""
+        chain = compared.trouble(memory, logits, None)
+        if not chain:
+            return Trust(tree=tree)
+        again = _hf.own_steps(reader.model, given, behind) if reader.model.training else own
+        if not torch.equal(own, again):
+            return None  # dropout: no two forwards agree
+        use, chain = USES[self.memory.batch > 1], chain + compared.cause(chain)
+        if use in reader.stepwise:
+            return Trust(chain=chain, tree=tree or chain)
+        twin = copy.copy(reader)
+        twin.stepwise = {*reader.stepwise, use}
+        other, logits, _ = twin.prefill(self.inputs, RIGHT + WRONG)
+        if _Compared(twin, self.inputs, own, own_words).trouble(other, logits, None):
+            return Trust(chain=chain, tree=chain)
+        return Trust(stepwise=True, tree=chain)
+
+    def _is_agreed(self, memory: Any, own_words: Sequence[int], behind: Tensor) -> bool:
+        """Whether the first layers already read as they should, behind the request's own prompt.
+
+        False settles nothing: they may be all there are, or not to be had without the others.
+        """
+        if isinstance(self.reader, EncoderDecoder):
+            return False
+        try:
+            few = first_kinds(self.reader, _memories(self.memory)[0].cache.layers)
+            if few is None:
+                return False
+            memory = few.prefill(self.inputs, RIGHT + WRONG)[0] if memory is None else memory
+            own = _hf.own_steps(few.model, few.own_inputs(self.inputs, memory), behind)
+            compared = _Compared(few, self.inputs, own, own_words)
+            shapes = (FORK, None) if self.trees else (None,)
+            return not any(compared.trouble(memory, None, shape) for shape in shapes)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # whatever a class does without the rest
+            return False
+
+    @property
+    def _slots(self) -> int:
+        return int(max(self.memory.kept)) + self.more
+
+    def _turns(self) -> Sequence[int]:
+        """Where rotary frequencies change."""
+        border = self.reader.border if isinstance(self.reader, Backbone) else None
+        return () if border is None else (border.length,)
+
+    def _windows(self) -> Sequence[int]:
+        slots = _memories(self.memory)[0].cache.layers
+        own = {vars(slot).get(n) for slot in slots for n in ("window", "sliding_window")} - {None}
+        return sorted({*windows_of(self.reader.config), *own})
+
+
+def _far(window: int) -> int:
+    """Slots of which a window hides enough: a fifth."""
+    return window + max(window // 4, 4)
 
 
 def _print(model: Any) -> str:
@@ -159,82 +270,6 @@ def _print(model: Any) -> str:
     if model not in _prints:
         _prints[model] = model.config.to_json_string(use_diff=False)
     return _prints[model]
-
-
-def _measured(
-    reader: Checked, inputs: Mapping[str, Any], memory: Any, logits: Tensor, trees: bool
-) -> Trust | None:
-    own_words = words(reader, inputs)
-    behind = torch.tensor([own_words[:RIGHT]] * memory.batch, device=reader.device)
-    if _is_agreed(reader, inputs, memory, own_words, trees):
-        return Trust()
-    try:
-        own = _hf.own_steps(reader.model, reader.own_inputs(inputs, memory), behind)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # a class may want more than the request says
-        return Trust(chain=f"cannot be asked for single tokens ({_line(error)})")
-    if not bool(own.isfinite().any(-1).all()):
-        return None
-    compared = _Compared(reader, inputs, own, own_words)
-    tree = compared.trouble(memory, logits, FORK) if trees else ""
-    chain = compared.trouble(memory, logits, None)
-    if not chain:
-        return Trust(tree=tree)
-    if reader.model.training and not torch.equal(
-        own, _hf.own_steps(reader.model, reader.own_inputs(inputs, memory), behind)
-    ):
-        return None  # dropout: no two forwards agree
-    use, chain = USES[memory.batch > 1], chain + compared.cause(chain)
-    if use in reader.stepwise:
-        return Trust(chain=chain, tree=tree or chain)
-    twin = copy.copy(reader)
-    twin.stepwise = {*reader.stepwise, use}
-    other, logits, _ = twin.prefill(inputs, RIGHT + WRONG)
-    if _Compared(twin, inputs, own, own_words).trouble(other, logits, None):
-        return Trust(chain=chain, tree=chain)
-    return Trust(stepwise=True, tree=chain)
-
-
-def _is_agreed(
-    reader: Checked, inputs: Mapping[str, Any], memory: Any, own_words: Sequence[int], trees: bool
-) -> bool:
-    """Whether the first layers already read as they should, behind the request's own prompt.
-
-    False settles nothing: they may be all there are, or not to be had without the others.
-    """
-    behind = torch.tensor([own_words[:RIGHT]] * memory.batch, device=reader.device)
-    try:
-        few = _first_layers(reader, memory)
-        if few is None:
-            return False
-        own = _hf.own_steps(few.model, few.own_inputs(inputs, memory), behind)
-        compared = _Compared(few, inputs, own, own_words)
-        shapes = (FORK, None) if trees else (None,)
-        return not any(compared.trouble(memory, None, shape) for shape in shapes)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # whatever a class does without the rest
-        return False
-
-
-def _first_layers(reader: Checked, memory: Any) -> Any:
-    """The reader of as many layers as hold one of each kind, and one more; None where all do.
-
-    That one reads what the others left of the prompt in its cache.
-    """
-    if isinstance(reader, EncoderDecoder):
-        return None
-    layers, slots = reader.layers, _memories(memory)[0].cache.layers
-    named = vars(reader.config).get("layer_types") or [None] * len(layers)
-    windows = [(type(slot), vars(slot).get("window")) for slot in slots]
-    depth = kinds_within(layers, list(zip(named, windows, strict=True))) + 1
-    if depth >= len(layers):
-        return None
-    few = reader.thinned((), depth)
-    if few.model is reader.model:
-        few.model = replaced(reader.model, reader.decoder, few.decoder)
-    return few
 
 
 @dataclass(frozen=True)
@@ -257,7 +292,7 @@ class _Compared:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a class does with what it was not made for
-            return f"cannot be read as a {kind} of drafted tokens ({_line(error)})"
+            return f"cannot be read as a {kind} of drafted tokens ({first_line(error)})"
         found = max(float(difference(*pair)) for pair in pairs)
         bound = margin(self.reader.model.dtype)
         if found <= bound:
@@ -359,28 +394,6 @@ def difference(ours: Tensor, theirs: Tensor) -> Tensor:  # (..., V) each -> scal
     return places.nan_to_num(torch.inf).median() if is_half else places.nan_to_num(torch.inf).amax()
 
 
-def words(reader: Checked, inputs: Mapping[str, Any]) -> list[int]:
-    """As many different ids as a reading needs, those of the request first."""
-    config, count = reader.config, RIGHT + WRONG
-    special = set(reader.visual_ids)
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        special |= _ids(vars(config).get(name))
-    others = (5 + 7 * step for step in range(reader.vocabulary // 7))
-    given = inputs["input_ids"][-1].flip(0).tolist()
-    found = [t for t in dict.fromkeys((*given, *others)) if t not in special]
-    return [found[step % len(found)] for step in range(count)]
-
-
-def _ids(value: Any) -> set[int]:
-    return set() if value is None else set(value) if isinstance(value, list) else {value}
-
-
 def _memories(memory: Any) -> Sequence[Any]:
     rows: Sequence[Any] = vars(memory).get("rows", (memory,))
     return rows
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error, with its type."""
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -48,6 +48,35 @@ def check_inputs(
     _check_mask("attention_mask", given.get("attention_mask"))
 
 
+def words(reader: Any, count: int, inputs: Mapping[str, Any] | None = None) -> list[int]:
+    """Ids that stand for words, as many different ones as there are; those of a request first."""
+    ids = None if inputs is None else inputs.get("input_ids")
+    given = [] if ids is None else ids[-1].flip(0).tolist()
+    named, special = vars(reader.config), set(reader.visual_ids)
+    for kind in ("pad", "bos", "eos"):
+        value = named.get(f"{kind}_token_id")
+        special |= set(value) if isinstance(value, list) else {value}
+    others = range(5, reader.vocabulary, 7)
+    found = [token for token in dict.fromkeys((*given, *others)) if token not in special]
+    return [found[step % len(found)] for step in range(count)]
+
+
+def lengthened(reader: Any, inputs: Mapping[str, Any], ids: Tensor) -> dict[str, Any]:  # (B, n)
+    """The same request with words behind its prompt: what else it says of its tokens goes on."""
+    longer = {name: value for name, value in inputs.items() if name != "position_ids"}
+    is_told = inputs.get("input_ids") is not None
+    prompt = inputs["input_ids" if is_told else "inputs_embeds"]
+    for name, value in longer.items():
+        if isinstance(value, Tensor) and value.dim() > 1 and value.shape[:2] == prompt.shape[:2]:
+            last = value[:, -1:].expand(-1, ids.shape[1], *value.shape[2:])
+            longer[name] = torch.cat((value, last), 1)
+    if is_told:
+        longer["input_ids"] = torch.cat((prompt, ids), 1)
+    else:
+        longer["inputs_embeds"] = torch.cat((prompt, reader.embed(ids).to(prompt)), 1)
+    return longer
+
+
 def _check_mask(name: str, mask: Tensor | None) -> None:
     if mask is not None and not bool(((mask == 0) | (mask == 1)).all()):
         odd = mask[(mask != 0) & (mask != 1)].flatten()[0].item()

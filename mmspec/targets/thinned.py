@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from mmspec import _hf
+
 
 def layer_list(decoder: nn.Module) -> str:
     """The name of a decoder's list of layers, its longest one. Raises ValueError without any."""
@@ -42,14 +44,33 @@ def replaced(model: nn.Module, part: nn.Module, other: nn.Module) -> Any:
     return twin
 
 
-def kinds_within(layers: Sequence[nn.Module], beside: Sequence[Any]) -> int:
-    """How many layers, from the first, hold one of each kind.
+def apart(reader: Any, depth: int | None = None) -> Any:
+    """The same weights read through shallow copies: nothing of a prompt is noted on the model.
 
-    Layers are of one kind where all their modules and settings are the same but for the index;
-    `beside` tells what else differs between them, of each.
+    `depth` keeps only the first layers. The reader itself where it has no list of layers.
     """
-    kinds = [(_kind(layer), other) for layer, other in zip(layers, beside, strict=True)]
-    return max(kinds.index(kind) for kind in kinds) + 1
+    try:
+        twin = reader.thinned((), depth)
+    except ValueError:
+        return reader
+    if twin.model is reader.model:
+        twin.model = replaced(_hf.uncompiled(reader.model), reader.decoder, twin.decoder)
+    return twin
+
+
+def first_kinds(reader: Any, slots: Sequence[Any]) -> Any:
+    """The reader of its first layers: as many as hold one of each kind, and one more.
+
+    That one reads what the others left of a prompt in its cache, `slots`. Layers are of one kind
+    where all their modules and settings are the same but for the index. None where no layer is left
+    out; raises ValueError where they cannot be told.
+    """
+    layers = list(reader.layers)
+    named = vars(reader.config).get("layer_types") or [None] * len(layers)
+    windows = [(type(slot), vars(slot).get("window")) for slot in slots]
+    kinds = [(_kind(layer), *other) for layer, *other in zip(layers, named, windows, strict=True)]
+    depth = max(kinds.index(kind) for kind in kinds) + 2
+    return None if depth >= len(layers) else apart(reader, depth)
 
 
 def _kind(layer: nn.Module) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -118,6 +119,54 @@ def test_a_cache_that_forgets_to_crop(family: str, monkeypatch: pytest.MonkeyPat
 
 
 ADVANCE = Memory.advance
+
+
+@pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl"])
+def test_a_request_of_embeddings_is_asked_as_it_is(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, request = toys.model(family), toys.inputs(family)
+    words = model.get_input_embeddings()(request["input_ids"]).detach()
+    asked = {"inputs_embeds": words, "attention_mask": request["attention_mask"]}
+    expected = model.generate(**asked, max_new_tokens=ROOM, do_sample=False)
+    fast = mmspec.accelerate(model, "coupled", drafter=Oracle(expected.tolist(), 0.4, tree=WIDE))
+    ours = fast.generate(**asked, max_new_tokens=ROOM, do_sample=False).sequences
+    assert torch.equal(ours, expected)
+    assert check._verdicts
+    check.forget()
+    monkeypatch.setattr(Memory, "place", shifted)
+    with pytest.raises(ValueError, match=rf"{type(model).__name__} scores a .*\(those \+1\)"):
+        fast.generate(**asked, max_new_tokens=ROOM)
+
+
+@pytest.mark.parametrize("family", ["llava", "gemma3", "qwen2_5_vl", "lfm2_vl"])
+def test_a_second_turn_has_a_class_asked_with_words(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the model noted of the picture is left as it was."""
+    model, request = toys.model(family), toys.inputs(family)
+    said = model.generate(**request, max_new_tokens=4, return_dict_in_generate=True)
+    noted = vars(model.model).get("rope_deltas")
+    before, ids = copy.deepcopy(noted), torch.cat((said.sequences, said.sequences[:, -3:]), 1)
+    asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    again = {**asked, "past_key_values": copy.deepcopy(said.past_key_values)}
+    expected = model.generate(**again, max_new_tokens=ROOM, do_sample=False)[:, ids.shape[1] :]
+    fast = mmspec.accelerate(model, "coupled", drafter=Oracle(expected.tolist(), 0.4, tree=3))
+    again["past_key_values"] = copy.deepcopy(said.past_key_values)
+    ours = fast.generate(**again, max_new_tokens=ROOM, do_sample=False).sequences
+    assert torch.equal(ours[:, ids.shape[1] :], expected)
+    assert check._verdicts
+    assert before is None or torch.equal(before, model.model.rope_deltas)
+    check.forget()
+    monkeypatch.setattr(Memory, "place", shifted)
+    monkeypatch.setattr(SlotCache, "restore", lambda *_: None)
+    again["past_key_values"] = copy.deepcopy(said.past_key_values)
+    if family == "lfm2_vl":
+        with pytest.raises(ValueError, match="scores a chain"):
+            fast.generate(**again, max_new_tokens=ROOM)
+        return
+    ours = fast.generate(**again, max_new_tokens=ROOM, do_sample=False).sequences
+    assert torch.equal(ours[:, ids.shape[1] :], expected)  # read as the model's own steps
 
 
 def test_what_is_refused_is_refused_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
