@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmspec.bench.compressors import Catalogue
 from mmspec.bench.sweep import Sweep
 
 MARKS = "osD^vP*X"
+SETTINGS: dict[str, Any] = {"svg.hashsalt": "mmspec", "font.size": 9}
 NUMBER: dict[str, Any] = {"fontsize": 7, "xytext": (3, 3), "textcoords": "offset points"}
 
 
@@ -17,16 +19,9 @@ def relaxed(found: Sweep, file: Path) -> None:
 
     Raises ValueError without matplotlib.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ValueError("plots need matplotlib; install mmspec[plots]") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    settings: Any = {"svg.hashsalt": "mmspec", "font.size": 9}
+    pyplot = _pyplot()
     qualities = list(found.points[0].row.qualities)
-    with pyplot.rc_context(settings):
+    with pyplot.rc_context(SETTINGS):
         size = (5 * (2 + len(qualities)), 3.75)
         figure, axes = pyplot.subplots(1, 2 + len(qualities), figsize=size, layout="constrained")
         for index, recipe in enumerate(dict.fromkeys(point.recipe for point in found.points)):
@@ -44,7 +39,48 @@ def relaxed(found: Sweep, file: Path) -> None:
             place.axhline(0, color="0.6", linestyle=":")
             _name(place, "times fewer target calls", f"{quality}, less that of plain")
         axes[1].legend()  # every recipe has a time, not every one a mass
-        figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+        _save(figure, file)
+        pyplot.close(figure)
+
+
+def _pyplot() -> Any:
+    """Drawing into files. Raises ValueError without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ValueError("plots need matplotlib; install mmspec[plots]") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(figure: Any, file: Path) -> None:
+    """The same file for the same numbers."""
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+
+
+def compressed(found: Catalogue, file: Path) -> None:
+    """Acceptance, the draft model's prefill and speed over the share of tokens that is kept.
+
+    Raises ValueError without matplotlib.
+    """
+    pyplot = _pyplot()
+    columns = {
+        "mean_acceptance_length": "mean acceptance length",
+        "drafter_prefill_ms": "drafter prefill, ms",
+        "speedup_end_to_end": "speed-up end to end",
+    }
+    with pyplot.rc_context(SETTINGS):
+        figure, axes = pyplot.subplots(1, len(columns), figsize=(15, 4.5), layout="constrained")
+        rows = [point.flat() for point in found.points]
+        for place, (column, title) in zip(axes, columns.items(), strict=True):
+            for index, row in enumerate(one for one in rows if one[column] is not None):
+                how: dict[str, Any] = {"color": f"C{index}", "marker": MARKS[index % len(MARKS)]}
+                place.plot([row["kept"]], [row[column]], linestyle="", **how)
+                place.annotate(row["compressor"], (row["kept"], row[column]), **NUMBER)
+            _name(place, "share of visual tokens kept", title)
+        _save(figure, file)
         pyplot.close(figure)
 
 

@@ -139,6 +139,23 @@ def overlap(
     """Draft while the target verifies: gain measured here, and predicted for two devices."""
 
 
+@measure.command("compressors")
+@takes("mmspec.cli.catalogue", "bench", without=("compressor", "kv", "window", "max_rows"))
+def catalogue(
+    prompt: Prompts = None,
+    prompts: Count = 8,
+    repeats: Repeats = 3,
+    only: Annotated[
+        list[str] | None, typer.Option(help="NAME or NAME:keep=0.25; repeatable. All if not said.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the points as CSV.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw them, as SVG or PNG; needs matplotlib.")
+    ] = None,
+) -> None:
+    """Race compressors on one pair: kept tokens, acceptance, the draft model's prefill, speed."""
+
+
 @measure.command("views")
 def views(
     shape: Annotated[str, typer.Option(help="A decoder, of `bench scale --shape list`.")] = "small",

@@ -25,7 +25,7 @@ def run(
     plot: Path | None,
 ) -> None:
     """Turn the knobs: calls saved, quality, distance from the target."""
-    _check_files(out, plot)
+    check_files(out, plot)
     named = choice.recipe or list(KNOBS)
     known = [name for name in named if name in KNOBS]
     loaded = load(choice, choose(replace(choice, recipe=known or named)))
@@ -50,7 +50,7 @@ def run(
         show(found)
 
 
-def _check_files(out: Path | None, plot: Path | None) -> None:
+def check_files(out: Path | None, plot: Path | None) -> None:
     """Whatever could only be found out once everything is measured. Raises ValueError."""
     if out is not None:
         check_writable("--out", out, (".csv",))

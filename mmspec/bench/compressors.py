@@ -1,0 +1,157 @@
+"""The catalogue of compressors on one pair: how much is kept, and what becomes of it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from torch import Tensor
+
+from mmspec.api import Accelerated
+from mmspec.bench.compare import compare
+from mmspec.bench.progress import Progress, silent
+from mmspec.bench.row import Row
+from mmspec.compressors import COMPRESSORS, about, named
+from mmspec.compressors.contract import Compressed, Compressor, Features
+from mmspec.draft import Round
+from mmspec.modality import Workload
+
+WHOLE = "none"  # without a compressor
+
+
+@dataclass(frozen=True)
+class Counted(Compressor):
+    """A compressor that is watched: how many features went in, and how many came out."""
+
+    inner: Compressor
+    seen: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.inner.needs
+
+    def fitted(self, width: int, like: Tensor) -> Compressor:
+        return replace(self, inner=self.inner.fitted(width, like))
+
+    def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
+        made = self.inner.compress(features, signals)
+        self.seen.append((len(features.values), len(made.positions)))
+        return made
+
+
+@dataclass(frozen=True)
+class CompressorPoint:
+    """One compressor: the share of visual tokens that it left, and the line of its race."""
+
+    compressor: str
+    kept: float  # share of visual tokens
+    prefill_ms: float  # of the draft model: its encoder, the compressor, and the prompt
+    row: Row
+
+    def flat(self) -> dict[str, Any]:
+        """One line of a table."""
+        one = self.row
+        least, most = one.spread.get("speedup_end_to_end", (None, None))
+        return {
+            "compressor": self.compressor,
+            "kept": self.kept,
+            "drafter_prefill_ms": self.prefill_ms,
+            "mean_acceptance_length": one.mean_acceptance_length,
+            "fewer_calls": one.fewer_calls,
+            "speedup_end_to_end": one.speedup_end_to_end,
+            "speedup_least": least,
+            "speedup_most": most,
+            "identical": one.identical,
+        }
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What `mmspec bench compressors` reports."""
+
+    model: str
+    recipe: str
+    points: list[CompressorPoint]
+    left_out: dict[str, str]  # why
+    settings: dict[str, Any]
+    requests: int
+    repeats: int
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
+
+    def write_csv(self, file: Path) -> None:
+        """One line per compressor."""
+        rows = [point.flat() for point in self.points]
+        with file.open("w", newline="") as opened:
+            lines = csv.DictWriter(opened, list(rows[0]))
+            lines.writeheader()
+            lines.writerows(rows)
+
+
+def usual() -> list[str]:
+    """All that need no weights."""
+    return [name for name in COMPRESSORS if not about(name)["trained"]]
+
+
+def catalogue(
+    accelerated: Callable[..., Accelerated],
+    workload: Workload,
+    *,
+    recipe: str,
+    compressors: Sequence[str] | None = None,
+    model: str = "model",
+    repeats: int = 3,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Catalogue:
+    """Race compressors, by name and parameters, with the draft model that sees everything.
+
+    `accelerated(recipe, **parts)` binds them to one pair. What does not go with the pair is left
+    out, and why is said; names that there are not raise ValueError.
+    """
+    watched = {text: Counted(named(text)) for text in compressors or usual()}
+    ways, left_out = {WHOLE: accelerated(recipe)}, dict[str, str]()
+    for text, one in watched.items():
+        try:
+            ways[text] = accelerated(recipe, compressor=one)
+        except ValueError as error:
+            left_out[text] = str(error)
+    alone = replace(workload, peers=None)
+    how: dict[str, Any] = {"repeats": repeats, "seed": seed, "progress": progress}
+    found = compare(model, ways, alone, efficiency=False, **how)
+    points = []
+    for row in found.rows:
+        if row.recipe not in ways:
+            continue
+        begun = _prefill(ways[row.recipe], workload, seed)
+        seen = watched[row.recipe].seen if row.recipe in watched else [(1, 1)]
+        kept = sum(out for _, out in seen) / max(sum(count for count, _ in seen), 1)
+        points.append(CompressorPoint(row.recipe, kept, 1e3 * begun, row))
+    return Catalogue(
+        model=model,
+        recipe=recipe,
+        points=sorted(points, key=lambda point: -point.kept),
+        left_out=left_out,
+        settings=found.settings,
+        requests=found.requests,
+        repeats=repeats,
+        environment=found.environment,
+    )
+
+
+def _prefill(fast: Accelerated, workload: Workload, seed: int) -> float:
+    """Median seconds until the draft model has read the prompt, over requests."""
+    spent = []
+    for request in workload.timed:
+        rounds: list[Round] = []
+        asked = {**request, "max_new_tokens": 1}
+        fast.generate(**asked, seed=seed, on_round=rounds.append)
+        spent.append(rounds[0].seconds.get("draft", 0.0))
+    return median(spent)

@@ -1,0 +1,61 @@
+"""The catalogue of compressors: what each keeps, in one race, and what does not go with a pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmspec
+from mmspec.bench.compressors import Catalogue, catalogue, usual
+from mmspec.bench.plots import compressed
+from mmspec.compressors import COMPRESSORS
+from mmspec.modalities.vlm.measures import of_requests
+from tests import toys
+from tests.cli.running import fail
+from tests.conftest import noisy
+
+KEPT = {"none": 1.0, "identity": 1.0, "average-pool": 0.25, "hide-all": 0.0}
+
+
+def measured(*compressors: str, filmed: bool = False) -> Catalogue:
+    model, small = toys.model("qwen2_5_vl"), noisy("qwen2_5_vl")
+    request: dict[str, Any] = toys.filmed("qwen2_5_vl") if filmed else toys.inputs("qwen2_5_vl")
+    work = of_requests(model, [{**request, "max_new_tokens": 6, "do_sample": False}])
+
+    def accelerated(recipe: str, **parts: Any) -> mmspec.Accelerated:
+        return mmspec.accelerate(model, recipe, drafter=small, **parts)
+
+    how: dict[str, Any] = {"recipe": "coupled", "repeats": 1}
+    return catalogue(accelerated, work, compressors=compressors, **how)
+
+
+def test_every_point_says_what_is_kept() -> None:
+    found = measured("identity", "average-pool:stride=2", "hide-all", "cls-topk", filmed=True)
+    shares = {one.compressor.partition(":")[0]: one.kept for one in found.points}
+    assert shares == pytest.approx(KEPT)
+    assert list(shares.values()) == sorted(shares.values(), reverse=True)
+    assert all(one.prefill_ms > 0 and one.row.identical == 1 for one in found.points)
+    assert list(found.left_out) == ["cls-topk"]
+    assert "gives no class token" in found.left_out["cls-topk"]
+
+
+def test_all_without_weights_take_part() -> None:
+    assert {"resampler", "conv", "elastic-gate"} <= {*COMPRESSORS} - {*usual()}
+    assert {"holistic", "uv-prune", "top-p-uniform"} <= {*usual()}
+
+
+def test_points_are_written_and_drawn(tmp_path: Path) -> None:
+    found = measured("average-pool")
+    found.write_csv(tmp_path / "points.csv")
+    lines = (tmp_path / "points.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["compressor", "none", "average-pool"]
+    pytest.importorskip("matplotlib", reason="mmspec[plots] is not installed")
+    compressed(found, tmp_path / "points.svg")
+    assert "average-pool" in (tmp_path / "points.svg").read_text()
+
+
+def test_unknown_names_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    _, line = fail(capsys, "bench", "compressors", "--only", "average-pol", "--prompts", "1")
+    assert "did you mean 'average-pool'" in line
