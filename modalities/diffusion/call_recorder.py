@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.modalities.diffusion.conditions import (
+    Around,
     NetworkCall,
     Path,
     Residual,
@@ -36,8 +37,8 @@ class Recorder:
         self.at: dict[Path, dict[int, int]] = {}  # step -> index into the values
         self.runs: dict[int, int] = {}  # how often a step was seen
         self.shown = self.first.shown  # the states of the latest step
-        self.beside: Tensor | None = None  # what they hold behind the latents, if anything
-        self.axis, self.inserted = 1, None  # type: int, int | None
+        self.around: Around | None = None  # what they hold beside the latents, if anything
+        self.inserted: int | None = None
 
     def add(
         self,
@@ -79,33 +80,39 @@ class Recorder:
     @property
     def is_sure(self) -> bool:
         """Whether enough was seen to know that nothing depends on the states."""
+        if self.around is not None and not bool(self.around.seen.all()):
+            return all(runs > 1 for runs in self.runs.values())  # it may be there by chance
         changing = [values for values in self.values.values() if len(values) > 1]
         if all(runs > 1 for runs in self.runs.values()):
             return True
         return len(self.runs) > 1 and all(_number(one) is not None for v in changing for one in v)
 
     def shows(self, latents: Tensor) -> bool:  # (rows, *E)
-        """Whether the latest states are these latents, and behind them what was there before.
+        """Whether the latest states are these latents, and beside them what was there before.
 
-        That may be a picture to start from or a mask, more channels or more places of a sequence.
+        That may be a picture to start from or a mask, more channels or more places of a sequence,
+        or a part of the latents that is known, such as a first frame.
         """
         shown = self._flat(latents)
-        sizes = list(zip(shown.shape, latents.shape, strict=False))
-        longer = [axis for axis, (size, own) in enumerate(sizes) if size != own]
-        if shown.dim() != latents.dim() or len(longer) > 1 or 0 in longer:
+        if shown.dim() != latents.dim():
             return False
-        if not longer and self.beside is not None:
+        is_first = sum(self.runs.values()) == 1
+        around = _around(shown, latents) if is_first else self.around
+        if around is None or around.shown.shape != shown.shape:
+            return (
+                around is None
+                and shown.shape == latents.shape
+                and bool(_near(shown, latents).all())
+            )
+        seen = around.seen & _near(shown.narrow(around.axis, around.offset, around.size), latents)
+        around = replace(around, seen=seen)
+        rebuilt = around(latents.to(shown), torch.arange(len(shown), device=shown.device))
+        others = torch.ones_like(shown, dtype=torch.bool)
+        others.narrow(around.axis, around.offset, around.size).copy_(~seen)
+        if not bool(seen.any()) or not torch.equal(rebuilt[others], shown[others]):
             return False
-        if longer:
-            axis, own = longer[0], latents.shape[longer[0]]
-            if shown.shape[axis] < own:
-                return False
-            shown, beside = shown.tensor_split([own], axis)
-            if self.beside is None and sum(self.runs.values()) == 1:
-                self.axis, self.beside = axis, beside
-            if self.beside is None or not torch.equal(self.beside, beside):
-                return False
-        return torch.allclose(shown.float(), latents, rtol=2e-2, atol=2e-2, equal_nan=True)
+        self.around = around
+        return True
 
     def _flat(self, latents: Tensor) -> Tensor:
         """The states without an axis of size 1 that the latents have not."""
@@ -114,6 +121,10 @@ class Recorder:
             near = [axis for axis in ones if self.shown.squeeze(axis).shape == latents.shape]
             self.inserted = near[0] if near else None
         return squeezed(self.shown, self.inserted)
+
+    def flat(self, output: Tensor) -> Tensor:
+        """An output for the latents alone."""
+        return replace(self.first, around=self.around, inserted=self.inserted).flat(output)
 
     def call(self, steps: int) -> NetworkCall:
         """The call, with its tables over so many steps."""
@@ -132,8 +143,7 @@ class Recorder:
             told=told,
             varied=varied,
             residuals=self.residuals,
-            beside=self.beside,
-            axis=self.axis,
+            around=self.around,
             inserted=self.inserted,
         )
 
@@ -169,6 +179,27 @@ def _place(one: Tensor, theirs: Sequence[Tensor]) -> int | None:
         if torch.equal(one, other):
             return place
     return -1 if bool(one.any()) else None
+
+
+def _around(shown: Tensor, latents: Tensor) -> Around | None:
+    """Where the latents stand in the states, if those hold anything else as well."""
+    sizes = list(zip(shown.shape, latents.shape, strict=True))
+    longer = [axis for axis, (size, own) in enumerate(sizes) if size != own]
+    if len(longer) > 1 or 0 in longer or any(size < own for size, own in sizes):
+        return None
+    axis = longer[0] if longer else 1
+    own = latents.shape[axis]
+    near = {at: _near(shown.narrow(axis, at, own), latents) for at in (0, shown.shape[axis] - own)}
+    offset = max(near, key=lambda at: int(near[at].sum()))  # before what is beside them, or behind
+    if not longer and bool(near[0].all()):
+        return None
+    return Around(shown, axis, offset, own, near[offset])
+
+
+def _near(shown: Tensor, latents: Tensor) -> Tensor:  # (rows, *E) x2 -> (rows, *E) bool
+    """Where two states are equal but for the rounding of the first one's type."""
+    share = 1e-4 if shown.dtype in (torch.float32, torch.float64) else 2e-2
+    return torch.isclose(shown.float(), latents, rtol=share, atol=share / 10, equal_nan=True)
 
 
 def _same(old: Any, new: Any, share: float = 0.0) -> bool:

@@ -53,6 +53,34 @@ class Versions:
 
 
 @dataclass(frozen=True)
+class Around:
+    """What a network sees beside the latents, the same in all steps: a mask, a first frame.
+
+    The latents stand at `offset` on an axis, more channels or places of a sequence around them,
+    and are shown where `seen`; elsewhere is something known.
+    """
+
+    shown: Tensor  # (rows, *E')
+    axis: int
+    offset: int
+    size: int  # of the latents on that axis
+    seen: Tensor  # (rows, *E) bool
+
+    def __call__(self, latents: Tensor, index: Tensor) -> Tensor:  # (R, *E), (R,) -> (R, *E')
+        full = self.shown[index].to(latents)
+        own = full.narrow(self.axis, self.offset, self.size)
+        own.copy_(torch.where(self.seen[index], latents, own))
+        return full
+
+    def without(self, output: Tensor) -> Tensor:
+        """The part of an output that belongs to the latents, where there is one before them."""
+        is_whole = output.shape[self.axis] == self.shown.shape[self.axis]
+        if not self.offset or not is_whole:
+            return output
+        return output.narrow(self.axis, self.offset, self.size)
+
+
+@dataclass(frozen=True)
 class NetworkCall:
     """A recorded call of a network, and what of it changes from step to step."""
 
@@ -63,8 +91,7 @@ class NetworkCall:
     told: Mapping[Path, Tensor] = field(default_factory=dict)  # (N,) each: timesteps
     varied: Mapping[Path, Versions] = field(default_factory=dict)
     residuals: Mapping[Path, Residual] = field(default_factory=dict)
-    beside: Tensor | None = None  # (rows, *E'), shown behind the latents on an axis: a picture
-    axis: int = 1
+    around: Around | None = None  # what the states hold beside the latents
     inserted: int | None = None  # an axis of size 1 that the states have and the latents have not
 
     @property
@@ -84,13 +111,13 @@ class NetworkCall:
 
     def completed(self, latents: Tensor, index: Tensor) -> Tensor:  # (R, *E), (R,)
         """The states to show for `latents` in the rows `index`."""
-        if self.beside is not None:
-            latents = torch.cat((latents, self.beside[index].to(latents)), self.axis)
-        return latents if self.inserted is None else latents.unsqueeze(self.inserted)
+        shown = latents if self.around is None else self.around(latents, index)
+        return shown if self.inserted is None else shown.unsqueeze(self.inserted)
 
     def flat(self, output: Tensor) -> Tensor:
-        """An output without the axis that the latents do not have."""
-        return squeezed(output, self.inserted)
+        """An output for the latents alone."""
+        output = squeezed(output, self.inserted)
+        return output if self.around is None else self.around.without(output)
 
     def groups(self, step: Tensor) -> list[Tensor]:  # (R,) -> places in R
         """Rows that one call can serve: those that are told the same."""

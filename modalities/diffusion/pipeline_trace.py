@@ -3,8 +3,8 @@
 Nothing of a pipeline is copied here. Its own call encodes the prompt, draws the first noise and
 decodes the result; in between, its loop is rehearsed: the network is a stand-in that returns random
 numbers, the scheduler's step returns a random state. That costs no network call, and shows what the
-network is told at every step (`conditions`) and how the branches of guidance become one prediction
-(`branches`). In the last step the chain is sampled, and the pipeline goes on with it.
+network is told at every step (`call_recorder`) and how the branches of guidance become one
+prediction (`guidance_fit`). In the last step the chain is sampled, and the pipeline goes on with it.
 
     pipeline  encode - noise - [ network - guidance - step ] x N - decode
     here                         stand-in  fitted     |
@@ -13,9 +13,10 @@ network is told at every step (`conditions`) and how the branches of guidance be
 Outputs and states are drawn anew in every step, from seeds of our own: what depends on them is
 found out and refused, such as guidance that is no fixed sum of its branches, or a network that is
 told something about its state. A chain may begin in the middle of the grid (image to image), and
-the network may see a picture beside its latents, the same one in all steps. Where guidance changes
-from step to step, or a picture is pasted into the latents (`inpainting`), a second rehearsal has to
-agree with the first.
+the network may see a picture beside its latents, the same one in all steps. What a ControlNet
+computes is followed into the network, and steps may call other networks than others (`stages`).
+Where conditions or guidance change from step to step, or a picture is pasted into the latents
+(`inpainting`), a second rehearsal has to agree with the first.
 """
 
 from __future__ import annotations
@@ -32,18 +33,11 @@ from diffusers.guiders import BaseGuidance
 from diffusers.schedulers.scheduling_utils import SchedulerOutput
 from torch import Tensor
 
-from mmspec.modalities.diffusion.call_recorder import Recorder, outline
-from mmspec.modalities.diffusion.conditions import squeezed
-from mmspec.modalities.diffusion.guidance_fit import Fitter
+from mmspec.modalities.diffusion.call_recorder import Recorder
 from mmspec.modalities.diffusion.inpainting import PartialDenoiser, Pasting
-from mmspec.modalities.diffusion.network import (
-    CONTROL,
-    Network,
-    PipelineDenoiser,
-    Stage,
-    repeated,
-)
+from mmspec.modalities.diffusion.network import CONTROL, Network, repeated
 from mmspec.modalities.diffusion.schedulers import Sampler, begun_at, sampler
+from mmspec.modalities.diffusion.stages import Made, Stages
 from mmspec.targets.denoising import Denoiser
 
 _STEP_KEYWORDS = frozenset(("eta", "generator", "return_dict"))
@@ -91,7 +85,7 @@ def perform(
     """
     plain = pipe.scheduler if scheduler is None else scheduler
     guiders = [name for name, part in pipe.components.items() if isinstance(part, BaseGuidance)]
-    stages, pasting, seeds = _Stages(arguments, guiders), Pasting(), itertools.count(_SEED)
+    stages, pasting, seeds = Stages(arguments, guiders), Pasting(), itertools.count(_SEED)
     rewind = _rewinding(arguments)
     try:
         for last in (False, True):
@@ -149,56 +143,6 @@ def _rewinding(arguments: Mapping[str, Any]) -> Callable[[], None]:
     return rewind
 
 
-@dataclass(frozen=True)
-class _Made:
-    """One call of a network's stand-in."""
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    output: list[Tensor]  # its tensors
-
-
-class _Stages:
-    """The steps of a loop by what they call, over all rehearsals."""
-
-    def __init__(self, arguments: Mapping[str, Any], guiders: Sequence[str]) -> None:
-        self.found: dict[Any, tuple[list[Recorder], Fitter]] = {}
-        self.at: dict[int, Any] = {}  # step -> stage
-        self._begin = functools.partial(Fitter, arguments, guiders)
-
-    def of(self, step: int, made: Sequence[_Made]) -> tuple[list[Recorder], Fitter]:
-        """The stage of a step. Raises ValueError where another rehearsal had another one."""
-        key = tuple((one.name, outline(one.args, one.kwargs)) for one in made)
-        if self.at.setdefault(step, key) != key:
-            raise ValueError(
-                "this pipeline calls its networks by what the states are, which cannot be done in "
-                "parallel; use the recipes speca and taylorseer"
-            )
-        if key not in self.found:
-            recorders = [Recorder(one.name, one.args, one.kwargs) for one in made]
-            self.found[key] = recorders, self._begin()
-        return self.found[key]
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether conditions and guidance of all steps are known not to depend on the states."""
-        return all(
-            fitter.is_sure and all(one.is_sure for one in recorders)
-            for recorders, fitter in self.found.values()
-        )
-
-    def denoiser(self, network: Network, images: int, sampler: Sampler) -> PipelineDenoiser:
-        """The networks of so many images, on the grid of a sampler."""
-        steps, places = len(self.at), list(self.found)
-        stages = tuple(
-            Stage(tuple(one.call(steps) for one in recorders), fitter.join(steps))
-            for recorders, fitter in self.found.values()
-        )
-        at = torch.tensor([places.index(self.at[step]) for step in range(steps)])
-        return PipelineDenoiser(network, stages, at, images, sampler)
-
-
 class _Rehearsal:
     """The stand-ins of one call, and what they see."""
 
@@ -206,7 +150,7 @@ class _Rehearsal:
         self,
         scheduler: Any,
         network: Network,
-        stages: _Stages,
+        stages: Stages,
         pasting: Pasting,
         seeds: Iterator[int],
         act: Perform,
@@ -221,7 +165,7 @@ class _Rehearsal:
         self.stages, self.seeds, self.is_last = stages, seeds, is_last
         self.pasting = pasting
         pasting.begin()
-        self.made: list[_Made] = []  # calls of networks in this step
+        self.made: list[Made] = []  # calls of networks in this step
         self.sampler: Sampler | None = None
         self.start: Tensor | None = None
         self.state: Tensor | None = None  # what the pipeline was given last
@@ -234,7 +178,7 @@ class _Rehearsal:
         call = Recorder(name, args, kwargs).first
         form = self.network.learn(call)
         output = form.random(call, next(self.seeds))
-        self.made.append(_Made(name, args, kwargs, output))
+        self.made.append(Made(name, args, kwargs, output))
         return form.wrapped(output)
 
     def stepped(
@@ -269,7 +213,7 @@ class _Rehearsal:
             branch
             for recorder, one in zip(recorders, self.made, strict=True)
             if one.name != CONTROL
-            for branch in squeezed(one.output[0], recorder.inserted).split(self.images)
+            for branch in recorder.flat(one.output[0]).split(self.images)
         ]
         fitter.add(step, branches, raw[: self.images])
 

@@ -160,17 +160,18 @@ def cogvideo() -> Built:
     return pipe, {**given, "num_frames": 9}
 
 
-def wan_expert() -> Any:
+def wan_expert(shown: int = 4, **more: Any) -> Any:
     return diffusers.WanTransformer3DModel(
         num_attention_heads=2,
         attention_head_dim=12,
-        in_channels=4,
+        in_channels=shown,
         out_channels=4,
         text_dim=_WIDTH,
         freq_dim=16,
         ffn_dim=32,
         num_layers=2,
         rope_max_seq_len=32,
+        **more,
     )
 
 
@@ -201,7 +202,7 @@ def wan_of_tokens() -> Built:
     return pipe, {**given, "num_frames": 5}
 
 
-def hunyuan_video() -> Built:
+def hunyuan_video(kind: Any = diffusers.HunyuanVideo15Pipeline, *more: Any) -> Built:
     """With classifier-free guidance for a part of the steps."""
     transformer = diffusers.HunyuanVideo15Transformer3DModel(
         in_channels=9,
@@ -215,7 +216,7 @@ def hunyuan_video() -> Built:
         image_embed_dim=12,
         rope_axes_dim=(4, 6, 6),
         target_size=16,
-        task_type="t2v",
+        task_type="t2v" if kind is diffusers.HunyuanVideo15Pipeline else "i2v",
     )
     vae = diffusers.AutoencoderKLHunyuanVideo15(
         latent_channels=4,
@@ -225,9 +226,7 @@ def hunyuan_video() -> Built:
         temporal_compression_ratio=4,
     )
     guider = diffusers.ClassifierFreeGuidance(guidance_scale=4.0, stop=0.5)
-    pipe = diffusers.HunyuanVideo15Pipeline(
-        None, None, transformer, vae, flow(), None, None, guider
-    )
+    pipe = kind(None, None, transformer, vae, flow(), None, None, guider, *more)
     given: dict[str, Any] = {"num_frames": 5}
     for place, name in enumerate(("prompt_embeds", "negative_prompt_embeds")):
         for end in ("", "_2"):

@@ -75,7 +75,9 @@ def test_rows_that_are_told_another_setting_go_apart() -> None:
     call = recorded(*(((torch.zeros(2, 4),), {"scale": [s, 0.5]}) for s in told), runs=2).call(3)
     groups = call.groups(torch.tensor([0, 2, 1, 2]))
     assert [rows.tolist() for rows in groups] == [[0, 2], [1, 3]]
-    _, kwargs = call.replay(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64), torch.tensor([2, 2]))
+    _, kwargs = call.replay(
+        torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64), torch.tensor([2, 2])
+    )
     assert kwargs["scale"] == [0.0, 0.5]
 
 
@@ -140,7 +142,39 @@ def test_what_is_shown_beside_the_latents_is_the_same_in_every_step() -> None:
     add(torch.cat((latents[2], picture + 1), 1))
     assert not recorder.shows(latents[2])
     add(torch.cat((picture, latents[2]), 1))
-    assert not recorder.shows(latents[2])  # not in front of them
+    assert not recorder.shows(latents[2])  # not before them now
     add(latents[2])
     assert not recorder.shows(latents[2])  # and in all steps or in none
     assert not recorder.shows(torch.cat((latents[2], picture), 1))
+
+
+def test_what_replaces_a_part_of_the_latents_is_known_by_its_places() -> None:
+    """A first frame in the latents' own place; sure only when every step was seen twice."""
+    frame, latents = torch.randn(2, 3), torch.randn(4, 2, 3, 4)
+    recorder: Recorder | None = None
+    for draw, one in enumerate(latents):
+        shown = one.clone()
+        shown[..., 0] = frame
+        recorder = recorder or Recorder("unet", (shown,), {})
+        recorder.add(draw % 2, (shown,), {})
+        assert recorder.shows(one)
+        assert recorder.is_sure is (draw == 3)
+    assert recorder is not None
+    rows = torch.tensor([1, 0, 1])
+    states = torch.randn(3, 3, 4)
+    whole = recorder.call(2).completed(states, rows)
+    assert torch.equal(whole[..., 0], frame[rows])
+    assert torch.equal(whole[..., 1:], states[..., 1:])
+    other = torch.randn(2, 3, 4)
+    recorder.add(1, (other.clone().index_fill_(2, torch.tensor([0]), 7.0),), {})
+    assert not recorder.shows(other)
+
+
+def test_what_stands_before_the_latents_is_cut_off_the_output() -> None:
+    frame, latents = torch.randn(2, 3, 1), torch.randn(2, 3, 4)
+    recorder = Recorder("unet", (torch.cat((frame, latents), 2),), {})
+    recorder.add(0, (torch.cat((frame, latents), 2),), {})
+    assert recorder.shows(latents)
+    output = torch.randn(2, 3, 5)
+    assert torch.equal(recorder.flat(output), output[..., 1:])
+    assert torch.equal(recorder.flat(output[..., 1:]), output[..., 1:])

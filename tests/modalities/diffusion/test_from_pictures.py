@@ -11,7 +11,9 @@ from torch import Tensor
 import mmspec
 from mmspec.modalities.diffusion.inpainting import Pasting
 from mmspec.modalities.diffusion.step_callback import StepCallback
-from tests.modalities.sampling import FROZEN, PLAIN, STEPS, alone
+from tests.modalities.sampling import FROZEN, PLAIN, STEPS, alone, check_rows
+from tests.toys.clip_pipelines import BUILDERS as CLIPS
+from tests.toys.clip_pipelines import clip_of, frame
 from tests.toys.picture_pipelines import BUILDERS, from_picture, mask
 
 
@@ -56,6 +58,33 @@ def test_a_seed_is_a_picture_and_windows_keep_its_known_part(name: str) -> None:
     if where is not None:
         plain = drawn(mmspec.accelerate(pipe, PLAIN), given, seed=0)
         assert torch.equal(one[:, ~where], plain[:, ~where])  # the picture, as it was encoded
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("hunyuan-behind", "wan-2.2")
+        else name
+        for name in CLIPS
+    ],
+)
+def test_clips_of_a_first_frame_are_the_pipelines_own(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands behind the latents, before them, or in their place; with timesteps of its own."""
+    pipe, given = clip_of(name)
+    expected = alone(pipe, 1, monkeypatch, lambda one: drawn(pipe, given, generator=one))
+    fast: Any = mmspec.accelerate(pipe, PLAIN)
+    one, other = (
+        drawn(fast, {**given, "image": image}, generator=torch.Generator().manual_seed(5))
+        for image in (given["image"], frame(4))
+    )
+    scale = float(expected.std())
+    assert scale > 0.05
+    torch.testing.assert_close(one, expected, atol=1e-4 * scale, rtol=1e-4)
+    assert not torch.allclose(one, other, atol=1e-2 * scale)
+    check_rows(pipe, given)
 
 
 def test_a_chain_starts_from_the_picture_and_not_from_noise() -> None:
