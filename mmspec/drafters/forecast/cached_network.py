@@ -12,7 +12,8 @@ from diffusers.hooks.first_block_cache import _FBC_BLOCK_HOOK, _FBC_LEADER_BLOCK
 from diffusers.hooks.hooks import CacheContext, _set_cache_context
 from torch import nn
 
-from mmspec.drafters.forecast.features import TakenOver, stacked
+from mmspec.drafters.forecast.compiled import own
+from mmspec.drafters.forecast.features import TakenOver, is_taken_over, stacked
 from mmspec.drafters.forecast.hooks import Statistics
 from mmspec.drafters.forecast.steps import StepClock, check_finite, time_of
 
@@ -23,9 +24,11 @@ class CachedNetwork:
     def __init__(
         self, network: nn.Module, threshold: float, clock: StepClock, statistics: Statistics
     ) -> None:
+        called, network = network, own(network)
         blocks = stacked(network)
-        _check(network, blocks)
+        _check(called, blocks)
         self.statistics, self._clock, self._network = statistics, clock, network
+        self._signature = inspect.signature(network.forward)
         self._step, self._ordinal = -1, 0  # of the last call
         self._owned = [(block, set(vars(block))) for block in (network, *blocks)]
         apply_first_block_cache(network, FirstBlockCacheConfig(threshold))
@@ -33,7 +36,7 @@ class CachedNetwork:
         self._registry.invalidate_child_registries_cache()
         head = HookRegistry.check_if_exists_or_initialize(blocks[0])
         self._shared = head.get_hook(_FBC_LEADER_BLOCK_HOOK).state_manager
-        self._taken = TakenOver(network, self._call)
+        self._taken = TakenOver(called, self._call)
 
     def __call__(self) -> None:
         """Give the network back as it was."""
@@ -46,7 +49,7 @@ class CachedNetwork:
                 delattr(module, name)
 
     def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        arguments = inspect.signature(original).bind(*args, **kwargs).arguments
+        arguments = self._signature.bind(*args, **kwargs).arguments
         step = self._clock.see(time_of(arguments))
         self._ordinal = self._ordinal + 1 if step == self._step else 0
         self._step = step
@@ -66,13 +69,13 @@ class CachedNetwork:
 
 
 def _check(network: nn.Module, blocks: list[nn.Module]) -> None:
-    name = type(network).__name__
+    name = type(own(network)).__name__
     if len(blocks) < 2:
         raise ValueError(
             f"{name} has {len(blocks)} transformer blocks, and the cache needs two; use the recipe "
             "taylorseer"
         )
-    if isinstance(network.forward, TakenOver) or getattr(network, "is_cache_enabled", False):
+    if is_taken_over(network) or getattr(network, "is_cache_enabled", False):
         raise ValueError(f"{name} has a cache already; remove that first")
     for kind in {type(block) for block in blocks}:
         try:

@@ -138,21 +138,35 @@ def _filled(template: Any, fresh: Iterator[Tensor]) -> Any:
 class TakenOver:
     """A forward in place of a module's own, which it can call. `restore` leaves no trace."""
 
-    def __init__(self, module: nn.Module, body: Callable[..., Any]) -> None:
-        """`body(original, *args, **kwargs)` is the new forward."""
+    def __init__(
+        self,
+        module: nn.Module,
+        body: Callable[..., Any],
+        through: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    ) -> None:
+        """`body(original, *args, **kwargs)` is the new forward; `through` compiles the original.
+
+        A module that is compiled in place is called past its forward, and taken over there.
+        """
         update_wrapper(self, module.forward)  # keeps the signature, which pipelines look at
-        self.module, self.body, self.original = module, body, module.forward
-        self.was_own = "forward" in vars(module)
-        module.forward = self
+        self.place = "forward" if module._compiled_call_impl is None else "_compiled_call_impl"
+        self.module, self.body, self.replaced = module, body, getattr(module, self.place)
+        self.original = self.replaced if through is None else through(self.replaced)
+        self.was_own = self.place in vars(module)
+        setattr(module, self.place, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.body(self.original, *args, **kwargs)
 
     def restore(self) -> None:
         if self.was_own:
-            self.module.forward = self.original
+            setattr(self.module, self.place, self.replaced)
         else:
-            del self.module.forward
+            delattr(self.module, self.place)
+
+
+def is_taken_over(module: nn.Module) -> bool:
+    return any(isinstance(one, TakenOver) for one in (module.forward, module._compiled_call_impl))
 
 
 def of_rows(value: Any, rows: Tensor, count: int) -> Any:

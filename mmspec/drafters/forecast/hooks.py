@@ -16,17 +16,20 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from mmspec.drafters.forecast.compiled import check_layers, compiler_of, copied, own
 from mmspec.drafters.forecast.features import (
     Feature,
     Forecast,
     Places,
     TakenOver,
     flattened,
+    is_taken_over,
     merged,
     of_rows,
     places,
@@ -113,8 +116,8 @@ class Forecasting:
 
         Experts that take turns share a `clock` and their `statistics`.
         """
-        if isinstance(network.forward, TakenOver):
-            raise ValueError(f"{type(network).__name__} is already forecast; detach that first")
+        if is_taken_over(network):
+            raise ValueError(f"{type(own(network)).__name__} is already forecast; detach it first")
         if getattr(network, "is_cache_enabled", False):
             raise ValueError("the network has a cache of diffusers on; call disable_cache() first")
         return Attachment(
@@ -196,7 +199,13 @@ class Attachment:
         self._steps, self._samples = steps, samples
         self._checked = self._gate.schedule.has_checks
         self._whole = self._how.lite and not self._checked  # the output is the only feature
-        self._places = Places((), None) if self._whole else places(network, self._how.lite)
+        self._inner, through = own(network), compiler_of(network)
+        self._signature = inspect.signature(self._inner.forward)
+        self._places = Places((), None)
+        if not self._whole:
+            check_layers(self._inner)
+            self._places = places(self._inner, self._how.lite)
+        self._is_compiled = through is not None or network._compiled_call_impl is not None
         self._courses: list[Course] = []
         self._step, self._ordinal = -1, 0  # of the last call
         self._course: Course  # of the call under way, and how it is run:
@@ -205,7 +214,7 @@ class Attachment:
         self._scale = self._weights = self._errors = torch.empty(0)
         self._taken = [TakenOver(network, self._network)]
         for index, (module, _) in enumerate(self._places.modules):
-            self._taken.append(TakenOver(module, self._layer(index)))
+            self._taken.append(TakenOver(module, self._layer(index), through))
         if self._places.last is not None and self._checked:
             self._taken.append(TakenOver(self._places.last, self._last_block))
 
@@ -217,7 +226,10 @@ class Attachment:
 
     def _network(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The forward of the network: one step of one course."""
-        call = inspect.signature(original).bind(*args, **kwargs)
+        call = self._signature.bind(*args, **kwargs)
+        if self._is_compiled:  # as a whole, or its layers one by one
+            original = copied(original) if self._whole else self._inner
+        whole = partial(original, *args, **kwargs)  # as it was called: compiled code tells the way
         course = self._course = self._find(call.arguments)
         schedule, progress = self._gate.schedule, self._step / max(self._steps(), 1)
         full = [schedule.wants_full(past, progress) for past in course.pasts]
@@ -227,14 +239,14 @@ class Attachment:
             checked = [
                 not f and schedule.checks(p) for f, p in zip(full, course.pasts, strict=True)
             ]
-            output, errors = self._by_forecast(original, call, checked)
+            output, errors = self._by_forecast(whole, checked)
             if self._gate.rollback:
                 limit = schedule.threshold(progress)
                 bad = [error is not None and error > limit for error in errors]
                 self.statistics.rejected += sum(bad)
                 full = [a or b for a, b in zip(full, bad, strict=True)]
         if any(full):
-            output = self._in_full(original, call, full, output)
+            output = self._in_full(original, call, whole, full, output)
         check_finite(output, self._step)
         course.pasts = [
             past.in_full() if f else past.by_forecast(error)
@@ -280,14 +292,14 @@ class Attachment:
         return Course(rows, timeline, features, [Past()] * groups)
 
     def _by_forecast(
-        self, original: Callable[..., Any], call: inspect.BoundArguments, checked: list[bool]
+        self, whole: Callable[[], Any], checked: list[bool]
     ) -> tuple[Any, list[float | None]]:
         """A pass by forecast over all rows, and the errors of the groups that are checked."""
         course, self._checks = self._course, any(checked)
         self._mode, self._weights = Mode.FORECAST, course.timeline.weights(self._step)
         if self._whole:
             return course.features[0].forecast(self._weights), [None] * len(checked)
-        output = original(*call.args, **call.kwargs)
+        output = whole()
         if not self._checks:
             return output, [None] * len(checked)
         found = self._errors.nan_to_num(nan=float("inf"), posinf=float("inf")).tolist()
@@ -299,6 +311,7 @@ class Attachment:
         self,
         original: Callable[..., Any],
         call: inspect.BoundArguments,
+        whole: Callable[[], Any],
         full: list[bool],
         output: Any,
     ) -> Any:
@@ -308,10 +321,12 @@ class Attachment:
         rows = wanted.nonzero()[:, 0]
         self._mode, self._rows = Mode.FULL, None if all(full) else rows
         self._scale = course.timeline.advance(self._step, rows)
-        if self._rows is not None:
+        if self._rows is None:
+            computed = whole()
+        else:
             part = of_rows(dict(call.arguments), rows, course.rows)
             call = inspect.BoundArguments(call.signature, part)
-        computed = original(*call.args, **call.kwargs)
+            computed = original(*call.args, **call.kwargs)
         if self._whole:
             course.features[0].record(computed, self._scale, self._rows)
         return computed if self._rows is None else merged(output, computed, rows)

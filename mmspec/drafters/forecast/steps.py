@@ -30,7 +30,7 @@ class StepClock:
 
 
 def networks_of(pipe: Any) -> list[nn.Module]:
-    """The denoising networks of a pipeline, the one within a wrapper of `torch.compile`.
+    """The denoising networks of a pipeline, as it calls them: maybe wrapped by `torch.compile`.
 
     Two experts that take turns over the steps (Wan 2.2) are both found.
     """
@@ -41,7 +41,7 @@ def networks_of(pipe: Any) -> list[nn.Module]:
             f"{type(pipe).__name__} has no transformer or unet to forecast; its components are "
             f"{', '.join(pipe.components)}"
         )
-    return [dict(network.named_children()).get("_orig_mod", network) for network in networks]
+    return networks
 
 
 def check_finite(output: Any, step: int) -> None:
