@@ -2,11 +2,14 @@
 
 Every class is built small and at random from its own configuration class, asked by its own
 `generate()`, and then by ours: a chain, a tree, a ragged batch, each with a drafter that is often
-wrong. Either the tokens are the same, or the request is refused with an error.
+wrong. Either the tokens are the same, or the request is refused with an error. A chain is sampled,
+too, and is then compared with plain decoding under the same seed; a drafter that is always right
+tells how many target calls a chain needs.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections import Counter
@@ -23,6 +26,7 @@ from mmspec import api
 from mmspec.drafters.oracle import Oracle
 from mmspec.modalities.vlm.tiny_configs import VOCAB, tiny
 from mmspec.modalities.vlm.tiny_requests import WORDS, Request, requests
+from mmspec.targets.reader import USES
 from mmspec.trees import Tree
 
 LISTS = (
@@ -30,8 +34,10 @@ LISTS = (
     *("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ"),
 )
 NEW, DEEP, NEVER = 24, 4, -1e4
+FEWEST = math.ceil((NEW - 1) / (DEEP + 1))  # calls of a chain that is always right
 LARGEST = 20_000_000  # parameters; what cannot be made smaller is not built
-USES: dict[str, tuple[int, Any]] = {
+STEPS = "own steps"
+ASKED: dict[str, tuple[int, Any]] = {
     "chain": (1, DEEP),
     "tree": (1, Tree.branching([2, 2, 1])),
     "ragged": (2, DEEP),
@@ -48,6 +54,9 @@ class Line:
     chain: str = ""  # "exact", "refused", "wrong" or "crash"; empty = `generate()` cannot
     tree: str = ""
     ragged: str = ""
+    seeded: str = ""  # a chain, sampled
+    read: str = ""  # how a chain is: "placed" by positions and a mask, or in its "own steps"
+    calls: int = 0  # of a chain that is always right
     reason: str = ""
 
     @property
@@ -57,7 +66,7 @@ class Line:
 
     @property
     def uses(self) -> tuple[str, ...]:
-        return self.chain, self.tree, self.ragged
+        return self.chain, self.tree, self.ragged, self.seeded
 
     @property
     def verdict(self) -> str:
@@ -68,6 +77,8 @@ class Line:
                 return bad
         if self.chain == "refused":
             return "refused"
+        if self.ragged == "refused":
+            return "one row"
         return "accepted" if self.tree == "exact" else "chain only"
 
 
@@ -94,23 +105,33 @@ def markdown(lines: Sequence[Line]) -> str:
     """The table of the guide: what works, and below it what does not and why."""
     count = Counter(line.verdict for line in lines)
     asked = len(lines) - count["not asked"]
-    taken = count["accepted"] + count["chain only"]
+    taken, single = count["accepted"] + count["chain only"], count["one row"]
+    wide = [line.name for line in lines if line.calls > FEWEST]
     rows = [
         f"transformers {transformers.__version__}: {len(lines)} generative classes, of which "
         f"`generate()` itself runs {asked} on a small random configuration. Of these {taken} work "
-        f"({count['accepted']} with trees, {count['chain only']} with chains only), "
-        f"{asked - taken - count['wrong'] - count['crash']} are refused with an error, "
-        f"{count['crash']} crash, and {count['wrong']} gave a wrong token.",
+        f"({taken / max(asked, 1):.1%}; {count['accepted']} with trees, {count['chain only']} with "
+        f"chains only), {single} do one row at a time, {count['refused']} are refused with an "
+        f"error, {count['crash']} crash, and {count['wrong']} gave a wrong token. "
+        f"{sum(line.read == STEPS for line in lines)} of those that work are read in their own "
+        f"steps. A drafter that is always right, of {DEEP} tokens, needs {FEWEST} target calls for "
+        f"{NEW} tokens {'in all of them' if not wide else 'but in ' + ', '.join(wide)}.",
         "",
-        "| class | asked with | verdict | why |",
-        "| --- | --- | --- | --- |",
+        "| class | asked with | verdict | read | calls | why |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for line in lines:
         if line.verdict != "not asked":
             why = "" if line.verdict == "accepted" else _brief(line.reason)
-            rows.append(f"| {line.name} | {line.asked} | {line.verdict} | {why} |")
-    left = sorted(line.name for line in lines if line.verdict == "not asked")
-    rows += ["", f"Not asked, no small model or request was found: {', '.join(left)}."]
+            told = (line.name, line.asked, line.verdict, line.read, line.calls or "", why)
+            rows.append(f"| {' | '.join(map(str, told))} |")
+    left = [line for line in lines if line.verdict == "not asked"]
+    rows += [
+        "",
+        "Not asked, since no small model or request was found that `generate()` takes:",
+        "",
+    ]
+    rows += [f"- {line.name}: {_brief(line.reason)}" for line in left]
     return "\n".join(rows)
 
 
@@ -135,12 +156,20 @@ def look(name: str, kind: str) -> Line:
             reason = reason or f"generate(): {_first_line(error)}"
             continue
         asked = ", ".join(n for n in request if n not in ("input_ids", "attention_mask")) or "text"
-        verdicts, reasons = {}, []
-        for use, (rows, shape) in USES.items():
+        verdicts: dict[str, Any] = {}
+        reasons: list[str] = []
+        for use, (rows, shape) in ASKED.items():
             given = one if rows == 1 else request
             verdicts[use], why = _compared(model, given, expected[rows], shape)
             reasons += [why] if why else []
-        return Line(name, kind, asked, **verdicts, reason="; ".join(dict.fromkeys(reasons)))
+        why = "; ".join(dict.fromkeys(reasons))
+        if verdicts["chain"] != "exact":
+            return Line(name, kind, asked, **verdicts, reason=why)
+        read, calls = _copied(model, one, expected[1])
+        seeded = _seeded(model, one)
+        return Line(
+            name, kind, asked, **verdicts, seeded=seeded, read=read, calls=calls, reason=why
+        )
     return Line(name, kind, reason=reason)
 
 
@@ -202,6 +231,23 @@ def _compared(
     except Exception as error:
         return "crash", f"{type(error).__name__}: {_first_line(error)}"
     return ("exact" if out.sequences[:, -NEW:].tolist() == expected else "wrong"), ""
+
+
+def _copied(model: Any, request: Request, expected: list[list[int]]) -> tuple[str, int]:
+    """How a chain is read, and the target calls of one that is always right."""
+    fast = api.accelerate(model, "coupled", drafter=Oracle(expected, tree=DEEP))
+    calls = fast.generate(**request, max_new_tokens=NEW, do_sample=False).stats.target_calls
+    session: Any = fast.session
+    return STEPS if USES[0] in session.bound.backbone.stepwise else "placed", calls
+
+
+def _seeded(model: Any, request: Request) -> str:
+    """Whether a sampled chain says what plain decoding says under its seed."""
+    drawn: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "seed": 7}
+    rows = api.decode_plain(model, **request, **drawn).sequences[:, -NEW:].tolist()
+    fast = api.accelerate(model, "coupled", drafter=Oracle(rows, 0.3, tree=DEEP, seed=1))
+    ours = fast.generate(**request, **drawn).sequences[:, -NEW:].tolist()
+    return "exact" if ours == rows else "wrong"
 
 
 def _first_line(error: Exception) -> str:
