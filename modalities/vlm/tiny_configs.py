@@ -8,7 +8,7 @@ value, in the parts of a composite configuration too, so that widths meet where 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -185,7 +185,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "indexer_compress_ratio": 4,
     },
     "radio": {"video_temporal_patch_size": 2},
-    "reformer": {"is_decoder": True, "axial_pos_embds": False},
+    "reformer": {"axial_pos_embds": False},
     "step3p5": {"sliding_window": WINDOW, "num_sliding_attention_heads": HEADS},
     "vibevoice_acoustic_tokenizer_encoder": {
         "depths": (1, 1),
@@ -201,6 +201,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
     },
 }
+_CROSSED = ("is_decoder", "add_cross_attention")
 _MISSING = {  # sizes that a default configuration leaves out, and its class asks for
     "head_dim": HEAD,
     "num_key_value_heads": HEADS,
@@ -211,11 +212,17 @@ _MISSING = {  # sizes that a default configuration leaves out, and its class ask
 
 def tiny(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
     """A small configuration of a class. Raises what the class raises where none can be made."""
-    return _shrunk(config_class(), {})
+    config = config_class()
+    return _shrunk(config, {}, () if config.is_encoder_decoder else ("is_decoder",))
 
 
-def _shrunk(config: PreTrainedConfig, ids: dict[str, int]) -> PreTrainedConfig:
-    """The same configuration with small sizes; `ids` are special ids given out so far, by name."""
+def _shrunk(
+    config: PreTrainedConfig, ids: dict[str, int], roles: Sequence[str] = ()
+) -> PreTrainedConfig:
+    """The same configuration with small sizes; `ids` are special ids given out so far, by name.
+
+    `roles` are the switches that make a decoder of what may also encode.
+    """
     stored = vars(config)
     names = [one.name for one in fields(config) if one.init]
     given: dict[str, Any] = {n: stored.get(config.attribute_map.get(n, n)) for n in names}
@@ -223,7 +230,10 @@ def _shrunk(config: PreTrainedConfig, ids: dict[str, int]) -> PreTrainedConfig:
     own: dict[str, Any] = {}
     for name, value in given.items():
         if isinstance(value, PreTrainedConfig):
-            own[name] = _shrunk(value, ids)
+            is_half = name == "decoder" and config.is_encoder_decoder
+            own[name] = _shrunk(value, ids, _CROSSED if is_half else ())
+        elif name in roles:
+            own[name] = True
         elif isinstance(value, int) and not isinstance(value, bool):
             own.update(_small(name, value, ids))
         elif value is None and name in _MISSING:
