@@ -117,7 +117,7 @@ class Backbone(Reader):
             own = cache if is_shared else cache.row(self.cache_config, row.start)
             one = Memory(own, length, pads[row], rope[row], like, self.window, self.bare)
             one.offsets = None if offsets is None else offsets[:, row]
-            one.axes, one.last = max(axes, self.family.rope_axes), last
+            one.axes, one.last = axes and max(axes, self.family.rope_axes), last
             one.is_stepwise = is_stepwise
             one.carried = {name: _row(value, row, batch) for name, value in more.items()}
             if gaps is not None:
@@ -157,7 +157,8 @@ class Backbone(Reader):
             self.cache_name: memory.cache,
             "use_cache": True,
         }
-        if "position_ids" in self.names or not self.names:
+        is_counted = memory.is_stepwise and not memory.axes  # by the model itself
+        if ("position_ids" in self.names or not self.names) and not is_counted:
             arguments["position_ids"] = positions
         for name, value in memory.carried.items():
             arguments[name] = spread(value, block.length)
@@ -265,7 +266,7 @@ def next_rope(
     axes agree, and so wherever a prompt ends on text. The last is the number of axes.
     """
     if position_ids is None:
-        return [length] * batch, None, 1
+        return [length] * batch, None, 0
     last = position_ids[..., -1]
     if position_ids.dim() == 2:
         return [int(value) + 1 for value in last.expand(batch).tolist()], None, 1

@@ -48,7 +48,7 @@ class CodeBackbone(Reader):
     def __init__(self, model: Any, family: Family, config: Any, tables: Tables) -> None:
         self.model, self.family, self.config, self.tables = model, family, config, tables
         self.cache_config, self.head = config, tables.head
-        self.decoder = tables.decoder
+        self.decoder, self.stepwise = tables.decoder, set[str]()
         check_kernel(config)
         if layer_kinds_of(config)[0] != (FULL,):
             raise ValueError(f"{type(model).__name__} has layers that do not attend to everything")

@@ -38,7 +38,7 @@ class Guided(Reader):
         self.reader = reader
         self.model, self.family, self.config = reader.model, reader.family, reader.config
         self.cache_config, self.can_branch = reader.cache_config, reader.can_branch
-        self.obstacle = reader.obstacle
+        self.obstacle, self.stepwise = reader.obstacle, reader.stepwise
         self.decoder, self.head = reader.decoder, reader.head
         self.window, self.bare = reader.window, reader.bare
 

@@ -132,7 +132,7 @@ class Memory:
         self.mask = Mask(padding, slots, like)
         self.saved = cache.snapshot() if cache.stateful else None  # states at `kept`
         self.offsets: Tensor | None = None  # (axes, B, 1) what each rotary axis adds to `rope`
-        self.axes = 1  # rows of `position_ids`; more than one for M-RoPE
+        self.axes = 1  # rows of `position_ids`: several for M-RoPE, 0 = the model counts itself
         self.carried: Mapping[str, Any] = {}  # further arguments of every step, see `carried`
         self.is_stepwise = False  # the model itself places what it reads: chains of one row only
         self.last: int | None = None  # no token is read at a later position, see `place`

@@ -132,7 +132,12 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "swa_qk_nope_head_dim": HEAD,
         "swa_v_head_dim": HEAD,
     },
-    "emu3": {"vocabulary_map": {"<image>": 101}},
+    "emu3": {
+        "vocabulary_map": {
+            "<image>": 101,
+            **{f"<|visual token {code:06}|>": 120 + code for code in range(32)},
+        }
+    },
     "ernie4_5_vl_moe_text": {
         "rope_parameters": {**_ROPE, "mrope_section": [3, 3, 2]},
         "moe_intermediate_size": [48, 32],
