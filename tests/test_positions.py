@@ -104,7 +104,7 @@ def test_every_axis_goes_on_from_the_last_column() -> None:
     rope, offsets, _ = next_rope(positions[:, :, :1].expand(-1, 2, -1), 2, 1)
     assert (rope, offsets) == ([1, 1], None)
     assert next_rope(torch.tensor([[0, 0, 1], [0, 1, 2]]), 2, 3) == ([2, 3], None, 1)
-    assert next_rope(None, 2, 3) == ([3, 3], None, 1)
+    assert next_rope(None, 2, 3) == ([3, 3], None, 0)
 
 
 def test_the_last_token_may_stand_on_the_border() -> None:

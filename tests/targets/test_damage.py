@@ -228,3 +228,16 @@ def test_what_lies_above_the_margin_is_caught(
     part = 2.0
     with pytest.raises(ValueError, match=r"LlamaForCausalLM scores a .* of drafted tokens"):
         fast.generate(**toys.inputs("llama"), max_new_tokens=2)
+
+
+def test_a_prompt_within_a_window_says_nothing_about_longer_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, long = toys.model("mistral-sliding"), toys.inputs("mistral-sliding")
+    short = {name: value[:, -6:] for name, value in long.items()}
+    monkeypatch.setattr(Memory, "windowed", lambda self, mask, queries: mask)
+    monkeypatch.setattr(Memory, "place", without_window)
+    ours, expected = drafted(model, short, WIDE)
+    assert torch.equal(ours, expected)
+    with pytest.raises(ValueError, match=r"a window.* differ; give"):
+        drafted(model, long, WIDE)

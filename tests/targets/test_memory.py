@@ -15,6 +15,9 @@ from torch.testing import assert_close
 
 import mmspec
 from mmspec.draft import Draft, Kind, Reading
+from mmspec.drafters.oracle import Oracle
+from mmspec.targets.causal import CausalTarget
+from mmspec.targets.context import Context
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock, block
 from mmspec.targets.reader import Reader
 from mmspec.targets.slots import SlotLayer
@@ -383,3 +386,24 @@ def test_a_window_hides_what_lies_behind_it() -> None:
     # three layers of a window of 16 pass on what is up to 48 tokens behind
     close(logits[half - 1][:, 0], logits[-1][:, 0])
     assert not torch.allclose(logits[0][:, 0], logits[half][:, 0], atol=1e-4)
+
+
+def test_a_row_that_ended_keeps_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last token is read again beside the others, and is never kept."""
+    model, request = toys.model("llama"), toys.inputs("llama", batch=2)
+    said = model.generate(**request, max_new_tokens=12, do_sample=False)[:, -12:].tolist()
+    seen: list[tuple[tuple[bool, ...], list[int]]] = []
+    keep = CausalTarget.keep
+
+    def noted(self: CausalTarget, *given: Any) -> Context:
+        context = keep(self, *given)
+        seen.append((context.finished, list(context.memory.kept)))
+        return context
+
+    monkeypatch.setattr(CausalTarget, "keep", noted)
+    end = next(token for token in said[0][2:5] if token not in said[1])
+    fast = mmspec.accelerate(model, "coupled", drafter=Oracle(said, 0.5, tree=2, seed=1))
+    fast.generate(**request, max_new_tokens=12, do_sample=False, eos_token_id=end)
+    ended = [kept[0] for finished, kept in seen if finished[0]]
+    assert len(ended) > 1
+    assert len(set(ended)) == 1
