@@ -43,6 +43,6 @@ def test_the_table_is_what_is_measured() -> None:
 
 
 def rows(text: str) -> list[list[str]]:
-    """Class, request, verdict, way and calls of a table; causes may name what differs by machine."""
+    """Class, request, verdict, way and calls of a table; causes may differ by machine."""
     lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     return [line[:5] for line in lines[2:]]
