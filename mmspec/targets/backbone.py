@@ -58,7 +58,8 @@ class Backbone(Reader):
         is_placed = slots.is_slotted and not set(self.layer_kinds) & _MIXED
         self.stepwise = set[str]() if is_placed and self.obstacle is None else set(USES)
         if is_recurrent:
-            self.obstacle = "keeps a recurrent state, one per branch of a tree would be needed"
+            state = "a recurrent state" if slots.is_slotted else "layers that compress or roll"
+            self.obstacle = f"keeps {state}, one per branch of a tree would be needed"
         self.last_position = last_position_of(self.config)
         self.border = Border.of(self.config)
         # without a mask of ours transformers looks for one of its own, which costs as much as
