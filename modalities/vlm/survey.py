@@ -170,7 +170,7 @@ def look(name: str, kind: str) -> Line:
         return Line(
             name, kind, asked, **verdicts, seeded=seeded, read=read, calls=calls, reason=why
         )
-    return Line(name, kind, reason=reason)
+    return Line(name, kind, reason=reason or "no request was found")
 
 
 def build(name: str) -> Any:
@@ -251,5 +251,6 @@ def _seeded(model: Any, request: Request) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:400] if lines else type(error).__name__
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    whole = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return whole[:400]
