@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -17,14 +18,38 @@ _MUON = 13.0  # rate of Muon over the rate of AdamW
 _NARROWEST = 6  # a weight with fewer rows or columns is a table, say of scales or of heads
 
 
+@dataclass(frozen=True)
+class Course:
+    """How all that a checkpoint learns is learnt: from a seed, as planned or in a short trial."""
+
+    seed: int = 0
+    steps: int | None = None  # of each stage at most; None = as planned
+    progress: Report = silent
+
+    def cut(self, planned: int, each: int = 1) -> int:
+        """As many as planned, in a trial at most `each` for every step."""
+        return planned if self.steps is None else min(planned, each * self.steps)
+
+    def later(self, by: int) -> Course:
+        """The same from another seed."""
+        return replace(self, seed=self.seed + by)
+
+
+@dataclass(frozen=True)
+class Fall:
+    """So many steps in which the rate falls from here."""
+
+    steps: int
+    rate: float
+
+
 def fit(
     parameters: Sequence[nn.Parameter],
     items: Iterator[T],
     loss_of: Callable[[T], Tensor],
-    steps: int,
-    rate: float,
+    fall: Fall,
     stage: str,
-    progress: Report = silent,
+    course: Course,
     matrices: Sequence[nn.Parameter] = (),
     *,
     floor: float = 0.01,
@@ -37,6 +62,7 @@ def fit(
     Deep narrow models learn in about half the steps when the updates of their weight matrices are
     orthogonal (Jordan et al. 2024). The warm-up is a tenth of the steps, at most 100, if not said.
     """
+    steps, rate, progress = course.cut(fall.steps), fall.rate, course.progress
     optimisers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(parameters, lr=rate, betas=betas, weight_decay=0.01)
     ]

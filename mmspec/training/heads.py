@@ -22,7 +22,7 @@ from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.targets.hooks import HiddenStateHook
 from mmspec.targets.memory import block
 from mmspec.targets.reader import Reader
-from mmspec.training.fitting import fit
+from mmspec.training.fitting import Course, Fall, fit
 from mmspec.training.reporting import Report, silent
 
 
@@ -62,7 +62,7 @@ def learn_head(
         list(head.parameters()),
         lessons,
         lambda lesson: _loss(read(reader, lesson), reader, head, noise, weight),
-        *(steps, rate, "head", progress),
+        *(Fall(steps, rate), "head", Course(progress=progress)),
         floor=0.02,
         warm=max(1, 3 * steps // 100),
         betas=(0.9, 0.95),

@@ -77,11 +77,6 @@ def train(
     return report
 
 
-def cut(planned: int, steps: int | None) -> int:
-    """As planned, or at most `steps`."""
-    return planned if steps is None else min(planned, steps)
-
-
 def written(name: str) -> Path:
     """The folder of a checkpoint that others learn from. Raises ValueError where there is none."""
     folder = path(name)

@@ -20,9 +20,10 @@ from mmspec.modalities.diffusion.zoo.training import (
     lessons,
 )
 from mmspec.modality import Entry
+from mmspec.training.fitting import Course, Fall
 from mmspec.training.reporting import Report
 from mmspec.zoo.prompts import prompts, training_scenes
-from mmspec.zoo.training import cut, kept, teacher
+from mmspec.zoo.training import kept, teacher
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderTiny
@@ -50,16 +51,15 @@ class DenoiserPlan:
     """How a checkpoint is trained: steps of each stage, and how many scenes it sees."""
 
     shape: models.DenoiserShape
-    drawing: int
-    rate: float
+    drawing: Fall
     pool: int
     painting: int = 0
     reading: int = 0
 
 
 PLANS = {
-    "diffusion": DenoiserPlan(models.TARGET, 2400, 1.5e-3, 16384, painting=800, reading=600),
-    "diffusion-drafter": DenoiserPlan(models.DRAFTER, 1500, 1.5e-3, 8192),
+    "diffusion": DenoiserPlan(models.TARGET, Fall(2400, 1.5e-3), 16384, painting=800, reading=600),
+    "diffusion-drafter": DenoiserPlan(models.DRAFTER, Fall(1500, 1.5e-3), 8192),
 }
 
 
@@ -67,16 +67,15 @@ def train(
     entry: Entry, folder: Path, steps: int | None, seed: int, progress: Report
 ) -> dict[str, Any]:
     """Teach all parts of a pipeline, or a denoiser to follow that of its target."""
-    plan = PLANS[entry.name]
+    plan, course = PLANS[entry.name], Course(seed, steps, progress)
     followed: Any = None
     if entry.target is None:
-        words, text, pictures = _begun(plan, steps, seed, progress)
+        words, text, pictures = _begun(plan, course)
     else:
         target = teacher(entry.target)
-        words, text, pictures, seed = target.tokenizer, target.text_encoder, target.vae, seed + 1
-        followed = target.transformer
-    pool = cut(plan.pool, steps and steps * BATCH)
-    batches = lessons(text, words, pictures, pool, BATCH, seed, progress)
+        words, text, pictures = target.tokenizer, target.text_encoder, target.vae
+        followed, course = target.transformer, course.later(1)
+    batches = lessons(text, words, pictures, course.cut(plan.pool, BATCH), BATCH, course)
     denoiser: Any = models.denoiser(plan.shape)
 
     def save() -> None:
@@ -86,10 +85,9 @@ def train(
         else:
             denoiser.save_pretrained(folder)
 
-    drawing = cut(plan.drawing, steps)
     with kept(save):
-        learn_to_draw(denoiser, models.scheduler(), batches, drawing, plan.rate, progress, followed)
-    return {"steps": drawing}
+        learn_to_draw(denoiser, models.scheduler(), batches, plan.drawing, course, followed)
+    return {"steps": course.cut(plan.drawing.steps)}
 
 
 def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
@@ -103,14 +101,14 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
 
 
 def _begun(
-    plan: DenoiserPlan, steps: int | None, seed: int, progress: Report
+    plan: DenoiserPlan, course: Course
 ) -> tuple[PreTrainedTokenizerFast, T5EncoderModel, Any]:
     """The words, the text encoder and the autoencoder, which learn before there is drawing."""
     words, pictures = models.tokenizer(), models.autoencoder()
-    learn_pictures(pictures, cut(plan.painting, steps), seed, progress=progress)
-    pictures = _normalised(pictures, seed)
+    learn_pictures(pictures, plan.painting, course)
+    pictures = _normalised(pictures, course.seed)
     text = models.text_encoder(len(words))
-    learn_words(text, words, cut(plan.reading, steps), seed, progress=progress)
+    learn_words(text, words, plan.reading, course)
     return words, text, pictures
 
 

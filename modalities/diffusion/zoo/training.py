@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mmspec.modalities.diffusion.zoo.models import TEXT_WIDTH
-from mmspec.training.fitting import chunks, divided, fit, shuffled
-from mmspec.training.reporting import Report, silent
+from mmspec.training.fitting import Course, Fall, chunks, divided, fit, shuffled
 from mmspec.zoo.boards import BOARD_CLASSES, arranged, board_loss, boards, crowds, pictures
 from mmspec.zoo.prompts import loose_prompt, training_scenes
 from mmspec.zoo.scene import BOARD, Scene
@@ -40,9 +39,7 @@ class TextStates:
     mask: Tensor
 
 
-def learn_pictures(
-    autoencoder: AutoencoderTiny, steps: int, seed: int, progress: Report = silent
-) -> None:
+def learn_pictures(autoencoder: AutoencoderTiny, steps: int, course: Course) -> None:
     """Train the autoencoder on crowded scenes, its latents slightly disturbed and kept small."""
     coder: Any = autoencoder
 
@@ -54,15 +51,15 @@ def learn_pictures(
         large = 1e-3 * latents.square().mean() + 0.1 * excess.square().mean()
         return error.square().mean() + 0.1 * error.abs().mean() + large
 
-    fit(list(coder.parameters()), _crowded(8, seed), loss_of, steps, 4e-3, "paint", progress)
+    learnt, shown = list(coder.parameters()), _crowded(8, course.seed)
+    fit(learnt, shown, loss_of, Fall(steps, 4e-3), "paint", course)
 
 
 def learn_words(
     encoder: T5EncoderModel,
     tokenizer: PreTrainedTokenizerFast,
     steps: int,
-    seed: int,
-    progress: Report = silent,
+    course: Course,
 ) -> None:
     """Train the text encoder until nine questions, one for each place, find their answers."""
     reader = _BoardReader()
@@ -73,16 +70,16 @@ def learn_words(
 
     matrices, others = divided(encoder.encoder.block, encoder.parameters())
     others = [*others, *reader.parameters()]
-    fit(others, _described(64, seed), loss_of, steps, 1.5e-3, "read", progress, matrices)
+    told = _described(64, course.seed)
+    fit(others, told, loss_of, Fall(steps, 1.5e-3), "read", course, matrices)
 
 
 def learn_to_draw(
     denoiser: PixArtTransformer2DModel,
     schedule: DDPMScheduler,
     batches: Iterator[tuple[Tensor, TextStates]],
-    steps: int,
-    rate: float,
-    progress: Report = silent,
+    fall: Fall,
+    course: Course,
     teacher: PixArtTransformer2DModel | None = None,
 ) -> None:
     """Train a denoiser to predict velocity (Salimans & Ho 2022), or what `teacher` predicts."""
@@ -101,7 +98,7 @@ def learn_to_draw(
 
     model: Any = denoiser
     matrices, others = divided(model.transformer_blocks, model.parameters())
-    fit(others, batches, loss_of, steps, rate, "draw", progress, matrices)
+    fit(others, batches, loss_of, fall, "draw", course, matrices)
 
 
 def predicted(
@@ -136,17 +133,16 @@ def lessons(
     autoencoder: AutoencoderTiny,
     pool: int,
     batch: int,
-    seed: int,
-    progress: Report = silent,
+    course: Course,
 ) -> Iterator[tuple[Tensor, TextStates]]:
     """Batches of scaled latents and words without end, from `pool` scenes drawn beforehand.
 
     The words for a scene are chosen anew each time.
     """
-    scenes = list(islice(training_scenes(seed), pool))
-    turns = chunks(scenes, batch, "encode", progress)
+    scenes = list(islice(training_scenes(course.seed), pool))
+    turns = chunks(scenes, batch, "encode", course.progress)
     latents = torch.cat([encoded(autoencoder, part) for part in turns])
-    return _lessons(scenes, latents, encoder, tokenizer, batch, seed)
+    return _lessons(scenes, latents, encoder, tokenizer, batch, course.seed)
 
 
 def encoded(autoencoder: AutoencoderTiny, scenes: Sequence[Scene]) -> Tensor:  # -> (B, 4, 12, 12)

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.modalities.image.zoo.models import CODES, PIXELS, SIDE
-from mmspec.training.fitting import fit
-from mmspec.training.reporting import Report, silent
+from mmspec.training.fitting import Course, Fall, fit
 from mmspec.zoo import boards
 from mmspec.zoo.boards import arranged, crowds
 from mmspec.zoo.drawing import PAPER
@@ -28,7 +27,7 @@ _COMMITMENT = 0.1  # how much it costs to see what is far from the nearest code
 _MEMORY = 0.98  # share of a code that stays, with every batch
 
 
-def learn_pictures(coder: Any, steps: int, seed: int, progress: Report = silent) -> None:
+def learn_pictures(coder: Any, steps: int, course: Course) -> None:
     """Train a `JanusVQVAE` without its codes: unit latents, slightly disturbed, become pixels."""
 
     def loss_of(images: Tensor) -> Tensor:
@@ -37,10 +36,10 @@ def learn_pictures(coder: Any, steps: int, seed: int, progress: Report = silent)
         return painted(coder, seen, images)
 
     learnt = [p for p in coder.parameters() if p is not coder.quantize.embedding.weight]
-    fit(learnt, crowded(_BATCH, seed), loss_of, steps, 3e-3, "see", progress)
+    fit(learnt, crowded(_BATCH, course.seed), loss_of, Fall(steps, 3e-3), "see", course)
 
 
-def learn_codes(coder: Any, steps: int, seed: int, pool: int, progress: Report = silent) -> None:
+def learn_codes(coder: Any, steps: int, pool: int, course: Course) -> None:
     """Find the codes by k-means on unit latents, then train all with what the codes say of them.
 
     Gradients pass the codes straight through (van den Oord et al. 2017), and codes follow the
@@ -48,7 +47,7 @@ def learn_codes(coder: Any, steps: int, seed: int, pool: int, progress: Report =
     for things, and who draws need not guess among many that mean the same.
     """
     book = coder.quantize.embedding.weight.requires_grad_(False)
-    book.copy_(_centres(coder, pool, seed))
+    book.copy_(_centres(coder, pool, course.seed))
     sums = book.clone()
 
     def loss_of(images: Tensor) -> Tensor:
@@ -64,7 +63,7 @@ def learn_codes(coder: Any, steps: int, seed: int, pool: int, progress: Report =
         return loss
 
     learnt = [p for p in coder.parameters() if p is not book]
-    fit(learnt, crowded(_BATCH, seed + 1), loss_of, steps, 2e-3, "paint", progress)
+    fit(learnt, crowded(_BATCH, course.seed + 1), loss_of, Fall(steps, 2e-3), "paint", course)
     book.requires_grad_(True)
 
 

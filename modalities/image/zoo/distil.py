@@ -18,9 +18,8 @@ from mmspec.modalities.image.zoo.evaluate import branches, drawn_codes
 from mmspec.modalities.image.zoo.models import GUIDANCE
 from mmspec.modalities.image.zoo.training import PromptEncoder, drawing_weights, logits_of
 from mmspec.targets.guidance import NEGATIVE, SCALE
-from mmspec.training.fitting import chunks, fit, shuffled
+from mmspec.training.fitting import Course, Fall, chunks, fit, shuffled
 from mmspec.training.heads import Lesson
-from mmspec.training.reporting import Report, silent
 from mmspec.zoo.prompts import loose_prompt, training_scenes
 
 _BRANCHES = 0.2  # weight of the laws of the two branches beside the guided one
@@ -44,15 +43,16 @@ class Watched:
 
 
 def drawn_by(
-    target: Any, processor: Any, n: int, seed: int, batch: int = 64, progress: Report = silent
+    target: Any, processor: Any, n: int, course: Course, batch: int = 64
 ) -> tuple[list[str], Tensor]:
     """Prompts for `n` training scenes, and codes (n, 81) that the target draws by them.
 
     At temperature 1 and the default guidance.
     """
+    seed = course.seed
     generator = np.random.default_rng((seed, 10))
     texts = [loose_prompt(scene, generator) for scene in islice(training_scenes(seed), n)]
-    turns = enumerate(chunks(texts, batch, "watch", progress))
+    turns = enumerate(chunks(texts, batch, "watch", course.progress))
     codes = [drawn_codes(target, processor, part, seed + turn * batch) for turn, part in turns]
     return texts, torch.cat(codes)
 
@@ -74,11 +74,9 @@ def follow(
     model: Any,
     reader: PromptEncoder,
     seen: Watched,
-    steps: int,
-    rate: float,
-    seed: int,
+    fall: Fall,
+    course: Course,
     batch: int = 32,
-    progress: Report = silent,
 ) -> None:
     """Train a drafter to have the target's laws, above all the guided one."""
 
@@ -90,8 +88,8 @@ def follow(
         return guided + _BRANCHES * each
 
     matrices, others = drawing_weights(model)
-    picks = shuffled(len(seen.texts), batch, np.random.default_rng((seed, 11)))
-    fit(others, map(seen.at, picks), loss_of, steps, rate, "follow", progress, matrices)
+    picks = shuffled(len(seen.texts), batch, np.random.default_rng((course.seed, 11)))
+    fit(others, map(seen.at, picks), loss_of, fall, "follow", course, matrices)
 
 
 def head_lessons(

@@ -39,11 +39,11 @@ from mmspec.modalities.image.zoo.training import (
 )
 from mmspec.modality import Entry
 from mmspec.models.code_resampler import FOLDER
-from mmspec.training.fitting import fit
-from mmspec.training.reporting import Report, silent
+from mmspec.training.fitting import Course, Fall, fit
+from mmspec.training.reporting import Report
 from mmspec.zoo.boards import BOARD_CLASSES, board_loss
 from mmspec.zoo.prompts import MOST, prompts
-from mmspec.zoo.training import cut, kept, teacher
+from mmspec.zoo.training import kept, teacher
 
 ABOUT = f"""\
 Draws the Scene world of the `mmspec` zoo in {SMALL.pixels} x {SMALL.pixels} pixels, \
@@ -87,12 +87,12 @@ def train(
 ) -> dict[str, Any]:
     """Teach the small model to draw, then the resampler to enlarge what it draws."""
     plan, target, words = PLANS[entry.name], teacher(_TARGET), models.processor()
-    processor = models.processor(SMALL)
+    processor, course = models.processor(SMALL), Course(seed, steps, progress)
     model: Any = models.janus(SHAPE, processor.tokenizer, SMALL)
-    learn_kinds(model.model.vqmodel, cut(plan.seeing, steps), seed, progress=progress)
-    scenes = list(islice(busy_scenes(seed, MOST), cut(plan.pool, steps and steps * BATCH)))
+    learn_kinds(model.model.vqmodel, plan.seeing, course)
+    scenes = list(islice(busy_scenes(seed, MOST), course.cut(plan.pool, BATCH)))
     taught = lessons(scenes, kinds(scenes), PromptEncoder(processor.tokenizer), BATCH, seed)
-    learn_to_draw_kinds(model, taught, cut(plan.drawing, steps), 2e-3, progress)
+    learn_to_draw_kinds(model, taught, Fall(plan.drawing, 2e-3), course)
     resampler: Any = untrained(image_family(target).codebook, image_family(model).codebook)
 
     def save() -> None:
@@ -101,23 +101,19 @@ def train(
         resampler.half().save_pretrained(folder / FOLDER)
 
     with kept(save):
-        coder, few = target.model.vqmodel, steps and steps * _FEW
-        seen = coded_scenes(coder, cut(plan.coded, few), seed, progress)
-        learn_to_enlarge(resampler, seen, cut(plan.enlarging, steps), 3e-3, seed, progress)
-        seen = drawn_scenes(resampler, target, words, cut(plan.watched, few), seed + 1, progress)
-        learn_to_enlarge(resampler, seen, cut(plan.following, steps), 2e-3, seed, progress)
+        seen = coded_scenes(target.model.vqmodel, course.cut(plan.coded, _FEW), course)
+        learn_to_enlarge(resampler, seen, Fall(plan.enlarging, 3e-3), course)
+        count = course.cut(plan.watched, _FEW)
+        seen = drawn_scenes(resampler, target, words, count, course.later(1))
+        learn_to_enlarge(resampler, seen, Fall(plan.following, 2e-3), course)
     return {
-        "steps": cut(plan.drawing, steps),
+        "steps": course.cut(plan.drawing),
         "parameters": sum(p.numel() for part in (model, resampler) for p in part.parameters()),
     }
 
 
 def learn_to_draw_kinds(
-    model: Any,
-    taught: Iterator[CodeLesson],
-    steps: int,
-    rate: float,
-    progress: Report = silent,
+    model: Any, taught: Iterator[CodeLesson], fall: Fall, course: Course
 ) -> None:
     """Train the language model on codes, and on the name, colour and size that each stands for.
 
@@ -133,7 +129,7 @@ def learn_to_draw_kinds(
 
     matrices, others = drawing_weights(model)
     others = [*others, *heads.parameters()]
-    fit(others, taught, loss_of, steps, rate, "draw", progress, matrices)
+    fit(others, taught, loss_of, fall, "draw", course, matrices)
 
 
 def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:

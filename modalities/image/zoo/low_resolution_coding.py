@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from mmspec.modalities.image.zoo.coding import latents, painted, scattered
 from mmspec.modalities.image.zoo.models import PictureFormat
-from mmspec.training.fitting import fit
-from mmspec.training.reporting import Report, silent
+from mmspec.training.fitting import Course, Fall, fit
 from mmspec.zoo.boards import BOARD_CLASSES, boards, pictures
 from mmspec.zoo.scene import BOARD, Scene
 
@@ -45,7 +44,7 @@ def parts_of(codes: Tensor) -> Tensor:  # (...) -> (..., 3): name, colour, size;
     return parts.masked_fill((codes == 0)[..., None], 0)
 
 
-def learn_kinds(coder: Any, steps: int, seed: int, progress: Report = silent) -> None:
+def learn_kinds(coder: Any, steps: int, course: Course) -> None:
     """Train a `JanusVQVAE` to see the code of each place, and to paint codes."""
     book = coder.quantize.embedding.weight
 
@@ -58,7 +57,8 @@ def learn_kinds(coder: Any, steps: int, seed: int, progress: Report = silent) ->
         missed = functional.cross_entropy(_SHARPNESS * likeness, wanted)
         return missed + painted(coder, said, images)
 
-    fit(list(coder.parameters()), _shown(16, seed), loss_of, steps, 2e-3, "see", progress)
+    learnt, shown = list(coder.parameters()), _shown(16, course.seed)
+    fit(learnt, shown, loss_of, Fall(steps, 2e-3), "see", course)
     with torch.no_grad():
         book.copy_(functional.normalize(book, dim=-1))
 

@@ -22,8 +22,7 @@ from mmspec.modalities.image.zoo.low_resolution_coding import kinds
 from mmspec.modalities.image.zoo.models import GUIDANCE, SIDE
 from mmspec.modalities.image.zoo.training import busy_scenes, encoded
 from mmspec.models.code_resampler import CodeResampler, CodeResamplerConfig
-from mmspec.training.fitting import chunks, fit, shuffled
-from mmspec.training.reporting import Report, silent
+from mmspec.training.fitting import Course, Fall, chunks, fit, shuffled
 from mmspec.zoo.prompts import prompt
 from mmspec.zoo.scene import BOARD
 
@@ -69,13 +68,7 @@ def _begin(table: nn.Embedding, book: Codebook) -> None:
 
 
 def learn_to_enlarge(
-    model: CodeResampler,
-    seen: Sizes,
-    steps: int,
-    rate: float,
-    seed: int,
-    progress: Report = silent,
-    batch: int = 64,
+    model: CodeResampler, seen: Sizes, fall: Fall, course: Course, batch: int = 64
 ) -> None:
     """Train both ways on pictures; on the target's laws where they are known.
 
@@ -97,11 +90,11 @@ def learn_to_enlarge(
     inner = ("enter.weight", "think.weight", "gather.weight")
     matrices = [p for name, p in model.named_parameters() if name in inner]
     others = [p for name, p in model.named_parameters() if name not in inner]
-    count, generator = len(seen.small), np.random.default_rng((seed, 15))
+    count, generator = len(seen.small), np.random.default_rng((course.seed, 15))
     items = map(seen.at, shuffled(count, min(batch, count), generator))
     stage = "enlarge" if seen.logits is None else "follow"
     model.train()
-    fit(others, items, loss_of, steps, rate, stage, progress, matrices)
+    fit(others, items, loss_of, fall, stage, course, matrices)
     model.train(False)
 
 
@@ -117,33 +110,28 @@ def misled(small: Tensor, count: int) -> Tensor:
     return torch.where(wrong, torch.randint(count, small.shape), small)
 
 
-def coded_scenes(coder: Any, n: int, seed: int, progress: Report = silent) -> Sizes:
+def coded_scenes(coder: Any, n: int, course: Course) -> Sizes:
     """Pictures of full scenes as the target codes them, beside the kinds of what they show."""
-    generator = np.random.default_rng((seed, 16))
-    scenes = list(islice(scattered(_NUMBERS + (seed << 24), generator, BOARD**2), n))
-    large = encoded(coder, scenes, _AT_ONCE, progress).unflatten(1, (SIDE, SIDE))
+    generator = np.random.default_rng((course.seed, 16))
+    scenes = list(islice(scattered(_NUMBERS + (course.seed << 24), generator, BOARD**2), n))
+    large = encoded(coder, scenes, course).unflatten(1, (SIDE, SIDE))
     return Sizes(kinds(scenes).unflatten(1, (BOARD, BOARD)), large)
 
 
 @torch.no_grad()
 def drawn_scenes(
-    model: CodeResampler,
-    target: Any,
-    processor: Any,
-    n: int,
-    seed: int,
-    progress: Report = silent,
+    model: CodeResampler, target: Any, processor: Any, n: int, course: Course
 ) -> Sizes:
     """Pictures that the target draws, with its guided laws of their codes.
 
     Prompts name many things, as every one of them teaches. What was drawn is told by the
     down-sampler, which has learnt to by now.
     """
-    scenes = list(islice((s for s in busy_scenes(seed) if len(s.things) >= _FULL), n))
+    scenes = list(islice((s for s in busy_scenes(course.seed) if len(s.things) >= _FULL), n))
     large, laws = [], []
-    for turn, part in enumerate(chunks(scenes, _AT_ONCE, "watch", progress)):
+    for turn, part in enumerate(chunks(scenes, _AT_ONCE, "watch", course.progress)):
         texts = [prompt(scene) for scene in part]
-        drawn = drawn_codes(target, processor, texts, seed + turn * _AT_ONCE)
+        drawn = drawn_codes(target, processor, texts, course.seed + turn * _AT_ONCE)
         told = watched(target, processor, texts, drawn).logits.float()
         laws.append(guide(told[:, 0], told[:, 1], GUIDANCE).half())
         large.append(drawn)

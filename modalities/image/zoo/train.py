@@ -24,11 +24,11 @@ from mmspec.modalities.image.zoo.training import (
 )
 from mmspec.modality import Entry
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
-from mmspec.training.fitting import chunks
+from mmspec.training.fitting import Course, Fall, chunks
 from mmspec.training.heads import learn_head
 from mmspec.training.reporting import Report
 from mmspec.zoo.prompts import prompts
-from mmspec.zoo.training import cut, kept, teacher
+from mmspec.zoo.training import kept, teacher
 
 ABOUT = f"""\
 Draws the Scene world of the `mmspec` zoo in {models.PIXELS} x {models.PIXELS} pixels, \
@@ -52,39 +52,27 @@ PATCHED = 1024  # pictures that codes are found in
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """How a checkpoint is trained: steps of each stage, and how many scenes it sees.
-
-    Drawing may fall from a rate to a hundredth of it `again`: steps and rate of each further fall.
-    """
+    """How a checkpoint is trained: steps of each stage, and how many scenes it sees."""
 
     shape: models.ImageShape | None  # None is a feature head, of the target's widths
-    drawing: int
-    rate: float
+    drawing: tuple[Fall, ...]  # one after the other; a drafter or a head needs one
     pool: int
     seeing: int = 0
     painting: int = 0
     reading: int = 0
-    again: tuple[tuple[int, float], ...] = ()
-
-    @property
-    def falls(self) -> list[tuple[int, float]]:
-        """Steps and rate of every fall."""
-        return [(self.drawing, self.rate), *self.again]
 
 
 PLANS = {
     "image": ImagePlan(
         models.TARGET,
-        drawing=1850,
-        rate=1.5e-3,
+        (Fall(1850, 1.5e-3), Fall(900, 1.5e-3), Fall(700, 1.2e-3)),
         pool=16384,
         seeing=700,
         painting=800,
         reading=500,
-        again=((900, 1.5e-3), (700, 1.2e-3)),
     ),
-    "image-drafter": ImagePlan(models.DRAFTER, 2000, 2e-3, 4096),
-    "image-head": ImagePlan(None, 800, 2e-3, 4096),
+    "image-drafter": ImagePlan(models.DRAFTER, (Fall(2000, 2e-3),), 4096),
+    "image-head": ImagePlan(None, (Fall(800, 2e-3),), 4096),
 }
 
 
@@ -92,12 +80,10 @@ def train(
     entry: Entry, folder: Path, steps: int | None, seed: int, progress: Report
 ) -> dict[str, Any]:
     """Teach a Janus to draw, or a drafter or a head to follow one."""
-    plan, processor = PLANS[entry.name], models.processor()
-    pool = cut(plan.pool, steps and steps * BATCH)
+    plan, processor, course = PLANS[entry.name], models.processor(), Course(seed, steps, progress)
+    pool = course.cut(plan.pool, BATCH)
     target = None if entry.target is None else teacher(entry.target)
-    seen = (
-        None if target is None else drawn_by(target, processor, pool, seed + 1, progress=progress)
-    )
+    seen = None if target is None else drawn_by(target, processor, pool, course.later(1))
     model: Any = _untrained(plan, processor, target)
 
     def save() -> None:
@@ -107,18 +93,18 @@ def train(
 
     with kept(save):
         if seen is None:
-            _learn(plan, model, processor, pool, steps, seed, progress)
+            _learn(plan, model, processor, pool, course)
         elif plan.shape is None:
             taught = head_lessons(target, processor, *seen, HEAD_BATCH, seed)
-            drawing = cut(plan.drawing, steps)
-            learn_head(reader_of(target), model, taught, drawing, plan.rate, progress, weight=0.5)
+            fall = plan.drawing[0]
+            count = course.cut(fall.steps)
+            learn_head(reader_of(target), model, taught, count, fall.rate, progress, weight=0.5)
         else:
             begin_like(model, target)
             laws, reader = watched(target, processor, *seen), PromptEncoder(processor.tokenizer)
-            drawing = cut(plan.drawing, steps)
-            follow(model, reader, laws, drawing, plan.rate, seed, progress=progress)
+            follow(model, reader, laws, plan.drawing[0], course)
     return {
-        "steps": sum(cut(fall, steps) for fall, _ in plan.falls),
+        "steps": sum(course.cut(fall.steps) for fall in plan.drawing),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
@@ -130,25 +116,16 @@ def _untrained(plan: ImagePlan, processor: Any, target: Any) -> Any:
     return FeatureHead(FeatureHeadConfig.of(text, models.CODES))
 
 
-def _learn(
-    plan: ImagePlan,
-    model: Any,
-    processor: Any,
-    pool: int,
-    steps: int | None,
-    seed: int,
-    progress: Report,
-) -> None:
+def _learn(plan: ImagePlan, model: Any, processor: Any, pool: int, course: Course) -> None:
     """All that a target learns: to see, to paint with codes, to read, to draw."""
     reader, coder = PromptEncoder(processor.tokenizer), model.model.vqmodel
-    learn_pictures(coder, cut(plan.seeing, steps), seed, progress=progress)
-    patches = cut(PATCHED, steps and steps * BATCH)
-    learn_codes(coder, cut(plan.painting, steps), seed, pool=patches, progress=progress)
-    learn_to_read(model, reader, cut(plan.reading, steps), seed, progress=progress)
-    scenes, codes = encoded_pool(coder, pool, seed, progress=progress)
-    for turn, (fall, rate) in enumerate(plan.falls):
-        taught = lessons(scenes, codes, reader, BATCH, seed + turn)
-        learn_to_draw(model, taught, cut(fall, steps), rate, progress)
+    learn_pictures(coder, plan.seeing, course)
+    learn_codes(coder, plan.painting, course.cut(PATCHED, BATCH), course)
+    learn_to_read(model, reader, plan.reading, course)
+    scenes, codes = encoded_pool(coder, pool, course)
+    for turn, fall in enumerate(plan.drawing):
+        taught = lessons(scenes, codes, reader, BATCH, course.seed + turn)
+        learn_to_draw(model, taught, fall, course)
 
 
 def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:

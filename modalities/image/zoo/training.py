@@ -14,14 +14,14 @@ from torch.nn import functional
 
 from mmspec.modalities.image.zoo.coding import coded, pictures, scattered
 from mmspec.modalities.image.zoo.models import CODES, SIDE
-from mmspec.training.fitting import chunks, divided, fit
-from mmspec.training.reporting import Report, silent
+from mmspec.training.fitting import Course, Fall, chunks, divided, fit
 from mmspec.zoo.boards import BOARD_CLASSES, board_loss, boards
 from mmspec.zoo.prompts import loose_prompt, training_scenes
 from mmspec.zoo.scene import BOARD, Scene
 
 _MOST = 6  # things in a scene to learn drawing from
 _NUMBERS = 1 << 47  # scenes come from seeds of their own
+_AT_ONCE = 64  # pictures
 _SILENCE = 0.1  # how often a prompt says nothing, for guidance
 
 
@@ -61,12 +61,7 @@ class PromptEncoder:
 
 
 def learn_to_read(
-    model: Any,
-    reader: PromptEncoder,
-    steps: int,
-    seed: int,
-    batch: int = 64,
-    progress: Report = silent,
+    model: Any, reader: PromptEncoder, steps: int, course: Course, batch: int = 64
 ) -> None:
     """Train the language model to know, from a prompt and a position, what is at that place.
 
@@ -82,16 +77,11 @@ def learn_to_read(
 
     matrices, others = drawing_weights(model)
     others = [*others, *heads.parameters()]
-    fit(others, _described(reader, batch, seed), loss_of, steps, 1.5e-3, "read", progress, matrices)
+    told = _described(reader, batch, course.seed)
+    fit(others, told, loss_of, Fall(steps, 1.5e-3), "read", course, matrices)
 
 
-def learn_to_draw(
-    model: Any,
-    lessons: Iterator[CodeLesson],
-    steps: int,
-    rate: float,
-    progress: Report = silent,
-) -> None:
+def learn_to_draw(model: Any, lessons: Iterator[CodeLesson], fall: Fall, course: Course) -> None:
     """Train the language model on the codes of pictures, given prompts."""
 
     def loss_of(lesson: CodeLesson) -> Tensor:
@@ -99,7 +89,7 @@ def learn_to_draw(
         return functional.cross_entropy(logits.flatten(0, 1), lesson.codes.flatten())
 
     matrices, others = drawing_weights(model)
-    fit(others, lessons, loss_of, steps, rate, "draw", progress, matrices)
+    fit(others, lessons, loss_of, fall, "draw", course, matrices)
 
 
 def logits_of(model: Any, prompts: Prompts, drawn: Tensor) -> Tensor:  # (B, 81) -> (B, 81, K)
@@ -163,17 +153,15 @@ def busy_scenes(seed: int, most: int = _MOST) -> Iterator[Scene]:
             yield scene
 
 
-def encoded_pool(
-    coder: Any, pool: int, seed: int, batch: int = 64, progress: Report = silent
-) -> tuple[list[Scene], Tensor]:
+def encoded_pool(coder: Any, pool: int, course: Course) -> tuple[list[Scene], Tensor]:
     """Busy scenes, and the codes (pool, 81) of their pictures."""
-    scenes = list(islice(busy_scenes(seed), pool))
-    return scenes, encoded(coder, scenes, batch, progress)
+    scenes = list(islice(busy_scenes(course.seed), pool))
+    return scenes, encoded(coder, scenes, course)
 
 
-def encoded(coder: Any, scenes: Sequence[Scene], batch: int, progress: Report) -> Tensor:
+def encoded(coder: Any, scenes: Sequence[Scene], course: Course) -> Tensor:
     """The codes (n, 81) of pictures of scenes."""
-    turns = chunks(scenes, batch, "encode", progress)
+    turns = chunks(scenes, _AT_ONCE, "encode", course.progress)
     return torch.cat([coded(coder, pictures(part)) for part in turns])
 
 

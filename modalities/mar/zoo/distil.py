@@ -11,8 +11,7 @@ from mmspec.modalities.mar.zoo.training import DRAWS, MaskedLesson, hidden, laye
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.targets.patches import CellQuery, PatchSettings
 from mmspec.targets.paths import PathLaw
-from mmspec.training.fitting import divided, fit
-from mmspec.training.reporting import Report, silent
+from mmspec.training.fitting import Course, Fall, divided, fit
 
 
 def follow(
@@ -20,9 +19,8 @@ def follow(
     target: MarForImageGeneration,
     taught: Iterator[MaskedLesson],
     plan: PatchSettings,
-    steps: int,
-    rate: float,
-    progress: Report = silent,
+    fall: Fall,
+    course: Course,
 ) -> None:
     """Train a drafter to have the target's laws of paths under the sampler of `plan`."""
 
@@ -32,7 +30,7 @@ def follow(
         return apart(wanted, law(model, lesson, plan), hidden(lesson.tokens, lesson.places))
 
     matrices, others = divided(layers(model), model.parameters())
-    fit(others, taught, loss_of, steps, rate, "follow", progress, matrices)
+    fit(others, taught, loss_of, fall, "follow", course, matrices)
 
 
 def law(

@@ -16,10 +16,10 @@ from mmspec.modalities.mar.zoo.loading import load
 from mmspec.modalities.mar.zoo.training import encoded_pool, learn_to_draw, lessons
 from mmspec.modality import Entry
 from mmspec.models.mar import MarForImageGeneration
-from mmspec.training.fitting import chunks
+from mmspec.training.fitting import Course, Fall, chunks
 from mmspec.training.reporting import Report
 from mmspec.zoo.loading import load_vae
-from mmspec.zoo.training import cut, kept, teacher, written
+from mmspec.zoo.training import kept, teacher, written
 
 DRAFTED, TOGETHER = 1, 16  # steps; pictures, where acceptance is measured
 ABOUT = f"""\
@@ -42,20 +42,19 @@ PICTURES_FROM = "diffusion"  # whose autoencoder is taken over
 
 @dataclass(frozen=True)
 class MarPlan:
-    """How a checkpoint is trained, and on how many pictures.
-
-    Drawing is steps and rate of one or more falls of the rate, one after the other.
-    """
+    """How a checkpoint is trained, in falls of the rate, and on how many pictures."""
 
     shape: models.MarShape
-    drawing: tuple[tuple[int, float], ...]
+    drawing: tuple[Fall, ...]
     pool: int
     batch: int
 
 
 PLANS = {
-    "mar": MarPlan(models.TARGET, ((1200, 1.5e-3), (700, 1.2e-3)), 12096, 32),
-    "mar-drafter": MarPlan(models.DRAFTER, ((700, 1.5e-3), (900, 1.5e-3), (450, 1e-3)), 12096, 24),
+    "mar": MarPlan(models.TARGET, (Fall(1200, 1.5e-3), Fall(700, 1.2e-3)), 12096, 32),
+    "mar-drafter": MarPlan(
+        models.DRAFTER, (Fall(700, 1.5e-3), Fall(900, 1.5e-3), Fall(450, 1e-3)), 12096, 24
+    ),
 }
 
 
@@ -68,9 +67,10 @@ def train(
     """
     plan, source = PLANS[entry.name], written(entry.target or PICTURES_FROM)
     target = None if entry.target is None else teacher(entry.target)
-    pictures = cut(plan.pool, steps and steps * plan.batch)
+    course = Course(seed, steps, progress)
+    pictures = course.cut(plan.pool, plan.batch)
     scale = None if target is None else target.config.latent_scale
-    pool, scale = encoded_pool(load_vae(source), pictures, seed, scale, progress=progress)
+    pool, scale = encoded_pool(load_vae(source), pictures, course, scale)
     taught = lessons(pool, plan.batch, seed)
     model: Any = models.mar(plan.shape, scale)
 
@@ -82,14 +82,13 @@ def train(
     with kept(save):
         if target is not None:
             begin_like(model, target)
-        for planned, rate in plan.drawing:
-            count = cut(planned, steps)
+        for fall in plan.drawing:
             if target is None:
-                learn_to_draw(model, taught, count, rate, progress)
+                learn_to_draw(model, taught, fall, course)
             else:
-                follow(model, target, taught, PLAN, count, rate, progress)
+                follow(model, target, taught, PLAN, fall, course)
     return {
-        "steps": sum(cut(planned, steps) for planned, _ in plan.drawing),
+        "steps": sum(course.cut(fall.steps) for fall in plan.drawing),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 

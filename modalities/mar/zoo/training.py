@@ -20,13 +20,13 @@ from torch.nn import functional
 from mmspec.modalities.mar.zoo.models import LABELS, PATCH
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.models.mar_head import DiffusionHead, HeadGrid
-from mmspec.training.fitting import chunks, divided, fit
-from mmspec.training.reporting import Report, silent
+from mmspec.training.fitting import Course, Fall, chunks, divided, fit
 from mmspec.zoo.boards import pictures
 from mmspec.zoo.scene import BOARD, COLOURS, SHAPES, Scene, Thing
 
 DRAWS = 2  # of the head's noise per token
 DISTURBANCE = 0.1  # std of latents around what the encoder says, as its decoder knows it
+_AT_ONCE = 64  # pictures
 _SILENCE = 0.1  # how often a model is told no class, for guidance
 _SHIFT = 0.06  # largest displacement from the middle of a cell, in cells
 
@@ -60,14 +60,12 @@ def alone(number: int, place: int, generator: np.random.Generator) -> Scene:
 def encoded_pool(
     autoencoder: Any,
     count: int,
-    seed: int,
+    course: Course,
     scale: float | None = None,
-    batch: int = 64,
-    progress: Report = silent,
 ) -> tuple[TokenPool, float]:
     """Encoded pictures and their scale: if not given, that of unit variance, noise included."""
-    numbers, shown = zip(*scenes(count, seed), strict=True)
-    turns = chunks(shown, batch, "encode", progress)
+    numbers, shown = zip(*scenes(count, course.seed), strict=True)
+    turns = chunks(shown, _AT_ONCE, "encode", course.progress)
     latents = torch.cat([autoencoder.encoder(pictures(part)) for part in turns])
     if scale is None:
         scale = round(float(1 / (latents.var() + DISTURBANCE**2).sqrt()), 4)
@@ -109,9 +107,8 @@ def lessons(pool: TokenPool, batch: int, seed: int) -> Iterator[MaskedLesson]:
 def learn_to_draw(
     model: MarForImageGeneration,
     taught: Iterator[MaskedLesson],
-    steps: int,
-    rate: float,
-    progress: Report = silent,
+    fall: Fall,
+    course: Course,
 ) -> None:
     """Train a model on pictures: what its head says and, with that frozen, its variances."""
     schedule = HeadSchedule.of(model.config.base_steps)
@@ -121,7 +118,7 @@ def learn_to_draw(
         return head_loss(model.head, schedule, hidden(lesson.tokens, lesson.places), conditions)
 
     matrices, others = divided(layers(model), model.parameters())
-    fit(others, taught, loss_of, steps, rate, "draw", progress, matrices)
+    fit(others, taught, loss_of, fall, "draw", course, matrices)
 
 
 def layers(model: MarForImageGeneration) -> nn.ModuleList:

@@ -12,29 +12,21 @@ import torch
 from transformers import PreTrainedModel
 
 from mmspec.modalities.vlm.zoo.batches import Batch, Encoder, Sample, fresh, grouped
-from mmspec.modalities.vlm.zoo.families import ZooFamily
-from mmspec.training.reporting import Report, silent
+from mmspec.training.fitting import Course
 
 MAX_NEW_TOKENS = 96
+_AT_ONCE = 128
 _SAMPLED_ONE_IN = 4  # the others are greedy
 
 
-def said_by(
-    target: PreTrainedModel,
-    family: ZooFamily,
-    encoder: Encoder,
-    n: int,
-    seed: int,
-    batch: int = 128,
-    progress: Report = silent,
-) -> list[Sample]:
+def said_by(target: PreTrainedModel, encoder: Encoder, n: int, course: Course) -> list[Sample]:
     """`n` training samples, each with what the target answers; one batch in four is sampled."""
-    batches = -(-n // batch)
+    batches = -(-n // _AT_ONCE)
     found: list[Sample] = []
-    for i, samples in enumerate(islice(fresh(batch, seed + 1), batches)):
+    for i, samples in enumerate(islice(fresh(_AT_ONCE, course.seed + 1), batches)):
         is_sampled = i % _SAMPLED_ONE_IN == _SAMPLED_ONE_IN - 1
-        found += answered(target, family, encoder, samples, is_sampled)
-        progress("listen", i + 1, batches, float("nan"))
+        found += answered(target, encoder, samples, is_sampled)
+        course.progress("listen", i + 1, batches, float("nan"))
     return found[:n]
 
 
@@ -55,14 +47,10 @@ def lessons(
 
 @torch.no_grad()
 def answered(
-    target: PreTrainedModel,
-    family: ZooFamily,
-    encoder: Encoder,
-    samples: Sequence[Sample],
-    sampled: bool = False,
+    target: PreTrainedModel, encoder: Encoder, samples: Sequence[Sample], sampled: bool = False
 ) -> list[Sample]:
     """The same pictures and prompts with what the target answers, greedily or sampled."""
-    ids, mask = encoder.prompts(samples)
+    family, (ids, mask) = encoder.family, encoder.prompts(samples)
     images = family.image_inputs(np.stack([s.image for s in samples]))
     extra = {}
     if family.positions_from_types:

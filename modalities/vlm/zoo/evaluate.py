@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from mmspec.modalities.vlm.zoo.batches import IGNORED, Encoder, Sample
 from mmspec.modalities.vlm.zoo.distil import MAX_NEW_TOKENS, answered
-from mmspec.modalities.vlm.zoo.families import ZooFamily
 from mmspec.modalities.vlm.zoo.learning import logits_of
 from mmspec.zoo.boards import pixels
 from mmspec.zoo.language import Example, format_prompt, scenes, score, write
@@ -48,12 +47,7 @@ def facts_right(
 
 @torch.no_grad()
 def acceptance(
-    drafter: PreTrainedModel,
-    target: PreTrainedModel,
-    family: ZooFamily,
-    encoder: Encoder,
-    n: int,
-    k: int = 5,
+    drafter: PreTrainedModel, target: PreTrainedModel, encoder: Encoder, n: int, k: int = 5
 ) -> float:
     """Mean acceptance length on `n` held-out prompts, answered greedily by the target."""
     samples = []
@@ -61,9 +55,9 @@ def acceptance(
         prompt, answer, _ = write(scene, number)
         samples.append(Sample(pixels(scene), prompt, answer))
     tokens, rounds = 0.0, 0.0
-    for said in answered(target, family, encoder, samples):
+    for said in answered(target, encoder, samples):
         batch = encoder([said])
-        picks = logits_of(drafter, family, batch)[0, :-1].argmax(-1)
+        picks = logits_of(drafter, encoder.family, batch)[0, :-1].argmax(-1)
         is_answer = batch.labels[0, 1:] != IGNORED
         follows = (picks == batch.ids[0, 1:])[is_answer]
         tokens += len(follows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import einops
 import numpy as np
@@ -13,67 +13,65 @@ from transformers import PreTrainedModel
 
 from mmspec.modalities.vlm.zoo.batches import IGNORED, Batch, seen
 from mmspec.modalities.vlm.zoo.families import ZooFamily, image_features
-from mmspec.training.fitting import fit
-from mmspec.training.reporting import Report, silent
+from mmspec.training.fitting import Course, Fall, fit
 from mmspec.zoo.boards import BOARD_CLASSES, board_loss
 
+Shown = tuple[np.ndarray, Tensor]  # pictures, and what is in each cell
 _FLOOR = 0.02  # of the rate, at the end of a stage
 _SEEN, _SEEING = 64, 2e-3  # pictures in a batch, and rate, of what teaches to see
 
 
-def learn_to_see(
-    model: PreTrainedModel,
-    family: ZooFamily,
-    steps: int,
-    seed: int,
-    progress: Report = silent,
-) -> None:
+def learn_to_see(model: PreTrainedModel, family: ZooFamily, steps: int, course: Course) -> None:
     """Train the vision tower and the projector to tell what is in each of the nine cells."""
     width = model.config.get_text_config().hidden_size
     heads = nn.Linear(width, sum(BOARD_CLASSES))
 
-    def loss_of(item: tuple[np.ndarray, Tensor]) -> Tensor:
+    def loss_of(item: Shown) -> Tensor:
         images, board = item
         features = image_features(model, family.image_inputs(images))
         cells = einops.reduce(features, "b (r m c n) d -> b (r c) d", "mean", r=3, m=2, c=3, n=2)
         return board_loss(heads(functional.layer_norm(cells, (width,))).float(), board)
 
     learnt = [*_vision(model), *heads.parameters()]
-    fit(learnt, seen(_SEEN, seed), loss_of, steps, _SEEING, "see", progress, floor=_FLOOR)
+    _fit_sight(learnt, loss_of, steps, course)
 
 
 def learn_to_see_like(
     model: PreTrainedModel,
     family: ZooFamily,
-    other: PreTrainedModel,
-    other_family: ZooFamily,
+    other: tuple[PreTrainedModel, ZooFamily],
     steps: int,
-    seed: int,
-    progress: Report = silent,
+    course: Course,
 ) -> None:
     """Train the vision tower and the projector to show the text model what `other` shows its own.
 
     Both show the same number of image tokens in the same order.
     """
+    teacher, its_family = other
 
-    def loss_of(item: tuple[np.ndarray, Tensor]) -> Tensor:
+    def loss_of(item: Shown) -> Tensor:
         images, _ = item
         with torch.no_grad():
-            wanted = image_features(other, other_family.image_inputs(images))
+            wanted = image_features(teacher, its_family.image_inputs(images))
         features = image_features(model, family.image_inputs(images))
         return functional.mse_loss(features, wanted) / wanted.var()
 
-    items = seen(_SEEN, seed)
-    fit(_vision(model), items, loss_of, steps, _SEEING, "see", progress, floor=_FLOOR)
+    _fit_sight(_vision(model), loss_of, steps, course)
+
+
+def _fit_sight(
+    learnt: list[nn.Parameter], loss_of: Callable[[Shown], Tensor], steps: int, course: Course
+) -> None:
+    items, fall = seen(_SEEN, course.seed), Fall(steps, _SEEING)
+    fit(learnt, items, loss_of, fall, "see", course, floor=_FLOOR)
 
 
 def learn_to_talk(
     model: PreTrainedModel,
     family: ZooFamily,
     batches: Iterable[Batch],
-    steps: int,
-    rate: float,
-    progress: Report = silent,
+    fall: Fall,
+    course: Course,
 ) -> None:
     """Train the whole model on the words of answers."""
 
@@ -84,7 +82,7 @@ def learn_to_talk(
         )
 
     learnt = list(model.parameters())
-    fit(learnt, iter(batches), loss_of, steps, rate, "talk", progress, floor=_FLOOR)
+    fit(learnt, iter(batches), loss_of, fall, "talk", course, floor=_FLOOR)
 
 
 def logits_of(model: PreTrainedModel, family: ZooFamily, batch: Batch) -> Tensor:  # -> (B, L, V)

@@ -19,15 +19,16 @@ from mmspec.modalities.vlm.zoo.architecture import (
 from mmspec.modalities.vlm.zoo.batches import Batch, Encoder, fresh
 from mmspec.modalities.vlm.zoo.distil import lessons, said_by
 from mmspec.modalities.vlm.zoo.evaluate import acceptance, facts_right
-from mmspec.modalities.vlm.zoo.families import FAMILIES, ZooFamily
+from mmspec.modalities.vlm.zoo.families import FAMILIES
 from mmspec.modalities.vlm.zoo.learning import learn_to_see, learn_to_see_like, learn_to_talk
 from mmspec.modalities.vlm.zoo.loading import load
 from mmspec.modalities.vlm.zoo.transfer import speak_like
 from mmspec.modality import Entry
+from mmspec.training.fitting import Course, Fall
 from mmspec.training.reporting import Report
 from mmspec.zoo.catalogue import info
 from mmspec.zoo.language import ExampleKind, examples
-from mmspec.zoo.training import cut, kept, teacher
+from mmspec.zoo.training import kept, teacher
 
 ABOUT = """\
 Knows only the Scene world of the `mmspec` zoo: coloured shapes and written digits on a
@@ -50,32 +51,39 @@ BATCH = 32
 class LanguagePlan:
     """How a checkpoint is trained: `seeing` steps on pictures alone, then `talking`.
 
-    Talking is steps and rate of one or more falls of the rate, one after the other. A deep narrow
+    Talking is one or more falls of the rate, one after the other. A deep narrow
     model needs several: each time the rate rises again, what was hard to look up is learnt further.
     """
 
     family: str
     shape: LanguageShape
     seeing: int
-    talking: tuple[tuple[int, float], ...]
+    talking: tuple[Fall, ...]
     pool: int = 0  # answers of the target that a drafter learns from
     start: str | None = None  # whose text layers to begin with
 
 
 PLANS = {
     "llava": LanguagePlan(
-        "llava", LLAVA_TARGET, 600, ((2600, 1.5e-3), (1600, 1e-3), (900, 8e-4), (1200, 9e-4))
+        "llava",
+        LLAVA_TARGET,
+        600,
+        (Fall(2600, 1.5e-3), Fall(1600, 1e-3), Fall(900, 8e-4), Fall(1200, 9e-4)),
     ),
-    "llava-drafter": LanguagePlan("llava", SIGHTED, 300, ((1500, 2e-3),), pool=4096),
-    "llava-text-drafter": LanguagePlan("llava", BLIND, 0, ((1500, 2e-3),), pool=4096),
+    "llava-drafter": LanguagePlan("llava", SIGHTED, 300, (Fall(1500, 2e-3),), pool=4096),
+    "llava-text-drafter": LanguagePlan("llava", BLIND, 0, (Fall(1500, 2e-3),), pool=4096),
     "qwen2.5-vl": LanguagePlan(
-        "qwen2.5-vl", QWEN_TARGET, 400, ((800, 1e-3), (450, 7e-4), (1000, 9e-4)), start="llava"
+        "qwen2.5-vl",
+        QWEN_TARGET,
+        400,
+        (Fall(800, 1e-3), Fall(450, 7e-4), Fall(1000, 9e-4)),
+        start="llava",
     ),
     "qwen2.5-vl-drafter": LanguagePlan(
-        "qwen2.5-vl", SIGHTED, 400, ((800, 1.5e-3),), pool=2048, start="llava-drafter"
+        "qwen2.5-vl", SIGHTED, 400, (Fall(800, 1.5e-3),), pool=2048, start="llava-drafter"
     ),
     "qwen2.5-vl-text-drafter": LanguagePlan(
-        "qwen2.5-vl", BLIND, 0, ((400, 1e-3),), pool=2048, start="llava-text-drafter"
+        "qwen2.5-vl", BLIND, 0, (Fall(400, 1e-3),), pool=2048, start="llava-text-drafter"
     ),
 }
 
@@ -86,22 +94,19 @@ def train(
     """Teach a model to see and to talk; some begin with the text layers of another checkpoint."""
     plan = PLANS[entry.name]
     family = FAMILIES[plan.family]
-    processor = family.build_processor()
+    processor, course = family.build_processor(), Course(seed, steps, progress)
     encoder = Encoder(family, processor)
     model = family.build(plan.shape, processor.tokenizer).train()
     with kept(lambda: save(model, processor, folder, sees=entry.sees == "pixels")):
-        seeing = cut(plan.seeing, steps)
         if plan.start is not None:
-            _begin_like(plan.start, model, family, encoder, seeing, seed, progress)
-        elif seeing:
-            learn_to_see(model, family, seeing, seed, progress=progress)
-        batches = _batches(
-            entry, family, encoder, cut(plan.pool, steps and steps * BATCH), seed, progress
-        )
-        for talking, rate in plan.talking:
-            learn_to_talk(model, family, batches, cut(talking, steps), rate, progress)
+            _begin_like(plan.start, model, encoder, plan.seeing, course)
+        elif plan.seeing:
+            learn_to_see(model, family, plan.seeing, course)
+        batches = _batches(entry, encoder, course.cut(plan.pool, BATCH), course)
+        for fall in plan.talking:
+            learn_to_talk(model, family, batches, fall, course)
     return {
-        "steps": sum(cut(talking, steps) for talking, _ in plan.talking),
+        "steps": sum(course.cut(fall.steps) for fall in plan.talking),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
@@ -112,7 +117,7 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     processor = family.build_processor()
     if entry.target is not None:
         target, encoder = teacher(entry.target), Encoder(family, processor)
-        return {"acceptance_length": acceptance(model, target, family, encoder, count)}
+        return {"acceptance_length": acceptance(model, target, encoder, count)}
     kinds: dict[str, ExampleKind | None] = {
         "facts": None,
         "facts_in_captions": "caption",
@@ -143,27 +148,19 @@ def save(model: PreTrainedModel, processor: Any, folder: Path, sees: bool) -> No
         tokenizer.save_pretrained(folder)
 
 
-def _batches(
-    entry: Entry, family: ZooFamily, encoder: Encoder, pool: int, seed: int, progress: Report
-) -> Iterator[Batch]:
+def _batches(entry: Entry, encoder: Encoder, pool: int, course: Course) -> Iterator[Batch]:
     """Fresh scenes for a target; for a drafter, what its target says."""
     if entry.target is None:
-        return (encoder(samples) for samples in fresh(BATCH, seed))
-    said = said_by(teacher(entry.target), family, encoder, pool, seed, progress=progress)
-    return lessons(said, encoder, BATCH, seed, blind=entry.sees == "nothing")
+        return (encoder(samples) for samples in fresh(BATCH, course.seed))
+    said = said_by(teacher(entry.target), encoder, pool, course)
+    return lessons(said, encoder, BATCH, course.seed, blind=entry.sees == "nothing")
 
 
 def _begin_like(
-    name: str,
-    model: PreTrainedModel,
-    family: ZooFamily,
-    encoder: Encoder,
-    seeing: int,
-    seed: int,
-    progress: Report,
+    name: str, model: PreTrainedModel, encoder: Encoder, seeing: int, course: Course
 ) -> None:
     """Begin with the language of a checkpoint of another family, and learn to see what it sees."""
     other, other_family = teacher(name), FAMILIES[PLANS[name].family]
     speak_like(model, encoder.tokenizer, other, other_family.build_processor().tokenizer)
     if info(name).sees == "pixels":
-        learn_to_see_like(model, family, other, other_family, seeing, seed, progress=progress)
+        learn_to_see_like(model, encoder.family, (other, other_family), seeing, course)

@@ -31,6 +31,7 @@ from mmspec.modalities.image.zoo.training import (
     logits_of,
     looked_up,
 )
+from mmspec.training.fitting import Course, Fall
 from mmspec.zoo import train
 from mmspec.zoo.boards import board
 from mmspec.zoo.loading import load_folder
@@ -151,12 +152,13 @@ def test_reading_is_learnt(processor: Any, reader: PromptEncoder) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         small = models.janus(models.DRAFTER, processor.tokenizer)
-        learn_to_read(small, reader, 25, 0, 16, progress=lambda *told: losses.append(told[3]))
+        course = Course(progress=lambda *told: losses.append(told[3]))
+        learn_to_read(small, reader, 25, course, 16)
     assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
 
 
 def test_a_drafter_comes_to_follow(model: Any, processor: Any, reader: PromptEncoder) -> None:
-    seen = watched(model, processor, *drawn_by(model, processor, 8, 0, batch=4), batch=4)
+    seen = watched(model, processor, *drawn_by(model, processor, 8, Course(), batch=4), batch=4)
     assert seen.logits.shape == (8, 2, models.SIDE**2, models.CODES)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
@@ -165,7 +167,7 @@ def test_a_drafter_comes_to_follow(model: Any, processor: Any, reader: PromptEnc
         begin_like(small, model)
         words = small.get_input_embeddings().weight
         assert torch.equal(words, model.get_input_embeddings().weight)
-        follow(small, reader, seen, 12, 2e-3, 0, batch=4)
+        follow(small, reader, seen, Fall(12, 2e-3), Course(), batch=4)
     assert _distance(small, reader, seen) < 0.7 * before
 
 

@@ -22,6 +22,7 @@ from mmspec.modalities.mar.zoo.loading import load
 from mmspec.modalities.mar.zoo.train import acceptance
 from mmspec.models.mar_head import HeadGrid
 from mmspec.targets.patches import PatchSettings
+from mmspec.training.fitting import Course
 from mmspec.zoo import train
 from mmspec.zoo.loading import load_vae
 from mmspec.zoo.reading import read
@@ -161,7 +162,7 @@ def test_the_pair_fits_together(target: Any, drafter: Any) -> None:
 
 def test_the_autoencoder_keeps_the_facts(target: Any, vae: Any) -> None:
     scale = target.config.latent_scale
-    made, _ = mar_training.encoded_pool(vae, 56, 3, scale)
+    made, _ = mar_training.encoded_pool(vae, 56, Course(3), scale)
     noisy = made.tokens + made.noise * torch.randn_like(made.tokens)
     assert 0.8 < float(noisy.std()) < 1.25
     with torch.no_grad():

@@ -98,7 +98,7 @@ def test_drafters_follow_and_the_sighted_one_follows_further(name: Any) -> None:
     family, processor = FAMILIES[name], zoo.processor(name)
     encoder, target = Encoder(family, processor), zoo.load(name)
     sighted, blind = (
-        acceptance(zoo.load(drafter), target, family, encoder, 64)  # type: ignore[arg-type]
+        acceptance(zoo.load(drafter), target, encoder, 64)  # type: ignore[arg-type]
         for drafter in (zoo.info(name).drafter, f"{name}-text-drafter")
     )
     assert 2.5 <= sighted <= 5
