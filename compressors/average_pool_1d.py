@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.compressors.contract import Compressed, Compressor, Features, Grid
-from mmspec.compressors.selection import budget, check_keep
+from mmspec.compressors.contract import Compressed, Features
+from mmspec.compressors.selection import ShareOf, budget
 
 
 @dataclass(frozen=True)
-class AveragePool1d(Compressor):
+class AveragePool1d(ShareOf):
     """Adaptive mean over as many bins of equal length as the share `keep` is.
 
     Bin i of m is [floor(i n / m), ceil((i + 1) n / m)), as `adaptive_avg_pool1d` has it: bins
@@ -26,15 +26,9 @@ class AveragePool1d(Compressor):
     keep: float = 0.25
     places: ClassVar[str] = "the slot of the bin's last feature"
 
-    def __post_init__(self) -> None:
-        check_keep(self.keep)
-
-    def count(self, features: int, grid: Grid | None = None) -> int:
-        return budget(self.keep, features)
-
     def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
         values, length = features.values, len(features.values)
-        bins = self.count(length)
+        bins = budget(self.keep, length)
         index = torch.arange(bins, device=values.device)
         first, stop = index * length // bins, -(-(index + 1) * length // bins)
         sums = values.new_zeros(length + 1, values.shape[1], dtype=torch.float64)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmspec.compressors.contract import Compressed, Compressor, Features, Grid
-from mmspec.compressors.selection import budget, check_keep
+from mmspec.compressors.contract import Compressed, Features
+from mmspec.compressors.selection import ShareOf, budget
 
 
 @dataclass(frozen=True)
-class BipartiteMerge(Compressor):
+class BipartiteMerge(ShareOf):
     """Bipartite soft matching down to the share `keep` (ToMe, Bolya et al. 2023).
 
     Per round the even tokens choose the most similar odd one, and the r best links are merged,
@@ -25,18 +25,11 @@ class BipartiteMerge(Compressor):
     features) are preserved; keep=1 is the identity.
     """
 
-    keep: float = 0.5
     places: ClassVar[str] = "the mean slot of what was merged"
-
-    def __post_init__(self) -> None:
-        check_keep(self.keep)
-
-    def count(self, features: int, grid: Grid | None = None) -> int:
-        return budget(self.keep, features)
 
     def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
         count = len(features.values)
-        wanted = self.count(count)
+        wanted = budget(self.keep, count)
         values = features.values.float()
         sizes = torch.ones(count, device=values.device)
         index = torch.arange(count, device=values.device).float()

@@ -16,17 +16,23 @@ KEPT = "a kept feature stays at its own slot"
 
 
 @dataclass(frozen=True)
-class KeptTokens(Compressor):
-    """Keeps the share `keep` of the features as they are; which ones is said by `kept`."""
+class ShareOf(Compressor):
+    """Makes the share `keep` of as many features as there are."""
 
     keep: float = 0.5
-    places: ClassVar[str] = KEPT
 
     def __post_init__(self) -> None:
         check_keep(self.keep)
 
     def count(self, features: int, grid: Grid | None = None) -> int | None:
         return budget(self.keep, features)
+
+
+@dataclass(frozen=True)
+class KeptTokens(ShareOf):
+    """Keeps the share `keep` of the features as they are; which ones is said by `kept`."""
+
+    places: ClassVar[str] = KEPT
 
     @abstractmethod
     def kept(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:

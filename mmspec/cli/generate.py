@@ -78,7 +78,9 @@ def _compared(
     try:
         work = measures.workload(loaded.model, loaded.asker, chosen.settings, selection)
         with progress(choice.json) as report:
-            found = compare_one(chosen.model, recipe, fast, work, repeats, choice.seed, report)
+            how: dict[str, Any] = {"repeats": repeats, "seed": choice.seed, "progress": report}
+            how |= {"peers": False, "efficiency": False}  # only plain decoding and the library
+            found = bench.compare(chosen.model, {recipe: fast}, work, **how)
         same = _same(fast, work, choice.seed)
     except KeyboardInterrupt:
         kept = f"; written: {', '.join(written)}" if written else "; the answer is complete"
@@ -95,20 +97,6 @@ def _compared(
         "identical_to_generate": None if mine.identical is None else mine.identical == 1,
         "identical_to_plain": same,
     }
-
-
-def compare_one(
-    model: str,
-    recipe: str,
-    fast: Accelerated,
-    work: Workload,
-    repeats: int,
-    seed: int,
-    report: Any,
-) -> Any:
-    """One recipe beside plain decoding and the library's own way, without peers."""
-    how: dict[str, Any] = {"repeats": repeats, "seed": seed, "progress": report}
-    return bench.compare(model, {recipe: fast}, work, peers=False, efficiency=False, **how)
 
 
 def _same(fast: Accelerated, work: Workload, seed: int) -> bool | None:

@@ -227,6 +227,20 @@ def neighbours_for(
     return source.to(device)
 
 
+def vectors_for(given: object, use: str, vocabulary: int, device: torch.device) -> Codebook:
+    """The codebook that an option `codebook=` is, for what needs the vectors themselves.
+
+    Raises TypeError for a table of neighbours, which has none, ValueError for other token ids.
+    """
+    if not isinstance(given, Codebook):
+        raise TypeError(
+            f"codebook is a {type(given).__name__}, but {use}; "
+            "give codebook= a mmspec.codes.codebook.Codebook"
+        )
+    given.check(vocabulary)
+    return given.to(device)
+
+
 def _check_ids(ids: Tensor, size: int, vocabulary: int) -> None:
     if ids.dtype != torch.int64 or ids.shape != (size,):
         raise ValueError(

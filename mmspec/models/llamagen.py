@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, LlamaConfig, PreTrainedModel
-from transformers.masking_utils import create_causal_mask
+from transformers import Cache, LlamaConfig
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
+from mmspec.models.llama_layers import LlamaLayers, through
 from mmspec.models.llamagen_vq import LlamaGenVQ, LlamaGenVQConfig
 
 CONDITIONS = ("class", "caption")
@@ -52,15 +52,11 @@ class LlamaGenConfig(LlamaConfig):
     vq_config: dict[str, Any] | None = None
 
 
-class LlamaGenPreTrainedModel(PreTrainedModel):
+class LlamaGenPreTrainedModel(LlamaLayers):
     """What transformers wants to know of the family."""
 
     config: LlamaGenConfig
     config_class = LlamaGenConfig
-    base_model_prefix = "model"
-    _supports_sdpa = True
-    _supports_attention_backend = True
-    _no_split_modules = ["LlamaDecoderLayer"]  # noqa: RUF012
 
 
 class LlamaGenModel(LlamaGenPreTrainedModel):
@@ -97,28 +93,17 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
         if inputs_embeds is None:
             assert input_ids is not None, "give input_ids or inputs_embeds"
             inputs_embeds = self.embed_tokens(input_ids)
-        if position_ids is None:
-            past = 0 if past_key_values is None else past_key_values.get_seq_length()
-            count = inputs_embeds.shape[1]
-            position_ids = torch.arange(past, past + count, device=inputs_embeds.device)[None]
-        mask = create_causal_mask(
+        dtype = inputs_embeds.dtype
+        states = through(
+            list(self.layers)[: self.config.num_hidden_layers],
+            inputs_embeds,
+            lambda places: rotary(self.config, places, dtype),
             config=self.config,
-            inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
             position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
         )
-        turned = rotary(self.config, position_ids, inputs_embeds.dtype)
-        states = inputs_embeds
-        for layer in list(self.layers)[: self.config.num_hidden_layers]:
-            states = layer(
-                states,
-                attention_mask=mask,
-                position_embeddings=turned,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                use_cache=use_cache,
-            )
         return BaseModelOutputWithPast(self.norm(states), past_key_values)
 
 

@@ -11,7 +11,7 @@ of Lumina-mGPT. Reconstructed: windows that reach tokens which are no codes; of 
 no picture tokens only rank and gap count.
 """
 
-from mmspec.codes.codebook import Codebook
+from mmspec.codes.codebook import vectors_for
 from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.jacobi.carry_over import Jacobi, window_length
@@ -37,13 +37,8 @@ def token_distance(kit: Kit) -> TokenDistance | None:
     codebook, drawn = kit.options["codebook"], kit.target.image_family
     if codebook is None:
         return None if drawn is None else Embeddings(kit.target.embed, drawn.codebook.codes)
-    if not isinstance(codebook, Codebook):
-        raise TypeError(
-            f"codebook is a {type(codebook).__name__}, but groups need the vectors themselves; "
-            "give codebook= a mmspec.codes.codebook.Codebook"
-        )
-    codebook.check(kit.target.vocabulary)
-    return codebook.to(kit.target.device)
+    use = "groups need the vectors themselves"
+    return vectors_for(codebook, use, kit.target.vocabulary, kit.target.device)
 
 
 RECIPE = Recipe(

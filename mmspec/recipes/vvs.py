@@ -13,7 +13,7 @@ that it knows where tokens were skipped. Reconstructed: rounds are counted from 
 decision is made for all rows of a batch, and what a head read of borrowed states is not read again.
 """
 
-from mmspec.codes.codebook import Codebook
+from mmspec.codes.codebook import Codebook, vectors_for
 from mmspec.draft import Gate
 from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import with_draft_model
@@ -49,13 +49,8 @@ def codebook(kit: Kit) -> Codebook:
     given = kit.options["codebook"]
     if given is None:
         given = kit.target.check_draws().codebook
-    if not isinstance(given, Codebook):
-        raise TypeError(
-            f"skip='similarity' compares the vectors of codes, but codebook is a "
-            f"{type(given).__name__}; give a mmspec.codes.codebook.Codebook"
-        )
-    given.check(kit.target.vocabulary)
-    return given.to(kit.target.device)
+    use = "skip='similarity' compares the vectors of codes"
+    return vectors_for(given, use, kit.target.vocabulary, kit.target.device)
 
 
 RECIPE = with_draft_model(

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, LlamaConfig, PreTrainedModel
-from transformers.masking_utils import create_causal_mask
+from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from mmspec.models.llama_layers import LlamaLayers, through
 from mmspec.models.reading import read
 
 _SHAPE = (  # what a head has in common with the layers of its target
@@ -61,15 +61,11 @@ class FeatureHeadConfig(LlamaConfig):
         return cls(**{**own, **changes})
 
 
-class FeatureHead(PreTrainedModel):
+class FeatureHead(LlamaLayers):
     """Next tokens and the states before them to the states behind them."""
 
     config: FeatureHeadConfig
     config_class = FeatureHeadConfig
-    base_model_prefix = "model"
-    _supports_sdpa = True
-    _supports_attention_backend = True
-    _no_split_modules = ["LlamaDecoderLayer"]  # noqa: RUF012
     _keys_to_ignore_on_load_unexpected = [r"embed_tokens\.weight"]  # noqa: RUF012
 
     def __init__(self, config: FeatureHeadConfig) -> None:
@@ -95,27 +91,16 @@ class FeatureHead(PreTrainedModel):
         `attention_mask` is (B, L), or (1 or B, 1, q, L) and additive.
         """
         merged: Tensor = self.fc(torch.cat((embeds, states), -1))
-        if position_ids is None:
-            past = 0 if past_key_values is None else past_key_values.get_seq_length()
-            position_ids = torch.arange(past, past + merged.shape[1], device=merged.device)[None]
-        mask = create_causal_mask(
+        return through(
+            self.layers,
+            merged,
+            lambda places: self.rotary_emb(merged, position_ids=places),
             config=self.config,
-            inputs_embeds=merged,
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
             position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=past_key_values is not None,
         )
-        turned = self.rotary_emb(merged, position_ids=position_ids)
-        for layer in self.layers:
-            merged = layer(
-                merged,
-                attention_mask=mask,
-                position_embeddings=turned,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                use_cache=past_key_values is not None,
-            )
-        return merged
 
 
 def load_head(folder: str | Path, dtype: torch.dtype | None = None) -> FeatureHead:

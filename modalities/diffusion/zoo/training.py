@@ -126,7 +126,6 @@ def read_words(
     return TextStates(read(told.input_ids, attention_mask=mask)[0], mask)
 
 
-@torch.no_grad()
 def lessons(
     encoder: T5EncoderModel,
     tokenizer: PreTrainedTokenizerFast,
@@ -141,8 +140,21 @@ def lessons(
     """
     scenes = list(islice(training_scenes(course.seed), pool))
     turns = chunks(scenes, batch, "encode", course.progress)
-    latents = torch.cat([encoded(autoencoder, part) for part in turns])
-    return _lessons(scenes, latents, encoder, tokenizer, batch, course.seed)
+    with torch.no_grad():
+        latents = torch.cat([encoded(autoencoder, part) for part in turns])
+    generator = np.random.default_rng((course.seed, 4))
+
+    def drawn() -> Iterator[tuple[Tensor, TextStates]]:
+        for picks in shuffled(len(scenes), batch, generator):
+            told = [
+                "" if generator.random() < _SILENCE else loose_prompt(scenes[i], generator)
+                for i in picks
+            ]
+            with torch.no_grad():
+                words = read_words(encoder, tokenizer, told)
+            yield latents[torch.from_numpy(picks)], words
+
+    return drawn()
 
 
 def encoded(autoencoder: AutoencoderTiny, scenes: Sequence[Scene]) -> Tensor:  # -> (B, 4, 12, 12)
@@ -150,25 +162,6 @@ def encoded(autoencoder: AutoencoderTiny, scenes: Sequence[Scene]) -> Tensor:  #
     coder: Any = autoencoder
     latents: Tensor = coder.encoder(pictures(scenes)) * coder.config.scaling_factor
     return latents
-
-
-def _lessons(
-    scenes: list[Scene],
-    latents: Tensor,
-    encoder: T5EncoderModel,
-    tokenizer: PreTrainedTokenizerFast,
-    batch: int,
-    seed: int,
-) -> Iterator[tuple[Tensor, TextStates]]:
-    generator = np.random.default_rng((seed, 4))
-    for picks in shuffled(len(scenes), batch, generator):
-        told = [
-            "" if generator.random() < _SILENCE else loose_prompt(scenes[i], generator)
-            for i in picks
-        ]
-        with torch.no_grad():
-            words = read_words(encoder, tokenizer, told)
-        yield latents[torch.from_numpy(picks)], words
 
 
 class _BoardReader(nn.Module):
