@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mmspec.api import Accelerated
@@ -16,7 +17,7 @@ from mmspec.bench.compare import compare
 from mmspec.bench.progress import Progress, silent
 from mmspec.bench.row import Row
 from mmspec.compressors import COMPRESSORS, about, named
-from mmspec.compressors.contract import Compressed, Compressor, Features
+from mmspec.compressors.contract import Compressed, Compressor, Features, Shape
 from mmspec.draft import Round
 from mmspec.modality import Workload
 
@@ -24,11 +25,20 @@ WHOLE = "none"  # without a compressor
 
 
 @dataclass(frozen=True)
+class Thinned:
+    """What became of one picture or clip: which of its cells have a feature left."""
+
+    shape: Shape  # frames, rows, columns
+    sizes: tuple[int, ...]  # per cell, how many originals its features stand for; 0 = none left
+    kept: int  # features left; merged ones may share a cell
+
+
+@dataclass(frozen=True)
 class Counted(Compressor):
-    """A compressor that is watched: how many features went in, and how many came out."""
+    """A compressor that is watched: what went in, and what came out."""
 
     inner: Compressor
-    seen: list[tuple[int, int]] = field(default_factory=list)
+    seen: list[Thinned] = field(default_factory=list)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -39,7 +49,9 @@ class Counted(Compressor):
 
     def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
         made = self.inner.compress(features, signals)
-        self.seen.append((len(features.values), len(made.positions)))
+        where = torch.searchsorted(features.positions, made.positions)
+        sizes = torch.zeros_like(features.positions).index_add(0, where, made.sizes)
+        self.seen.append(Thinned(features.shape, tuple(sizes.tolist()), len(made.sizes)))
         return made
 
 
@@ -51,6 +63,7 @@ class CompressorPoint:
     kept: float  # share of visual tokens
     prefill_ms: float  # of the draft model: its encoder, the compressor, and the prompt
     row: Row
+    first: Thinned | None = None  # the first picture or clip of the first request
 
     def flat(self) -> dict[str, Any]:
         """One line of a table."""
@@ -131,9 +144,11 @@ def catalogue(
         if row.recipe not in ways:
             continue
         begun = _prefill(ways[row.recipe], workload, seed)
-        seen = watched[row.recipe].seen if row.recipe in watched else [(1, 1)]
-        kept = sum(out for _, out in seen) / max(sum(count for count, _ in seen), 1)
-        points.append(CompressorPoint(row.recipe, kept, 1e3 * begun, row))
+        seen = watched[row.recipe].seen if row.recipe in watched else []
+        given = sum(len(one.sizes) for one in seen)
+        kept = sum(one.kept for one in seen) / given if given else 1.0
+        first = seen[0] if seen else None
+        points.append(CompressorPoint(row.recipe, kept, 1e3 * begun, row, first))
     return Catalogue(
         model=model,
         recipe=recipe,

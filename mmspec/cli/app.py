@@ -152,6 +152,9 @@ def catalogue(
     plot: Annotated[
         Path | None, typer.Option(help="Draw them, as SVG or PNG; needs matplotlib.")
     ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw which tokens each leaves, over the frames of a clip.")
+    ] = None,
 ) -> None:
     """Race compressors on one pair: kept tokens, acceptance, the draft model's prefill, speed."""
 

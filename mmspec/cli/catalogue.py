@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from mmspec.bench.compressors import Catalogue, catalogue
+from mmspec.bench.kept_tokens import draw
 from mmspec.bench.plots import compressed
 from mmspec.cli.bench import workload
-from mmspec.cli.choosing import choose
+from mmspec.cli.choosing import check_writable, choose
 from mmspec.cli.loaded import load
 from mmspec.cli.options import Choice
 from mmspec.cli.output import console, emit, percent, progress, table, times
 from mmspec.cli.sweep import check_files
+from mmspec.modality import PICTURE_FILES
 
 RECIPE = "coupled"
 
@@ -25,9 +27,12 @@ def run(
     only: list[str] | None,
     out: Path | None,
     plot: Path | None,
+    picture: Path | None,
 ) -> None:
     """Kept tokens against acceptance, the draft model's prefill, and speed end to end."""
     check_files(out, plot)
+    if picture is not None:
+        check_writable("--picture", picture, PICTURE_FILES)
     loaded = load(choice, choose(replace(choice, recipe=choice.recipe or [RECIPE])))
     work = workload(loaded, prompt, prompts, 1, choice.seed)
     with progress(choice.json) as report:
@@ -45,6 +50,8 @@ def run(
         found.write_csv(out)
     if plot is not None:
         compressed(found, plot)
+    if picture is not None:
+        draw({one.compressor: one.first for one in found.points if one.first}, picture)
     if choice.json:
         emit(found.to_dict())
     else:

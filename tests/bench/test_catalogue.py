@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import mmspec
 from mmspec.bench.compressors import Catalogue, catalogue, usual
+from mmspec.bench.kept_tokens import DARK, draw
 from mmspec.bench.plots import compressed
 from mmspec.compressors import COMPRESSORS
 from mmspec.modalities.vlm.measures import of_requests
@@ -54,6 +56,26 @@ def test_points_are_written_and_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="mmspec[plots] is not installed")
     compressed(found, tmp_path / "points.svg")
     assert "average-pool" in (tmp_path / "points.svg").read_text()
+
+
+def test_what_is_kept_is_drawn_over_frames(tmp_path: Path) -> None:
+    found = measured("average-pool", "hide-all", "bipartite-merge:keep=0.5", filmed=True)
+    lines = {one.compressor: one.first for one in found.points if one.first is not None}
+    assert {one.shape for one in lines.values()} == {(6, 2, 2)}
+    merged = lines["bipartite-merge:keep=0.5"]
+    assert (merged.kept, sum(merged.sizes)) == (12, 24)
+    assert lines["hide-all"].kept == 0
+    assert all(
+        sum(size > 0 for size in lines["average-pool"].sizes[at : at + 4]) == 1
+        for at in range(0, 24, 4)
+    )
+    draw(lines, tmp_path / "kept.png")
+    picture = Image.open(tmp_path / "kept.png")
+    colours = {count for _, count in picture.getcolors(10_000) or ()}
+    assert {DARK, (255, 255, 255)} < colours
+    assert any(colour[0] > 100 and colour[2] < 220 for colour in colours - {(255, 255, 255)})
+    with pytest.raises(ValueError, match="nothing to draw"):
+        draw({}, tmp_path / "none.png")
 
 
 def test_unknown_names_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
