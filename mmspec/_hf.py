@@ -312,6 +312,15 @@ def inferred_mask(
     return None if bool(mask.all()) else mask
 
 
+def encode_source(model: Any, inputs: Mapping[str, Any]) -> Any:
+    """What the encoder of an encoder-decoder makes of a request, pictures among its words."""
+    given = {name: value for name, value in inputs.items() if value is not None}
+    config = model.generation_config
+    source, name, kept = model._prepare_model_inputs(None, config.bos_token_id, given)
+    made = model._maybe_prepare_encoder_kwargs_for_generation(source, kept, name, config)
+    return made["encoder_outputs"]
+
+
 def encode_media(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Run the picture encoders; their outputs replace the pixels (`mm_encoder_outputs`)."""
     encoded = model._prepare_multimodal_encoder_kwargs_for_generation(dict(inputs))

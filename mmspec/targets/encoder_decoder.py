@@ -100,14 +100,10 @@ class EncoderDecoder(Reader):
         """What the encoder makes of the source, or what the request brings along."""
         if inputs.get("encoder_outputs") is not None:
             return inputs["encoder_outputs"]
-        encoder = self.model.get_encoder()
-        wanted = _hf.forward_names(encoder)
-        given = {name: value for name, value in inputs.items() if name in wanted}
-        given.pop("input_ids", None)
-        for name, own in (("input_ids", "source_ids"), ("attention_mask", "source_mask")):
-            if inputs.get(own) is not None and name in wanted:
-                given[name] = inputs[own]
-        return encoder(**given, return_dict=True)
+        own = ("input_ids", "source_ids", "source_mask")
+        given = {name: value for name, value in inputs.items() if name not in own}
+        given["input_ids"], given["attention_mask"] = map(inputs.get, own[1:])
+        return _hf.encode_source(self.model, given)
 
     def _memory(
         self, slots: SlotCache, length: int, batch: int, source: Any, mask: Tensor | None

@@ -144,7 +144,7 @@ def check_request(model: Any, family: Family, inputs: Mapping[str, Any]) -> None
         raise ValueError(
             f"{type(model).__name__} draws pictures here and writes no text; call generate_images()"
         )
-    ids: Tensor | None = inputs.get("input_ids")
+    ids: Tensor | None = inputs.get("source_ids", inputs.get("input_ids"))
     embeds = inputs.get("inputs_embeds")
     names = dict.fromkeys((*PIXELS, *family.media))
     pictures = [name for name in names if inputs.get(name) is not None]

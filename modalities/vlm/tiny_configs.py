@@ -90,6 +90,7 @@ _IDS = re.compile(r"\w+_(token_)?(id|index)$")
 
 # what a rule cannot know, by model type
 _KINDS = ["sliding_attention", "full_attention"]
+_PINS = {"image_grid_pinpoints": [[PATCHES * 14, 2 * PATCHES * 14]]}
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _AXES = {**_ROPE, "mrope_section": [4, 2, 2]}
 _OWN: Mapping[str, Mapping[str, Any]] = {
@@ -116,6 +117,18 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 4,
         "num_kv_shared_layers": 2,
         "global_head_dim": 32,
+    },
+    "aria": {"projector_patch_to_query_dict": {PATCHES**2: 4}},
+    "aya_vision": {
+        "vision_feature_select_strategy": "full",
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            "image_size": PATCHES * 16,
+            "hidden_size": WIDTH,
+            "intermediate_size": 48,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+        },
     },
     "blt": {"num_hidden_layers": LAYERS},
     "chameleon": {"vocabulary_map": {"<image>": 101}},
@@ -164,8 +177,18 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "inkling_vision": {"patch_size": 2, "num_hidden_layers": 8},
     "mimi": {"upsample_groups": WIDTH},
+    "mllama_text_model": {"num_hidden_layers": 3, "cross_attention_layers": [1]},
+    "mllama_vision_model": {"intermediate_layers_indices": [0], "vision_output_dim": 2 * WIDTH},
     "hunyuan_vl_text": {"head_dim": HEAD},
     "molmo2_adapter": {"vision_feature_layer": [-1, 0]},
+    "llama4_vision_model": {
+        "intermediate_size": 4 * WIDTH,
+        "projector_input_dim": WIDTH,
+        "projector_output_dim": WIDTH,
+    },
+    "llava_next": _PINS,
+    "llava_next_video": _PINS,
+    "llava_onevision": _PINS,
     "longcat_flash": {"head_dim": HEAD, "qk_head_dim": 2 * HEAD},
     "moonshine_streaming": {"num_key_value_heads": HEADS},
     "moonshine_streaming_encoder": {"sliding_windows": [[16, 4]] * LAYERS},
@@ -191,7 +214,11 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "radio": {"video_temporal_patch_size": 2},
     "reformer": {"axial_pos_embds": False},
+    "sam_vision_model": {"global_attn_indexes": [0]},
     "step3p5": {"sliding_window": WINDOW, "num_sliding_attention_heads": HEADS},
+    "vipllava": {"vision_feature_layers": [-1, -2]},
+    "voxtral": {"audio_token_id": SPECIAL[-1]},
+    "voxtral_encoder": {"intermediate_size": 4 * WIDTH},  # four frames become one feature
     "vibevoice_acoustic_tokenizer_encoder": {
         "depths": (1, 1),
         "downsampling_ratios": (8,),

@@ -7,6 +7,7 @@ model's own encoder takes one; the prompt then gets as many placeholders as ther
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -40,11 +41,13 @@ def requests(model: Any, rows: int, seed: int = 0) -> Iterator[Request]:
         yield from _for_encoders(model, names, rows, noise)
         return
     for kind, media in (*_pictures(model, names, noise), *_sounds(model, names, noise)):
-        try:
-            count = _features(model, kind, media)
-        except Exception:  # the encoder takes another form
-            continue
-        yield _request(model, names, rows, noise, kind, count, media)
+        for counted in (_features, _asked, _pooled):
+            try:
+                count = counted(model, kind, media)
+            except Exception:  # the encoder takes another form, or says its number otherwise
+                continue
+            yield _request(model, names, rows, noise, kind, count, media)
+            break
     yield _request(model, names, rows, noise, "text", 0, {})
 
 
@@ -72,6 +75,9 @@ def _request(
     if "token_type_ids" in names and model.config.get_text_config(decoder=True) is not model.config:
         made["token_type_ids"] = types
     own = {name: torch.cat([value] * rows) for name, value in media.items()}
+    if "aspect_ratio_mask" in media:
+        seen = torch.ones(rows, width, 1, media["aspect_ratio_mask"].shape[-1], dtype=torch.int64)
+        own["cross_attention_mask"] = seen
     return {**made, **own}
 
 
@@ -103,6 +109,29 @@ def _features(model: Any, kind: str, media: Mapping[str, Tensor]) -> int:
     return int(sum(part.numel() for part in parts)) // int(width)
 
 
+def _asked(model: Any, kind: str, media: Mapping[str, Tensor]) -> int:
+    """The number of features that the model names when it is given one placeholder."""
+    names = _hf.forward_names(model)
+    request = _request(model, names, 1, torch.Generator(), kind, 1, media)
+    try:
+        with torch.no_grad():
+            model.generate(**request, max_new_tokens=1, do_sample=False)
+    except (ValueError, RuntimeError) as error:
+        told = re.search(r"features: (\d+)", str(error))
+        if told is None:
+            raise
+        return int(told[1])
+    return 1
+
+
+def _pooled(model: Any, kind: str, media: Mapping[str, Tensor]) -> int:
+    """Features of a sound whose frames are halved twice."""
+    del model
+    if kind != "audio":
+        raise ValueError("pictures are not frames")
+    return next(iter(media.values())).shape[-1] // 4
+
+
 def _pictures(
     model: Any, names: frozenset[str], noise: torch.Generator
 ) -> Iterator[tuple[str, Request]]:
@@ -113,52 +142,95 @@ def _pictures(
     channels = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", 3) or 3
     patch = getattr(vision, "patch_size", None) or 14
     patch = patch if isinstance(patch, int) else patch[0]
-    if "image_grid_thw" in names:
-        time = getattr(vision, "temporal_patch_size", 1) or 1
-        for width in (channels * time * patch * patch, channels * patch * patch):
-            pixels = torch.randn(16, width, generator=noise)
-            yield "image", {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])}
-        pixels = torch.randn(16, channels, patch, patch, generator=noise)
-        yield "image", {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])}
     size = getattr(vision, "image_size", None) or 4 * patch
     size = size if isinstance(size, int) else size[0]
-    whole = torch.randn(1, channels, size, size, generator=noise)
-    extras = _beside(names, size)
-    yield "image", {"pixel_values": whole, **extras}
+    made = (
+        *_flat(names, patch, channels, getattr(vision, "temporal_patch_size", 1) or 1, noise),
+        *_whole(model, names, size, channels, noise),
+    )
+    yield from (("image", media) for media in made)
+
+
+def _flat(
+    names: frozenset[str], patch: int, channels: int, time: int, noise: torch.Generator
+) -> Iterator[Request]:
+    """Sixteen patches in rows, and what tells their grid."""
+    inner = channels * patch * patch
+    if "image_grid_thw" in names:
+        grid = {"image_grid_thw": torch.tensor([[1, 4, 4]])}
+        merged = {"image_merge_sizes": torch.tensor([2])} if "image_merge_sizes" in names else {}
+        for width in (time * inner, inner, 2 * inner):
+            yield {"pixel_values": torch.randn(16, width, generator=noise), **grid, **merged}
+        pixels = torch.randn(16, channels, patch, patch, generator=noise)
+        yield {"pixel_values": pixels, **grid}
+    if "spatial_shapes" in names:
+        seen = torch.ones(1, 16, dtype=torch.int64)
+        pixels = torch.randn(1, 16, inner, generator=noise)
+        shape = {"spatial_shapes": torch.tensor([[4, 4]]), "pixel_attention_mask": seen}
+        yield {"pixel_values": pixels, **shape}
+
+
+def _whole(
+    model: Any, names: frozenset[str], size: int, channels: int, noise: torch.Generator
+) -> Iterator[Request]:
+    """A whole picture, or its tiles."""
+
+    def picture(*tiles: int, side: int = size) -> Tensor:
+        return torch.randn(1, *tiles, channels, side, side, generator=noise)
+
+    extras = {"image_sizes": torch.tensor([[size, size]])} if "image_sizes" in names else {}
+    if "high_res_pixel_values" in names:
+        side = model.config.high_res_vision_config.image_size
+        yield {"pixel_values": picture(), "high_res_pixel_values": picture(side=side)}
+    if "aspect_ratio_ids" in names:
+        kinds = {"aspect_ratio_ids": torch.ones(1, 1, dtype=torch.int64)}
+        tiles = model.config.vision_config.max_num_tiles
+        kinds["aspect_ratio_mask"] = torch.ones(1, 1, tiles, dtype=torch.int64)
+        yield {"pixel_values": picture(1, tiles), **kinds}
+    if "pixel_attention_mask" in names:
+        seen = torch.ones(1, 1, size, size, dtype=torch.int64)
+        yield {"pixel_values": picture(1), "pixel_attention_mask": seen}
+    yield {"pixel_values": picture(), **extras}
     if extras:
-        yield "image", {"pixel_values": whole}
-    tiles = torch.randn(1, 2, channels, size, size, generator=noise)
-    yield "image", {"pixel_values": tiles, **extras}
-    yield "image", {"pixel_values": tiles[:, :1]}
-
-
-def _beside(names: frozenset[str], size: int) -> Request:
-    made: Request = {}
-    if "image_sizes" in names:
-        made["image_sizes"] = torch.tensor([[size, size]])
-    return made
+        yield {"pixel_values": picture()}
+        twice = torch.tensor([[2 * size, 2 * size]])
+        yield {"pixel_values": picture(side=2 * size), "image_sizes": twice}
+        for count in (2, 3, 5):
+            yield {"pixel_values": picture(count), **extras}
+    yield {"pixel_values": picture(2)}
+    yield {"pixel_values": picture(1)}
 
 
 def _sounds(
     model: Any, names: frozenset[str], noise: torch.Generator
 ) -> Iterator[tuple[str, Request]]:
     """One sound in the forms that encoders take."""
+    if "input_features" not in names:
+        return
+    masks = [name for name in _FRAMES if name in names]
     for bands in (80, 128):
-        for length in (64, 3000):
+        for length in (64, 80, 3000):
             sound = torch.randn(1, bands, length, generator=noise)
             for value in (sound, sound.transpose(1, 2)):
-                if "input_features" in names:
-                    frames = torch.ones(1, length, dtype=torch.int64)
-                    for mask in ("feature_attention_mask", "input_features_mask"):
-                        if mask in names:
-                            yield "audio", {"input_features": value, mask: frames}
+                seen = dict.fromkeys(masks, torch.ones(1, length, dtype=torch.int64))
+                yield "audio", {"input_features": value, **seen}
+                if masks:
                     yield "audio", {"input_features": value}
+
+
+_FRAMES = ("feature_attention_mask", "input_features_mask", "padding_mask")
 
 
 def _for_encoders(
     model: Any, names: frozenset[str], rows: int, noise: torch.Generator
 ) -> Iterator[Request]:
     """What an encoder reads: words, a picture or a sound."""
+    for kind, media in _pictures(model, names, noise) if "input_ids" in names else ():
+        try:
+            count = _features(model, kind, media)
+        except Exception:  # the encoder takes another form
+            continue
+        yield _request(model, names, rows, noise, kind, count, media)
     if "pixel_values" in names:
         yield {"pixel_values": torch.randn(rows, 3, 64, 64, generator=noise)}
     for bands in (80, 128):

@@ -205,6 +205,13 @@ def test_inferred_mask_is_told_by_padding_that_ends_nothing(model: Any) -> None:
 
 
 @torch.no_grad()
+def test_encode_source_is_what_the_encoder_makes() -> None:
+    model, request = toys.model("whisper"), toys.inputs("whisper")
+    made = _hf.encode_source(model, request).last_hidden_state
+    assert torch.equal(made, model.get_encoder()(**request).last_hidden_state)
+
+
+@torch.no_grad()
 def test_encode_media_turns_pixels_into_the_encoders_own_output() -> None:
     vlm, request = toys.model("llava"), toys.inputs("llava")
     made = _hf.encode_media(vlm, request)
