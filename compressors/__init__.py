@@ -7,10 +7,10 @@ Here they are by name, for command lines and `accelerate(compressor="...")`:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from mmspec.naming import parameters
@@ -18,29 +18,12 @@ from mmspec.naming import parameters
 if TYPE_CHECKING:
     from mmspec.compressors.contract import Compressor
 
-COMPRESSORS: Mapping[str, tuple[str, str]] = {  # file and class; loaded when asked for
-    "attn-topk": ("attn_topk", "AttentionTopK"),
-    "average-pool": ("average_pool", "AveragePool"),
-    "average-pool-1d": ("average_pool_1d", "AveragePool1d"),
-    "bipartite-merge": ("bipartite_merge", "BipartiteMerge"),
-    "cls-topk": ("cls_topk", "ClsTopK"),
-    "conv": ("conv", "Conv"),
-    "dream-topk": ("dream_topk", "DreamTopK"),
-    "elastic-gate": ("elastic_gate", "ElasticGate"),
-    "farthest-point": ("farthest_point", "FarthestPoint"),
-    "hide-all": ("hide_all", "HideAll"),
-    "holistic": ("holistic", "Holistic"),
-    "identity": ("identity", "Identity"),
-    "latent": ("latent", "Latent"),
-    "q-former": ("q_former", "QFormer"),
-    "resampler": ("resampler", "QueryResampler"),
-    "similarity-prune": ("similarity_prune", "SimilarityPrune"),
-    "space-to-depth": ("space_to_depth", "SpaceToDepth"),
-    "temporal-redundancy": ("temporal_redundancy", "TemporalRedundancy"),
-    "text-similarity": ("text_similarity", "TextSimilarity"),
-    "top-p-uniform": ("top_p_uniform", "TopPUniform"),
-    "uv-prune": ("uv_prune", "UvPrune"),
-}
+SHARED = ("attending", "cells", "contract", "learned", "learned_cells", "selection")
+COMPRESSORS = tuple(  # the folder is the registry: one in every other file
+    sorted(
+        file.name.replace("_", "-") for file in iter_modules(__path__) if file.name not in SHARED
+    )
+)
 
 
 def kind(name: str) -> type[Any]:
@@ -48,11 +31,14 @@ def kind(name: str) -> type[Any]:
     if name not in COMPRESSORS:
         near = get_close_matches(name, COMPRESSORS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ";"
-        known = ", ".join(sorted(COMPRESSORS))
+        known = ", ".join(COMPRESSORS)
         raise ValueError(f"there is no compressor {name!r}{hint} known: {known}, or pass an object")
-    file, maker = COMPRESSORS[name]
-    found: type[Any] = getattr(import_module(f"mmspec.compressors.{file}"), maker)
-    return found
+    own = import_module(f"{__name__}.{name.replace('-', '_')}")
+    contract = import_module(f"{__name__}.contract").Compressor
+    classes = [one for one in vars(own).values() if isinstance(one, type)]
+    return next(
+        one for one in classes if issubclass(one, contract) and one.__module__ == own.__name__
+    )
 
 
 def named(text: str) -> Compressor:

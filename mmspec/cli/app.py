@@ -18,6 +18,8 @@ Threads = Annotated[int | None, typer.Option(min=1, help="Processor threads to u
 Prompts = Annotated[list[str] | None, typer.Option(help="What to ask; may be repeated.")]
 Count = Annotated[int, typer.Option(min=1, help="How many of the zoo's examples are timed.")]
 Repeats = Annotated[int, typer.Option(min=1, help="How often to measure.")]
+Csv = Annotated[Path | None, typer.Option(help="Write the points as CSV.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw them, as SVG or PNG; needs matplotlib.")]
 
 app = typer.Typer(
     name="mmspec",
@@ -115,10 +117,8 @@ def sweep(
     prompt: Prompts = None,
     prompts: Count = 8,
     repeats: Repeats = 3,
-    out: Annotated[Path | None, typer.Option(help="Write the points as CSV.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw them, as SVG or PNG; needs matplotlib.")
-    ] = None,
+    out: Csv = None,
+    plot: Plot = None,
 ) -> None:
     """Turn the knobs of relaxed recipes: calls saved, quality, distance from the target."""
 
@@ -148,10 +148,8 @@ def catalogue(
     only: Annotated[
         list[str] | None, typer.Option(help="NAME or NAME:keep=0.25; repeatable. All if not said.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the points as CSV.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw them, as SVG or PNG; needs matplotlib.")
-    ] = None,
+    out: Csv = None,
+    plot: Plot = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw which tokens each leaves, over the frames of a clip.")
     ] = None,

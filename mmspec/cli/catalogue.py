@@ -12,8 +12,8 @@ from mmspec.cli.bench import workload
 from mmspec.cli.choosing import check_writable, choose
 from mmspec.cli.loaded import load
 from mmspec.cli.options import Choice
-from mmspec.cli.output import console, emit, percent, progress, table, times
-from mmspec.cli.sweep import check_files
+from mmspec.cli.output import console, percent, progress, table, times
+from mmspec.cli.sweep import check_files, give
 from mmspec.modality import PICTURE_FILES
 
 RECIPE = "coupled"
@@ -46,16 +46,9 @@ def run(
             seed=choice.seed,
             progress=report,
         )
-    if out is not None:
-        found.write_csv(out)
-    if plot is not None:
-        compressed(found, plot)
     if picture is not None:
         draw({one.compressor: one.first for one in found.points if one.first}, picture)
-    if choice.json:
-        emit(found.to_dict())
-    else:
-        show(found)
+    give(choice, found, show, out, plot, compressed)
 
 
 def show(found: Catalogue) -> None:

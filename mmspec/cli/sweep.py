@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from mmspec.bench.plots import relaxed
 from mmspec.bench.sweep import KNOBS, Sweep
@@ -40,10 +42,22 @@ def run(
             seed=choice.seed,
             progress=report,
         )
+    give(choice, found, show, out, plot, relaxed)
+
+
+def give(
+    choice: Choice,
+    found: Any,
+    show: Callable[[Any], None],
+    out: Path | None,
+    plot: Path | None,
+    draw: Callable[[Any, Path], None],
+) -> None:
+    """Points that were measured, as CSV and as a picture where that is wanted, then shown."""
     if out is not None:
         found.write_csv(out)
     if plot is not None:
-        relaxed(found, plot)
+        draw(found, plot)
     if choice.json:
         emit(found.to_dict())
     else:

@@ -71,9 +71,9 @@ def test_a_constant_picture_stays_constant(compressor: Compressor) -> None:
 
 
 def test_every_compressor_is_described() -> None:
-    for name, (_, maker) in COMPRESSORS.items():
+    for name in COMPRESSORS:
         found = about(name)
-        assert type(named(name)).__name__ == maker
+        assert name.replace("-", "_") in type(named(name)).__module__.split(".")
         assert found["summary"].endswith((".", ":"))
         assert found["places"] != "not said"
         assert set(found["needs"]) <= set(SIGNALS)
