@@ -10,7 +10,7 @@ from PIL import Image
 
 import mmspec
 from mmspec.bench.compressors import Catalogue, catalogue, usual
-from mmspec.bench.kept_tokens import DARK, draw
+from mmspec.bench.kept_tokens import DARK, LEFT, MERGED, draw
 from mmspec.bench.plots import compressed
 from mmspec.compressors import COMPRESSORS
 from mmspec.modalities.vlm.measures import of_requests
@@ -71,9 +71,9 @@ def test_what_is_kept_is_drawn_over_frames(tmp_path: Path) -> None:
     )
     draw(lines, tmp_path / "kept.png")
     picture = Image.open(tmp_path / "kept.png")
-    colours = {count for _, count in picture.getcolors(10_000) or ()}
-    assert {DARK, (255, 255, 255)} < colours
-    assert any(colour[0] > 100 and colour[2] < 220 for colour in colours - {(255, 255, 255)})
+    colours: set[Any] = {colour for _, colour in picture.getcolors(10_000) or ()}
+    assert {DARK, LEFT, (255, 255, 255)} < colours
+    assert any(LEFT[0] < red <= MERGED[0] for red, _, _ in colours - {(255, 255, 255)})
     with pytest.raises(ValueError, match="nothing to draw"):
         draw({}, tmp_path / "none.png")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,9 @@ class FeatureDraft(DraftModel):
     Tokens that a gate kept unseen have no state of the target's: the last states that are known
     stand in for theirs (VVS, Dong et al. 2026).
 
+    Slots that would read the embedding of one of the ids in `hides` are left out of the prompt, and
+    the others stay at their positions (the text-anchored window of Sparrow, 2026).
+
     Under guidance both branches are read, each with the target's states of its own, and the logits
     are guided by the target's scale. Raises ValueError at construction for a head of another
     target, and for a target without states to offer.
@@ -58,6 +61,7 @@ class FeatureDraft(DraftModel):
 
     backbone: Reader  # the target's
     head: FeatureHead
+    hides: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_head(self.head, self.backbone)
@@ -80,28 +84,33 @@ class FeatureDraft(DraftModel):
 
     def begin(self, context: Context) -> _Thread:
         embeds, states = context.shared["embeds"], context.shared["hidden"]  # (R, L, D)
-        pads, slots = context.memory.padding, states.shape[1] - 1
-        cache = SlotCache(self.head.config, slots + 1 + min(context.request.room + 64, ROOM))
-        if slots:
-            cache.plan_uniform(0, slots)
-            position = torch.arange(slots, device=states.device)
-            start = torch.tensor(pads, device=states.device)[:, None]
-            mask = position >= start if any(pads) else None
+        slots = states.shape[1] - 1
+        start = torch.tensor(context.memory.padding, device=states.device)[:, None]
+        where, pads = _read_slots(context, start, slots, self.hides)
+        count = where.shape[1]
+        cache = SlotCache(self.head.config, count + 1 + min(context.request.room + 64, ROOM))
+        if count:
+            cache.plan_uniform(0, count)
+            place = torch.arange(count, device=states.device)
+            mask = place >= torch.tensor(pads, device=states.device)[:, None]
+            rows = torch.arange(len(states), device=states.device)[:, None]
             self.head(
-                embeds[:, 1:],
-                states[:, :-1],
-                mask,
-                (position - start).clamp_min(0),
+                embeds[rows, where + 1],
+                states[rows, where],
+                mask if any(pads) else None,
+                (where - start).clamp_min(0),
                 past_key_values=cache,
             )
-        rope = [slots - pad for pad in pads]
+        rope = [slots - pad for pad in context.memory.padding]
+        memory = Memory(cache, count, pads, rope, states[:0])
         last = list(states[:, -1:])
-        return _Thread(Memory(cache, slots, pads, rope, states[:0]), last, [*last])
+        dropped = [whole - (count - pad) for whole, pad in zip(rope, pads, strict=True)]
+        return _Thread(memory, last, [*last], dropped)
 
     def listen(self, context: Context, state: _Thread) -> Categorical:
         branches = len(state.fresh) // context.batch
-        slots = zip(state.memory.kept, state.memory.padding, strict=True)
-        read = [kept - pad + 1 for kept, pad in slots]
+        slots = zip(state.memory.kept, state.memory.padding, state.dropped, strict=True)
+        read = [kept - pad + 1 + dropped for kept, pad, dropped in slots]
         layout, counts = waiting_block(context, read[: context.batch], state.memory.like)
         states = state.fresh[0].new_zeros(len(state.fresh), layout.length, self.width)
         for row, fresh in enumerate(state.fresh):
@@ -157,7 +166,33 @@ class _Thread:
     memory: Memory
     fresh: list[Tensor]  # (n, D) per row: true states that no slot was made of yet
     known: list[Tensor]  # (n, D) per row: the last true states, whatever became of them
+    dropped: list[int]  # slots per row that were left out of the prompt
     said: list[Tensor] = field(default_factory=list)  # (R, n, D) each: its own, of this round
+
+
+def _read_slots(
+    context: Context, start: Tensor, slots: int, hides: Sequence[int]
+) -> tuple[Tensor, list[int]]:
+    """Slots (R, n) of the prompt that are read, and the left padding of each row.
+
+    `start` (R, 1) are the slots before which a row is padded. Raises ValueError where slots are to
+    be left out of a prompt whose tokens are not known.
+    """
+    every = torch.arange(slots, device=start.device)
+    if not hides:
+        return every.expand(len(start), -1), start[:, 0].tolist()
+    if len(start) != context.batch or any(context.unknown):
+        raise ValueError(
+            "visual tokens can be left out of a prompt of ids alone, without guidance; use recipe "
+            "'eagle', which reads them"
+        )
+    read = []
+    for row, length, pad in zip(context.history, context.prompt, start[:, 0].tolist(), strict=True):
+        text = [at for at, token in enumerate(row[1:length]) if token not in hides]
+        read.append(torch.tensor(text, dtype=torch.int64, device=start.device) + pad)
+    width = max(map(len, read))
+    padded = [torch.cat((own.new_zeros(width - len(own)), own)) for own in read]
+    return torch.stack(padded), [width - len(own) for own in read]
 
 
 def borrowed(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count, D)
@@ -182,6 +217,13 @@ def check_head(head: FeatureHead, target: Reader) -> None:
 def feature_head(kit: Kit) -> Drafter:
     """A head on the target's own states (EAGLE)."""
     return head_of_target(kit)
+
+
+def text_anchored_head(kit: Kit) -> Drafter:
+    """A head that reads text alone: no slot of a visual token (Sparrow)."""
+    assert isinstance(kit.drafter, FeatureDraft)
+    hides = kit.target.placeholder_ids
+    return head_of_target(replace(kit, drafter=replace(kit.drafter, hides=hides)))
 
 
 @dataclass(frozen=True)
