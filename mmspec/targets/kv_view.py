@@ -48,8 +48,8 @@ class KvView:
         for mine, theirs in zip(cache.layers, dense.layers, strict=True):
             if mine.is_initialized:
                 mine.grow()
-                mine.keys[rows, :, write] = theirs.keys[rows, :, read]
-                mine.values[rows, :, write] = theirs.values[rows, :, read]
+                for name in mine.written():
+                    getattr(mine, name)[rows, :, write] = getattr(theirs, name)[rows, :, read]
 
 
 def gathered(
@@ -70,10 +70,11 @@ def gathered(
     for index, rows in slots.items():
         source, layer = dense.cache.layers[index], cache.layers[index]
         chosen = torch.stack([_padded(own, width, source.keys.shape[1]) for own in rows])
-        layer.lazy_initialization(source.keys[:, :, :1], source.values[:, :, :1])
-        for mine, theirs in ((layer.keys, source.keys), (layer.values, source.values)):
-            where = chosen[..., None].expand(-1, -1, -1, theirs.shape[-1])
-            mine[:, :, :width] = theirs.gather(2, where)
+        for name in source.written():  # an indexer has one head, which goes by the first
+            theirs = getattr(source, name)
+            where = chosen[:, : theirs.shape[1], :, None].expand(-1, -1, -1, theirs.shape[-1])
+            layer.allocate(**{name: theirs})
+            getattr(layer, name)[:, :, :width] = theirs.gather(2, where)
     pads = [width - count for count in counts]
     memory = Memory(cache, width, pads, dense.rope, dense.like, dense.window, dense.bare)
     memory.offsets, memory.axes, memory.last = dense.offsets, dense.axes, dense.last

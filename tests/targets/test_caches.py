@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers.models
 from torch import Tensor
+from torch.testing import assert_close
 from transformers.cache_utils import (
     BaseQuantizedLayer,
     CacheLayerMixin,
@@ -23,9 +24,14 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from mmspec.modalities.vlm import survey
+from mmspec.modalities.vlm.tiny_requests import requests
 from mmspec.targets import cache
 from mmspec.targets.cache import SlotCache
+from mmspec.targets.kv_view import gathered
+from mmspec.targets.memory import Memory, block
 from mmspec.targets.slots import SlotLayer
+from tests.toys import readers
 
 WINDOW = 4
 SUPPLY: dict[str, Any] = {
@@ -130,3 +136,17 @@ def test_what_cannot_be_copied_is_refused_by_name(monkeypatch: pytest.MonkeyPatc
         ValueError, match=r"layer 1 of .*OpaqueLayer.quantizer is a object.*plain decoding"
     ):
         SlotCache(config)
+
+
+@torch.no_grad()
+def test_a_view_of_every_slot_reads_as_the_whole() -> None:
+    """Sparse attention: the indexer's keys come along."""
+    model = survey.build("DeepseekV32ForCausalLM")
+    body, inputs = readers.backbone(model), next(requests(model, 1))
+    memory, _, _ = body.prefill({"input_ids": inputs["input_ids"][:1]}, 8)
+    assert isinstance(memory, Memory)
+    every = torch.arange(memory.kept[0])[None]
+    slots = {index: [every] for index in range(model.config.num_hidden_layers)}
+    view = gathered(memory, model.config, slots, 8).memory
+    read = [body.read(each, block([[11, 23, 42]], None, each.like))[0] for each in (memory, view)]
+    assert_close(*read)
