@@ -147,6 +147,7 @@ def nothing_drawn() -> NoReturn:
 def library_message(error: Exception, asked: str, given: Mapping[str, Any]) -> str:
     """What a library said of a request, what that was, and where to look."""
     said = " ".join(str(error).split()) or "without a word"
+    said = said if len(said) < 500 else f"{said[:350]} ... {said[-140:]}"  # whole tensors, at times
     shown = ", ".join(f"{name}={described(value)}" for name, value in given.items())
     return (
         f"{asked} cannot take this request ({type(error).__name__}: {said}); given: {shown}; check "

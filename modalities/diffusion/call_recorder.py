@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.modalities.diffusion.conditions import (
+    PER_FRAME,
     Around,
     NetworkCall,
     Path,
@@ -32,6 +33,7 @@ class Recorder:
 
     def __init__(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.first = NetworkCall(name, args, kwargs, find_states(args, kwargs))
+        _check_rows(self.first)
         self.residuals: dict[Path, Residual] = {}
         self.values: dict[Path, list[Any]] = {}
         self.at: dict[Path, dict[int, int]] = {}  # step -> index into the values
@@ -146,6 +148,18 @@ class Recorder:
             around=self.around,
             inserted=self.inserted,
         )
+
+
+def _check_rows(call: NetworkCall) -> None:
+    """Raises ValueError where words are told to more rows than there are."""
+    frames = call.shown.shape[2] if call.shown.dim() == 5 else 1
+    for path, value in leaves((call.args, call.kwargs)):
+        is_words = isinstance(value, Tensor) and path[-1] in PER_FRAME
+        if is_words and len(value) > call.rows and len(value) != call.rows * frames:
+            raise ValueError(
+                f"the network is told {len(value)} rows of {path[-1]} for {call.rows} of states; "
+                "give as many prompts, or embeddings of prompts, as pictures"
+            )
 
 
 def outline(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

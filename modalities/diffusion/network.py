@@ -197,7 +197,7 @@ def pictures(arguments: Mapping[str, Any]) -> int | None:
     each = arguments.get("num_images_per_prompt") or arguments.get("num_videos_per_prompt") or 1
     for name in ("prompt", "prompt_embeds", "class_labels"):
         value = arguments.get(name)
-        if value is not None:
+        if isinstance(value, str | int | Sequence | Tensor):
             count = 1 if isinstance(value, str | int) else len(value)
             if not count:
                 raise ValueError(

@@ -4,7 +4,7 @@ Nothing of a pipeline is copied here. Its own call encodes the prompt, draws the
 decodes the result; in between, its loop is rehearsed: the network is a stand-in that returns random
 numbers, the scheduler's step returns a random state. That costs no network call, and shows what the
 network is told at every step (`call_recorder`) and how the branches of guidance become one
-prediction (`guidance_fit`). In the last step the chain is sampled, and the pipeline goes on with it.
+prediction (`guidance_fit`). In the last step the chain is sampled; the pipeline goes on with it.
 
     pipeline  encode - noise - [ network - guidance - step ] x N - decode
     here                         stand-in  fitted     |

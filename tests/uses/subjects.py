@@ -13,7 +13,7 @@ import mmspec
 from mmspec import recipes, zoo
 from mmspec.zoo import language
 from tests import toys
-from tests.toys import mar, painters, pipelines
+from tests.toys import controlled_pipelines, embedded_pipelines, mar, painters, pipelines
 from tests.toys.texts import prompts, text
 
 LESS = {"max_new_tokens": 3}
@@ -85,6 +85,32 @@ def _pipeline(name: str, recipe: str) -> Subject:
     )
 
 
+def _controlled() -> Subject:
+    def request() -> dict[str, Any]:
+        _, given = controlled_pipelines.controlled("sd")
+        return {**given, "num_inference_steps": 4, "output_type": "np"}
+
+    return Subject(
+        "ControlNet pipeline",
+        "latents",
+        lambda: controlled_pipelines.controlled("sd")[0],
+        request,
+        lambda: {"recipe": "asd"},
+        call="__call__",
+    )
+
+
+def _experts() -> Subject:
+    return Subject(
+        "Wan pipeline",
+        "latents",
+        lambda: embedded_pipelines.embedded("wan-2.2")[0],
+        lambda: {**embedded_pipelines.embedded("wan-2.2")[1], "num_inference_steps": 4},
+        lambda: {"recipe": "asd"},
+        call="__call__",
+    )
+
+
 def _drawing_mar() -> Subject:
     how = {"steps": 3, "head_steps": 3, "guidance": 2.0, "last_noise": True}
     return Subject(
@@ -129,6 +155,8 @@ SUBJECTS = {
         _pipeline("ddpm", "asd"),
         _pipeline("sd", "asd"),
         _pipeline("dit", "speca"),
+        _controlled(),
+        _experts(),
         _zoo_llava(),
         _zoo_image(),
     )

@@ -19,6 +19,7 @@ from mmspec.modalities.diffusion.network import PipelineDenoiser, pictures
 from mmspec.recipe import Recipe
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 from tests.modalities.sampling import COPIES, FROZEN, PLAIN, STEPS, alone, draw, shared
+from tests.toys.embedded_pipelines import embedded
 from tests.toys.pipelines import PROMPTS, asked, pipeline
 
 
@@ -352,6 +353,14 @@ def test_pictures_are_counted() -> None:
     assert pictures({"class_labels": [1, 2, 3], "prompt": None}) == 3
     assert pictures({"batch_size": 5}) == 5
     assert pictures({}) is None
+    assert pictures({"prompt_embeds": object()}) is None  # for the pipeline to refuse
+
+
+def test_words_for_more_pictures_than_there_are_have_a_name() -> None:
+    pipe, given = embedded("wan-2.2")
+    given["negative_prompt_embeds"] = given["negative_prompt_embeds"].repeat(3, 1, 1)
+    with pytest.raises(ValueError, match="3 rows of encoder_hidden_states for 1 of states"):
+        mmspec.accelerate(pipe, PLAIN)(num_inference_steps=3, **given)
 
 
 @pytest.mark.parametrize("name", ["prompt", "class_labels"])
