@@ -152,10 +152,9 @@ class Recorder:
 
 def _check_rows(call: NetworkCall) -> None:
     """Raises ValueError where words are told to more rows than there are."""
-    frames = call.shown.shape[2] if call.shown.dim() == 5 else 1
     for path, value in leaves((call.args, call.kwargs)):
         is_words = isinstance(value, Tensor) and path[-1] in PER_FRAME
-        if is_words and len(value) > call.rows and len(value) != call.rows * frames:
+        if is_words and len(value) > call.rows and len(value) != call.rows * call.frames:
             raise ValueError(
                 f"the network is told {len(value)} rows of {path[-1]} for {call.rows} of states; "
                 "give as many prompts, or embeddings of prompts, as pictures"

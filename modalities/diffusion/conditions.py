@@ -105,6 +105,11 @@ class NetworkCall:
         return stacked(at_path((self.args, self.kwargs), self.states))
 
     @property
+    def frames(self) -> int:
+        """How many entries a row has of what is told to frames: a UNet sees them one by one."""
+        return self.shown.shape[2] if self.name == "unet" and self.shown.dim() == 5 else 1
+
+    @property
     def is_listed(self) -> bool:
         """Whether states come as a list, and so does what belongs to them."""
         return isinstance(at_path((self.args, self.kwargs), self.states), list)
@@ -182,8 +187,7 @@ class NetworkCall:
 
     def _each(self, path: Path, value: Tensor) -> int:
         """How many entries a row has: of what is told to frames (AnimateDiff) more than one."""
-        whole, left = divmod(value.shape[0], self.rows)
-        return whole if path[-1] in PER_FRAME and not left else 1
+        return self.frames if path[-1] in PER_FRAME and len(value) > self.rows else 1
 
     def _places(self, path: Path, value: Tensor, index: Tensor) -> Tensor:
         """The entries of the rows `index`, (R,) -> (R * each,)."""
