@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from mmspec.api import Accelerated
 from mmspec.bench.progress import Progress, silent
+from mmspec.bench.report import Report
 from mmspec.recipe import Recipe
 
 ALPHA = 1e-3  # most chance of refuting a right recipe, all frequency tests together
@@ -42,7 +43,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(Report):
     """What `mmspec certify` reports."""
 
     recipe: str
@@ -68,10 +69,6 @@ class Certificate:
             distance=None if worst is None else worst.distance,
             distance_of="" if worst is None else worst.distance_of,
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
 
 
 def outcome(plan: Recipe, passed: bool) -> Outcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from mmspec.bench.efficiency import efficiencies
 from mmspec.bench.environment import environment, peak_memory_bytes
 from mmspec.bench.progress import Progress, silent
 from mmspec.bench.race import Laps, race
+from mmspec.bench.report import Report
 from mmspec.bench.row import Found, Row, row
 from mmspec.modality import Answers, Contestant, Workload
 
@@ -21,7 +22,7 @@ JUDGED_SEED = 1000  # how far the seeds of judged requests lie from those of tim
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Report):
     """What `mmspec bench` reports, whatever was decoded."""
 
     model: str
@@ -40,10 +41,6 @@ class Comparison:
     def row(self, name: str) -> Row:
         """The line of a contestant. Raises KeyError for one that there is not."""
         return {one.recipe: one for one in (*self.rows, *self.baselines, *self.controls)}[name]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

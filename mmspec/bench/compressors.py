@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch import Tensor
 from mmspec.api import Accelerated
 from mmspec.bench.compare import compare
 from mmspec.bench.progress import Progress, silent
+from mmspec.bench.report import PointTable
 from mmspec.bench.row import Row
 from mmspec.compressors import COMPRESSORS, about, named
 from mmspec.compressors.contract import Compressed, Compressor, Features, Shape
@@ -83,7 +82,7 @@ class CompressorPoint:
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class Catalogue(PointTable):
     """What `mmspec bench compressors` reports."""
 
     model: str
@@ -94,18 +93,6 @@ class Catalogue:
     requests: int
     repeats: int
     environment: dict[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
-
-    def write_csv(self, file: Path) -> None:
-        """One line per compressor."""
-        rows = [point.flat() for point in self.points]
-        with file.open("w", newline="") as opened:
-            lines = csv.DictWriter(opened, list(rows[0]))
-            lines.writeheader()
-            lines.writerows(rows)
 
 
 def usual() -> list[str]:

@@ -8,13 +8,14 @@ measured by itself, and knows of no contention. It is deterministic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from mmspec.api import Accelerated
 from mmspec.bench.environment import environment
 from mmspec.bench.progress import Progress, silent
+from mmspec.bench.report import Report
 from mmspec.draft import Round
 from mmspec.modality import Workload
 
@@ -77,16 +78,12 @@ class OverlapPoint:
 
 
 @dataclass(frozen=True)
-class Overlap:
+class Overlap(Report):
     """What `mmspec bench overlap` reports."""
 
     model: str
     points: list[OverlapPoint]
     environment: dict[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
 
 
 def overlap(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
 from mmspec.bench import aggregate
 from mmspec.bench.efficiency import Efficiency
 from mmspec.bench.race import Laps, Ratio
+from mmspec.bench.report import Report
 from mmspec.modality import Answer, Answers, Workload
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Report):
     """One contestant. None = it means nothing here, or was not measured.
 
     Speed-ups are ratios of seconds per token (code, picture), medians over repeats; `spread` has
@@ -51,10 +52,6 @@ class Row:
     network_rows: float | None = None  # per request
     extras: dict[str, Any] = field(default_factory=dict)  # what only one modality has
     skipped: str | None = None  # why it took no part
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

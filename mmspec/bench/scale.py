@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from mmspec.bench.efficiency import run_and_replay
 from mmspec.bench.environment import dtype_name, environment
 from mmspec.bench.progress import Progress, silent
 from mmspec.bench.race import timed
+from mmspec.bench.report import Report
 from mmspec.bench.shapes import FixedLength, build
 from mmspec.bench.workload import random_prompt
 from mmspec.drafters.oracle import Oracle
@@ -43,7 +44,7 @@ class ScalePoint:
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scale(Report):
     """What `mmspec bench scale` reports."""
 
     shape: str
@@ -53,10 +54,6 @@ class Scale:
     note: str = NOTE
     environment: dict[str, Any] = field(default_factory=dict)
     columns: ClassVar[tuple[str, ...]] = tuple(ScalePoint.__dataclass_fields__)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
 
 
 def scale(

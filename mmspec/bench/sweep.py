@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmspec.api import Accelerated
 from mmspec.bench.compare import compare
 from mmspec.bench.progress import Progress, silent
+from mmspec.bench.report import PointTable
 from mmspec.bench.row import Row
 from mmspec.modality import Workload
 from mmspec.verifiers.lenience import Lenience
@@ -89,7 +88,7 @@ class SweepPoint:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(PointTable):
     """What `mmspec bench sweep` reports. `plain` has one row per recipe: it was raced with each."""
 
     model: str
@@ -100,19 +99,6 @@ class Sweep:
     repeats: int
     judged: int
     environment: dict[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
-
-    def write_csv(self, file: Path) -> None:
-        """One line per point."""
-        rows = [point.flat() for point in self.points]
-        columns = dict.fromkeys(name for row in rows for name in row)
-        with file.open("w", newline="") as opened:
-            lines = csv.DictWriter(opened, list(columns))
-            lines.writeheader()
-            lines.writerows(rows)
 
 
 def sweep(

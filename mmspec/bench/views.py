@@ -8,7 +8,7 @@ turns in every round, on one target, so that other work on the machine hits all 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from mmspec.bench.environment import dtype_name, environment, seconds
 from mmspec.bench.progress import Progress, silent
+from mmspec.bench.report import Report
 from mmspec.bench.shapes import build
 from mmspec.bench.workload import random_prompt
 from mmspec.decode import settle
@@ -53,17 +54,13 @@ class ViewPoint:
 
 
 @dataclass(frozen=True)
-class Views:
+class Views(Report):
     """What `mmspec bench views` reports."""
 
     shape: str
     length: int
     points: list[ViewPoint]
     environment: dict[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
 
 
 @torch.no_grad()

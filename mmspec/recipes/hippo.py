@@ -8,22 +8,15 @@ verified with coupled noise. Reconstructed: the scores' boundary, window and wei
 """
 
 from mmspec.compressors.holistic import Holistic
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.ahead import drafting_ahead
-from mmspec.drafters.neural.small_model import SMALL_MODEL
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.ahead import with_windows_ahead
 from mmspec.verifiers.coupled import Coupled
 
-RECIPE = Recipe(
-    architecture=drafting_ahead,
-    execution=Chain(Fixed(4)),
-    verifier=Coupled(),
-    optimisation="a tenth of the visual tokens, by three scores; windows drafted ahead",
+RECIPE = with_windows_ahead(
+    4,
+    Coupled(),
+    refill=0,
     compressor=Holistic(keep=0.1),
-    sees="auto",
-    draft_model=(SMALL_MODEL,),
-    options={"refill": 0},
+    optimisation="a tenth of the visual tokens, by three scores; windows drafted ahead",
     paper="Lv et al. 2026",
     reconstructed="boundary, window and weights of the scores; draft length",
 )

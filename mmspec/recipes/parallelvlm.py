@@ -9,22 +9,15 @@ says, where the paper overlaps both. Drafters that see no picture draft without 
 """
 
 from mmspec.compressors.uv_prune import UvPrune
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.ahead import drafting_ahead
-from mmspec.drafters.neural.small_model import SMALL_MODEL
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.ahead import with_windows_ahead
 from mmspec.verifiers.coupled import Coupled
 
-RECIPE = Recipe(
-    architecture=drafting_ahead,
-    execution=Chain(Fixed(5)),
-    verifier=Coupled(),
-    optimisation="a tenth of the visual tokens, by their gain in early layers; windows ahead",
+RECIPE = with_windows_ahead(
+    5,
+    Coupled(),
+    refill=None,
     compressor=UvPrune(keep=0.1),
-    sees="auto",
-    draft_model=(SMALL_MODEL,),
-    options={"refill": None},
+    optimisation="a tenth of the visual tokens, by their gain in early layers; windows ahead",
     paper="Kong et al. 2026",
     reconstructed="early layers; the draft model's prefill stands behind the target's",
 )

@@ -8,21 +8,14 @@ coupled noise here, where a window goes on if the target says what the drafter s
 (`verifier="rejection"` verifies windows as the paper does).
 """
 
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.ahead import drafting_ahead
-from mmspec.drafters.neural.small_model import SMALL_MODEL
-from mmspec.recipe import Recipe
+from mmspec.drafters.neural.ahead import with_windows_ahead
 from mmspec.verifiers.coupled import Coupled
 
-RECIPE = Recipe(
-    architecture=drafting_ahead,
-    execution=Chain(Fixed(4)),
-    verifier=Coupled(),
+RECIPE = with_windows_ahead(
+    4,
+    Coupled(),
+    refill=0,
     optimisation="windows drafted while the target verifies",
-    sees="auto",
-    draft_model=(SMALL_MODEL,),
-    options={"refill": 0},
     paper="Liu et al. 2024",
     reconstructed="the token behind a window is the target's own, no test of the drafted one",
 )

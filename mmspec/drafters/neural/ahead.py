@@ -19,20 +19,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores, Verifier
 from mmspec.drafters.growth import LAWFUL, Chain, News, Nodes, link, next_token
 from mmspec.drafters.length import Fixed, useful
 from mmspec.drafters.neural.sight import sight
-from mmspec.drafters.neural.small_model import SmallModel
+from mmspec.drafters.neural.small_model import SMALL_MODEL, OfModel, SmallModel
 from mmspec.errors import is_whole
 from mmspec.laws.categorical import Categorical
-from mmspec.recipe import Kit
+from mmspec.recipe import Kit, Recipe
 from mmspec.targets.context import Context
 from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True)
-class DraftsAhead(Drafter):
+class DraftsAhead(OfModel):
     """Chains of a draft model with a memory of its own, `window` tokens per target forward.
 
     PEARL (Liu et al. 2024), HIPPO, ParallelVLM. Behind a rejection the target is asked about
@@ -56,18 +56,6 @@ class DraftsAhead(Drafter):
     @property
     def kinds(self) -> tuple[Kind, ...]:
         return self.choices if self.kind is None else (self.kind,)
-
-    @property
-    def sees(self) -> str:
-        return self.model.sees
-
-    @property
-    def wants(self) -> frozenset[str]:
-        return self.model.wants
-
-    @property
-    def reads(self) -> bool:
-        return True
 
     def drawing(self, kind: Kind) -> Drafter:
         return replace(self, kind=kind)
@@ -180,6 +168,19 @@ class Beside:
             self.thread.join()
         if self.error is not None:
             raise self.error
+
+
+def with_windows_ahead(length: int, verifier: Verifier, refill: int | None, **parts: Any) -> Recipe:
+    """A recipe that drafts windows of `length` while the target verifies; further fields."""
+    return Recipe(
+        architecture=drafting_ahead,
+        execution=Chain(Fixed(length)),
+        verifier=verifier,
+        sees="auto",
+        draft_model=(SMALL_MODEL,),
+        options={"refill": refill},
+        **parts,
+    )
 
 
 def drafting_ahead(kit: Kit) -> Drafter:

@@ -29,25 +29,10 @@ from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True)
-class Autoregressive(Drafter):
-    """Grows `shape` out of the laws of `model`, drawing siblings as `kind` says.
-
-    `kind` must be one the verifier accepts; `mmspec.recipe.pair` chooses it when it is None.
-    Lossless with every lossless verifier: the draft's law is recorded exactly as it was drawn from.
-    """
+class OfModel(Drafter):
+    """Sees, wants and reads what its draft model does."""
 
     model: DraftModel
-    shape: Shape
-    kind: Kind | None = None
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        return self.shape.kinds if self.kind is None else (self.kind,)
-
-    @property
-    def trees(self) -> bool:
-        """Whether it proposes anything but chains."""
-        return not isinstance(self.shape, Chain)
 
     @property
     def sees(self) -> str:
@@ -60,6 +45,27 @@ class Autoregressive(Drafter):
     @property
     def reads(self) -> bool:
         return self.model.reads
+
+
+@dataclass(frozen=True)
+class Autoregressive(OfModel):
+    """Grows `shape` out of the laws of `model`, drawing siblings as `kind` says.
+
+    `kind` must be one the verifier accepts; `mmspec.recipe.pair` chooses it when it is None.
+    Lossless with every lossless verifier: the draft's law is recorded exactly as it was drawn from.
+    """
+
+    shape: Shape
+    kind: Kind | None = None
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return self.shape.kinds if self.kind is None else (self.kind,)
+
+    @property
+    def trees(self) -> bool:
+        """Whether it proposes anything but chains."""
+        return not isinstance(self.shape, Chain)
 
     def drawing(self, kind: Kind) -> Drafter:
         return replace(self, kind=kind)
