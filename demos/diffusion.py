@@ -29,6 +29,7 @@ from mmspec import recipes
 from mmspec.cli.choosing import choose
 from mmspec.cli.loaded import Loaded, load
 from mmspec.cli.options import Choice
+from mmspec.cli.output import progress
 from mmspec.draft import Round
 from mmspec.drafters.denoising.window import Window
 from mmspec.modalities.diffusion.picture_distance import apart
@@ -72,7 +73,11 @@ def main(
     asked = [loaded.asker.request([text]) for text in prompts]
     for fast in columns.values():
         fast(**asked[0], seed=seed)  # warm-up
-    drawn = {name: [_draw(fast, one, seed) for one in asked] for name, fast in columns.items()}
+    drawn: dict[str, list[DrawnPipeline]] = {}
+    with progress(False) as bar:
+        for index, (name, fast) in enumerate(columns.items()):
+            bar("recipes", index, len(columns))
+            drawn[name] = [_draw(fast, one, seed) for one in asked]
     panels = {
         name: [Panel(one.picture, (one.words,)) for one in row] for name, row in drawn.items()
     }

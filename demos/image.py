@@ -24,6 +24,7 @@ from rich.table import Table
 from mmspec.cli.choosing import choose
 from mmspec.cli.loaded import load
 from mmspec.cli.options import Choice
+from mmspec.cli.output import progress
 from mmspec.modalities.image.likelihood import log_likelihood
 from mmspec.modalities.image.steps_map import steps_map
 from mmspec.modalities.sheets import Panel, sheet
@@ -60,10 +61,12 @@ def main(
     for fast in ways.values():
         loaded.ask(fast, loaded.asker.request([asked[0][0]]), seed)  # warm-up
     drawn: dict[str, list[DrawnCodes]] = {name: [] for name in ways}
-    for text, scene in asked:
-        request = loaded.asker.request([text])
-        for name, fast in ways.items():
-            drawn[name].append(_draw(ways["plain"], fast, request, seed, scene))
+    with progress(False) as bar:
+        for index, (text, scene) in enumerate(asked):
+            request = loaded.asker.request([text])
+            for place, (name, fast) in enumerate(ways.items()):
+                bar("pictures", index * len(ways) + place, len(asked) * len(ways))
+                drawn[name].append(_draw(ways["plain"], fast, request, seed, scene))
     panels = {name: [one.panel() for one in column] for name, column in drawn.items()}
     sheet(panels, [text for text, _ in asked]).save(out / "image-pictures.png")
     steps_map(drawn[chosen[-1]][0].made.rounds[0].tolist()).save(out / "image-rounds.png")

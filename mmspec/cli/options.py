@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -199,7 +200,7 @@ def _widths(tree: str) -> list[int] | str:
 
 
 def set_pairs(pairs: list[str] | tuple[()]) -> dict[str, Any]:
-    """`NAME=VALUE` as `accelerate` takes it: numbers, true, false and lists, else words."""
+    """`NAME=VALUE` as `accelerate` takes it: numbers, inf, true, false and lists, else words."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
@@ -208,5 +209,5 @@ def set_pairs(pairs: list[str] | tuple[()]) -> dict[str, Any]:
         try:
             found[name] = json.loads(value)
         except json.JSONDecodeError:
-            found[name] = value
+            found[name] = math.inf if value == "inf" else value
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from mmspec import recipes, registry, zoo
 from mmspec.cli import main
 from mmspec.cli.choosing import choose
-from mmspec.cli.options import PARTS, Choice, dashed, settings_for
+from mmspec.cli.options import PARTS, Choice, dashed, set_pairs, settings_for
 from mmspec.modalities.diffusion.zoo import models as diffusion_models
 from mmspec.modalities.image.zoo import models as image_models
 from mmspec.modalities.mar.zoo import models as mar_models
@@ -551,3 +552,12 @@ def test_models_and_recipes_choose_what_goes_with_them(tmp_path: Path) -> None:
     assert chosen(model="zoo:mar") == ("mar", "cspd-coupled", "zoo:mar-drafter")
     with pytest.raises(ValueError, match="'asd' decodes latents, but zoo:vlm gives tokens"):
         chosen(model="zoo:vlm", recipe=["asd"])
+
+
+def test_knobs_are_numbers_lists_and_words() -> None:
+    typed = ["a=2", "b=0.5", "c=inf", "d=true", "e=[1, 2]", "f=near=far"]
+    wanted = {"a": 2, "b": 0.5, "c": math.inf, "d": True, "e": [1, 2], "f": "near=far"}
+    assert set_pairs(typed) == wanted
+    for pair in ("x", "=3", "x="):
+        with pytest.raises(ValueError, match="write NAME=VALUE"):
+            set_pairs([pair])
