@@ -247,9 +247,10 @@ def next_inputs(
     kept = {n: v for n, v in inputs.items() if v is not None and n != "input_ids"}
     kept["attention_mask"] = torch.ones_like(ids) if mask is None else mask
     kept["position_ids"] = prepared.get("position_ids")
-    kept = model._update_model_kwargs_for_generation(out, kept)
+    kept = model._update_model_kwargs_for_generation(out, kept, is_encoder_decoder=False)
     longer = torch.cat((ids, ids[:, -1:]), 1)
-    step = model.prepare_inputs_for_generation(longer, next_sequence_length=1, **kept)
+    kept |= {"next_sequence_length": 1, "use_cache": True}
+    step = model.prepare_inputs_for_generation(longer, **kept)
     return {name: value for name, value in step.items() if value is not None}
 
 

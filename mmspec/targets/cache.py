@@ -69,6 +69,9 @@ class SlotCache(Cache):
             type(layer) in (*_SLOTTED, LinearAttentionLayer, DummyLayer) for layer in made
         )
         super().__init__(layers=[self._layer(layer) for layer in made])
+        text = config.get_text_config(decoder=True)
+        for index in getattr(text, "cross_attention_layers", None) or ():
+            self.layers[index].is_crossed = True
         self.stateful = [layer for layer in self.layers if _has_state(layer)]
 
     def _layer(self, layer: Any) -> Any:

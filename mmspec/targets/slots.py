@@ -35,6 +35,7 @@ class SlotLayer(CacheLayerMixin):
         super().__init__()  # type: ignore[no-untyped-call]
         self.plan = plan
         self.window = window  # reads so many slots only; it keeps everything, so it can roll back
+        self.is_crossed = False  # attends to what is given once, and is never rolled back
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.allocate(keys=key_states, values=value_states)
@@ -50,6 +51,9 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        if self.is_crossed:
+            self.keys, self.values, self.is_initialized = key_states, value_states, True
+            return key_states, value_states
         if not self.is_initialized:
             self.allocate(keys=key_states, values=value_states)
         elif self.keys.shape[2] < self.plan.view:
@@ -68,8 +72,9 @@ class SlotLayer(CacheLayerMixin):
             buffer[plan.rows, :, plan.slots] = states.transpose(1, 2)
 
     def written(self) -> list[str]:
-        """Names of the buffers that there are by now."""
-        return [name for name in self.buffers if getattr(self, name) is not None]
+        """Names of the buffers of slots that there are by now."""
+        own = () if self.is_crossed else self.buffers
+        return [name for name in own if getattr(self, name) is not None]
 
     def grow(self) -> None:
         """Move to buffers of the plan's (geometrically grown) capacity."""
@@ -88,8 +93,9 @@ class SlotLayer(CacheLayerMixin):
 
     def take(self, other: SlotLayer, rows: slice) -> None:
         """Hold what some rows of another layer hold."""
-        for name in other.written():
-            setattr(self, name, getattr(other, name)[rows].clone())
+        if other.is_initialized:
+            for name in other.written() or ("keys", "values"):
+                setattr(self, name, getattr(other, name)[rows].clone())
         self.is_initialized = other.is_initialized
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

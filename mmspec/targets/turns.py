@@ -171,6 +171,9 @@ def load(past: EarlierTurns, slots: SlotCache) -> None:
         if not isinstance(own, SlotLayer):
             bring_back(own, state_of(layer))
             continue
+        if own.is_crossed:
+            own.update(layer.keys, layer.values)
+            continue
         held = min(past.length, layer.keys.shape[-2])
         needed = past.length if own.window is None else min(past.length, own.window - 1)
         if held < needed:
@@ -202,8 +205,11 @@ def release(rows: Sequence[SlotCache], config: Any, cache: Cache | None, stop: i
             name: torch.cat([getattr(layer, name)[:, :, start:stop] for layer in layers])
             for name in own.written()
         }
-        if own.is_initialized:
+        if new:
             cache.update(new["keys"], new["values"], index)
+        elif own.is_crossed and own.is_initialized and not start:
+            keys, values = (torch.cat([getattr(x, n) for x in layers]) for n in ("keys", "values"))
+            cache.update(keys, values, index)
         if "index" in new:
             cache.update_indexer(new["index"][:, 0], index)
         if "places" in new:

@@ -16,6 +16,7 @@ TABLE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
     [
         ("LlamaForCausalLM", "accepted"),
         ("T5ForConditionalGeneration", "chain only"),
+        ("MllamaForConditionalGeneration", "accepted"),  # a picture, by cross-attention
         ("RwkvForCausalLM", "refused"),
         ("VibeVoiceAsrForConditionalGeneration", "chain only"),  # its padded rows get no positions
         ("Kosmos2_5ForConditionalGeneration", "chain only"),  # it drops those it is given

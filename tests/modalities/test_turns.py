@@ -339,6 +339,7 @@ def test_ids_behind_a_cache_are_looked_at_too() -> None:
         "DeepseekV4ForCausalLM",  # compressed layers, kept as they are
         "FalconH1ForCausalLM",  # attention and a recurrent state in one layer
         "Kosmos2_5ForConditionalGeneration",  # asked before a cache, read in its own steps behind
+        "MllamaForConditionalGeneration",  # cross-attention to pictures that are given once
         pytest.param("InklingForCausalLM", marks=pytest.mark.slow),  # the same with a window
     ],
 )
