@@ -47,3 +47,18 @@ def test_guidance_that_is_not_known_is_refused() -> None:
     assert fitter.join(3) == Rescaled(2.0, 0.5, 1, 0)
     with pytest.raises(ValueError, match=r"guidance_rescale, and.*guidance_rescale=0\.5"):
         fitter.add(1, [positive, negative], negative + 2 * (positive - negative))
+
+
+def test_a_norm_that_is_only_limited_is_refused_whatever_the_draw() -> None:
+    """LongCat's guidance equals the norm of the positive branch where that is the smaller one."""
+    negative, positive = torch.randn(2, 2, 4, 8)
+    guided = negative + 4 * (positive - negative)
+    raw = guided * positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
+    given: dict[str, object] = {"guidance_scale": 4.0}
+    Fitter(given).add(0, [negative, positive], raw)
+    with pytest.raises(ValueError, match=r"limited by a norm.*switch off enable_cfg_renorm=True"):
+        Fitter({**given, "enable_cfg_renorm": True}).add(0, [negative, positive], raw)
+    Fitter({**given, "cfg_normalization": True}).add(0, [negative, positive], raw)  # Lumina 2's
+    with pytest.raises(ValueError, match="limited by a norm"):
+        Fitter({**given, "cfg_normalization": 2.0}).add(0, [negative, positive], guided)
+    Fitter({"cfg_normalization": True}).add(0, [positive], positive)  # nothing to limit

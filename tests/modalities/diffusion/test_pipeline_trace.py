@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import diffusers
@@ -10,6 +11,7 @@ import torch
 
 import mmspec
 from mmspec.decode import BrokenLogits
+from mmspec.modalities.diffusion.stages import Made, Stages
 from mmspec.recipe import Recipe
 from tests import toys
 from tests.modalities.sampling import FROZEN, PLAIN, STEPS, draw, shared
@@ -168,3 +170,42 @@ def test_latents_that_are_no_numbers_are_named(recipe: str, value: float) -> Non
     latents[1, 0, 0, 0] = value
     with pytest.raises(ValueError, match=r"latents=float32 \(2, 4, 8, 8\) are no tensor of finite"):
         draw(mmspec.accelerate(shared("sd"), recipe), "sd", latents=latents)
+
+
+def test_steps_are_told_apart_by_what_they_call_and_not_by_their_states() -> None:
+    states, words = torch.zeros(2, 4), torch.zeros(2, 3)
+    stages = Stages({}, [])
+
+    def made(*rows: int) -> list[Made]:
+        return [Made("unet", (states[:n], words[:n]), {}, [states[:n]]) for n in rows]
+
+    both, one = stages.of(0, made(2)), stages.of(1, made(1))
+    assert stages.of(2, made(2)) is both is not one  # the guidance of step 1 has one branch
+    assert stages.of(3, made(1, 1)) is not both  # and of step 3 a call for each
+    assert stages.of(0, made(2)) is both  # in a second rehearsal
+    with pytest.raises(ValueError, match=r"by what the states are.*speca and taylorseer"):
+        stages.of(0, made(1))
+
+
+def test_a_step_without_the_network_is_refused() -> None:
+    pipe = pipeline("sd")
+
+    class Repeating(type(pipe)):  # type: ignore[misc]
+        @functools.wraps(type(pipe).__call__)
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            step = self.scheduler.step
+
+            def twice(output: Any, t: Any, sample: Any, **more: Any) -> Any:
+                made = step(output, t, sample, **more)
+                return (
+                    made if t < 500 else step(output, self.scheduler.timesteps[1], sample, **more)
+                )
+
+            self.scheduler.step = twice
+            return super().__call__(*args, **kwargs)
+
+    pipe.__class__ = Repeating
+    with pytest.raises(
+        ValueError, match=r"does not call pipe\.unet in step 1.*speca or taylorseer"
+    ):
+        draw(mmspec.accelerate(pipe, PLAIN), "sd", num_inference_steps=3)
