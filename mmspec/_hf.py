@@ -291,13 +291,6 @@ def own_steps(model: Any, inputs: Mapping[str, Any], behind: Tensor) -> Tensor: 
     return torch.stack(scores, 1)
 
 
-def whole_logits(model: Any, inputs: Mapping[str, Any]) -> Tensor:  # (B, L, V)
-    """The model's own scores at every place of a prompt, in one forward without a cache."""
-    prepared = {**prefill_inputs(model, inputs, None), "use_cache": False, "logits_to_keep": 0}
-    logits: Tensor = model(**prepared, return_dict=True).logits
-    return logits
-
-
 def inferred_mask(
     model: Any, ids: Tensor, config: GenerationConfig | None = None
 ) -> Tensor | None:  # (B, L)

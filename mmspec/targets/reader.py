@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from mmspec.targets.memory import Memory, TokenBlock
 
 USES = ("chain", "ragged")  # what may be read in steps: one row, several
-
-
-@runtime_checkable
-class RunsNetworks(Protocol):
-    """What makes forwards of its own, so that they can be recorded, timed and made again."""
-
-    @property
-    def cache_config(self) -> Any: ...  # what its memory is laid out by
-    @property
-    def networks(self) -> Sequence[nn.Module]: ...  # what it calls; none = not to be recorded
 
 
 class Reader(ABC):
