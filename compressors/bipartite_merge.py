@@ -22,9 +22,11 @@ class BipartiteMerge(ShareOf):
     weighted by size; r is at most half of the tokens, so keep=0.25 takes two rounds. Similarity
     is the cosine of the features themselves: keys are an affair of the encoder. Tokens are put
     back in order of their mean index, and take its (rounded) slot. sum(sizes) and sum(sizes *
-    features) are preserved; keep=1 is the identity.
+    features) are preserved; keep=1 is the identity. Where all layers of the draft model attend to
+    everything, a token counts there as often as it stands for, unless weighted=false.
     """
 
+    weighted: bool = True
     places: ClassVar[str] = "the mean slot of what was merged"
 
     def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:

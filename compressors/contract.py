@@ -89,6 +89,11 @@ class Compressor(ABC):
         """The map of positions in words: which slot a feature of the output stands at."""
         return "not said"
 
+    @declared
+    def weighted(self) -> bool:
+        """Whether a feature counts as often as its size in the draft model's attention (ToMe)."""
+        return False
+
     def count(self, features: int, grid: Grid | None = None) -> int | None:
         """How many features come out of so many; None = it depends on what they are."""
         return None

@@ -23,6 +23,7 @@ from mmspec.targets.memory import Memory, RowMemories, TokenBlock
 from mmspec.targets.reader import USES, Reader, step
 from mmspec.targets.thinned import replaced, without_layers
 from mmspec.targets.turns import EarlierTurns, load, prompt_slots, whole_mask
+from mmspec.targets.visual import causal, counted, hide, weigh
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _RECURRENT = ("linear_attention", "conv")
@@ -81,8 +82,10 @@ class Backbone(Reader):
         """Read the prompt. Returns its memory, the next-token logits (B, V) and the model's output.
 
         `inputs` are the processor's tensors; their mask may hide slots before and between tokens.
+        "sizes" (B, L) say how often a slot counts (`mmspec.targets.visual`).
         `room` is how many slots may be needed behind them, `past` what was read in earlier turns.
         """
+        inputs, sizes = counted(self, inputs)
         cache, mask = SlotCache(self.cache_config), whole_mask(inputs, past)
         start = cache.plan.start = 0 if past is None else past.length
         cache.plan.capacity = prompt_slots(inputs, past) + min(room, ROOM)
@@ -96,6 +99,8 @@ class Backbone(Reader):
         carrier = prepared["inputs_embeds"] if carrier is None else carrier
         batch, length = carrier.shape[0], start + carrier.shape[1]
         cache.plan_uniform(start, length - start)
+        if sizes is not None:
+            prepared["attention_mask"] = causal(sizes, mask, self.model.dtype)
         out = self.model(**prepared, return_dict=True)
         pads = leading(mask, batch)
         gaps = None if mask is None or int((mask == 0).sum()) == sum(pads) else mask
@@ -123,6 +128,8 @@ class Backbone(Reader):
             one.carried = {name: _row(value, row, batch) for name, value in more.items()}
             if gaps is not None:
                 hide(one, gaps[row])
+            if sizes is not None:
+                weigh(one, sizes[row])
             memories.append(one)
         memory = memories[0] if is_shared else RowMemories(memories)
         return memory, out.logits[:, -1], out
@@ -224,13 +231,6 @@ class Backbone(Reader):
         if not self.family.direct:
             twin.model = replaced(_hf.uncompiled(self.model), self.decoder, twin.decoder)
         return twin
-
-
-def hide(memory: Memory, seen: Tensor) -> None:  # (B, L) 0 = hidden
-    """Leave out slots of a prompt that nobody sees, also between others."""
-    memory.bare = False
-    memory.padding = tuple((seen == 0).sum(-1).tolist())
-    memory.mask.hide_slots(seen)
 
 
 def leading(attention_mask: Tensor | None, batch: int) -> list[int]:

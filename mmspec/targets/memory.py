@@ -297,10 +297,10 @@ class Mask:
             if pad:
                 self.buffer[row, :, :, :pad] = self.hide
 
-    def hide_slots(self, seen: Tensor) -> None:  # (B, L) 0 = hidden
-        """Close slots of the prompt for good."""
-        self._fit(0, 0, len(seen))
-        self.buffer[..., : seen.shape[1]].masked_fill_((seen == 0)[:, None, None], self.hide)
+    def add(self, bias: Tensor) -> None:  # (B, L), of slots of the prompt, for good
+        self._fit(0, 0, len(bias))
+        own = self.buffer[..., : bias.shape[1]]
+        own.add_(bias.to(self.dtype)[:, None, None]).clamp_min_(self.hide)
 
     def uniform(self, at: int, corner: Tensor) -> Tensor:
         """All rows put the corner at slot `at`; returns a view (B or 1, 1, q, at + width)."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mmspec import _hf
 from mmspec.targets.family import Family
+from mmspec.targets.memory import Memory
 
 
 @dataclass(frozen=True)
@@ -182,3 +183,48 @@ def _marks(model: Any, family: Family, ids: Tensor) -> Tensor:  # (B, L) bool
     for identity in placeholder_ids(model, family):
         marks = marks | (ids == identity)
     return marks
+
+
+SIZES = "sizes"
+
+
+def counted(reader: Any, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Tensor | None]:
+    """A request without its sizes (B, L), and these where a mask of ours can tell of them.
+
+    That is where every layer is causal and attends to everything, and any slot counts twice. The
+    score of a slot that n equal ones are merged in grows by log n, for every layer and query
+    (proportional attention of ToMe, Bolya et al. 2023).
+    """
+    rest = {name: value for name, value in inputs.items() if name != SIZES}
+    sizes = inputs.get(SIZES)
+    is_plain = reader.layer_kinds == ("full_attention",) and inputs.get("token_type_ids") is None
+    if sizes is None or not is_plain or reader.stepwise or int(sizes.max()) == 1:
+        return rest, None
+    return rest, sizes
+
+
+def causal(sizes: Tensor, seen: Tensor | None, dtype: torch.dtype) -> Tensor:  # (B, 1, L, L)
+    """The additive mask of a prompt whose slots count `sizes` (B, L) times.
+
+    `seen` (B, L) hides padding; a padded slot sees itself, so that its softmax is over something.
+    """
+    length = sizes.shape[1]
+    visible = torch.ones(length, length, dtype=torch.bool, device=sizes.device).tril()[None, None]
+    if seen is not None:
+        own = torch.eye(length, dtype=torch.bool, device=sizes.device)
+        visible = visible & (seen[:, None, None].bool() | own)
+    bias = sizes.log().to(dtype)[:, None, None]
+    return torch.where(visible, bias, torch.finfo(dtype).min)
+
+
+def weigh(memory: Memory, sizes: Tensor) -> None:  # (B, L)
+    """Have slots of a prompt count as often in blocks behind it."""
+    memory.bare = False
+    memory.mask.add(sizes.log())
+
+
+def hide(memory: Memory, seen: Tensor) -> None:  # (B, L) 0 = hidden
+    """Leave out slots of a prompt that nobody sees, also between others."""
+    memory.bare = False
+    memory.padding = tuple((seen == 0).sum(-1).tolist())
+    memory.mask.add(torch.where(seen == 0, memory.mask.hide, 0.0))

@@ -32,16 +32,18 @@ def weave(
     inputs: Mapping[str, Any],
     visual: Sequence[Sequence[Compressed]],
     placeholders: Sequence[int],
+    weighted: bool = False,
 ) -> dict[str, Tensor]:
     """Inputs of the draft model's prefill: text embeddings and `visual` features by slot.
 
     `visual` is per row and per picture. Placeholders without a feature are left out and leave a
-    gap in the positions; rows are padded on the left.
+    gap in the positions; rows are padded on the left. With `weighted` there is a "sizes" (B, W),
+    how often each of them counts in attention.
     """
     rows, pads = unpadded(inputs)
     words = backbone.model.get_input_embeddings()
     rope = _rope(backbone, inputs)
-    embeds, positions, types = [], [], []
+    embeds, positions, types, sizes = [], [], [], []
     for row, (ids, pictures) in enumerate(zip(rows, visual, strict=True)):
         tokens = torch.tensor(ids, device=backbone.device)
         text = (~torch.isin(tokens, torch.tensor(placeholders, device=tokens.device))).nonzero()[
@@ -53,6 +55,8 @@ def weave(
         shown = [picture.features.to(values.device, values.dtype) for picture in pictures]
         embeds.append(torch.cat((values, *shown))[order])
         slots = slots[order]
+        counts = [picture.sizes.to(order.device) for picture in pictures]
+        sizes.append(torch.cat((torch.ones_like(text), *counts))[order])
         positions.append(slots if rope is None else rope[:, row, pads[row] + slots])
         if inputs.get(_TYPES) is not None:
             types.append(inputs[_TYPES][row, pads[row] + slots])
@@ -65,6 +69,8 @@ def weave(
         made["position_ids"] = made["position_ids"].transpose(0, 1)  # (axes, B, W)
     if types:
         made[_TYPES] = _left(types, dim=0)
+    if weighted:
+        made["sizes"] = _left(sizes, dim=0).clamp_min(1)
     return made
 
 

@@ -96,7 +96,8 @@ class CompressedPixels(Sight):
             outputs = _hf.encode_media(backbone.model, given)["mm_encoder_outputs"]
         seen = _seen(given, backbone, () if token is None else token.attention)
         visual = _see(self.layout, outputs, given, self.compressor, context, seen)
-        return weave(backbone, given, visual, tuple(self.layout.placeholders.values()))
+        marks = tuple(self.layout.placeholders.values())
+        return weave(backbone, given, visual, marks, self.compressor.weighted)
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,9 @@ class TargetFeatures(Sight):
         given, visual = context.request.inputs, self.seen(context)
         if self.projector is not None:
             visual = [[_projected(picture, self.projector) for picture in row] for row in visual]
-        return weave(backbone, given, visual, tuple(self.layout.placeholders.values()))
+        is_weighted = self.compressor is not None and self.compressor.weighted
+        marks = tuple(self.layout.placeholders.values())
+        return weave(backbone, given, visual, marks, is_weighted)
 
 
 def _seen(inputs: Mapping[str, Any], reader: Reader, cls: Sequence[Tensor]) -> Seen:
