@@ -97,8 +97,13 @@ def check_like(name: str, value: Any, usual: Any) -> None:
 
 def is_of_library(error: Exception) -> bool:
     """Whether an error arose within a library that we call, in its own Python code."""
-    frames = list(traceback.walk_tb(error.__traceback__))
+    frames = list(traceback.walk_tb(_raised(error).__traceback__))
     return bool(frames) and frames[-1][0].f_globals["__name__"].partition(".")[0] in LIBRARIES
+
+
+def _raised(error: Exception) -> Exception:
+    """The error itself: a StopIteration leaves a generator of ours as another one's cause."""
+    return error.__cause__ if isinstance(error.__cause__, StopIteration) else error
 
 
 @contextmanager
@@ -146,6 +151,7 @@ def nothing_drawn() -> NoReturn:
 
 def library_message(error: Exception, asked: str, given: Mapping[str, Any]) -> str:
     """What a library said of a request, what that was, and where to look."""
+    error = _raised(error)
     said = " ".join(str(error).split()) or "without a word"
     said = said if len(said) < 500 else f"{said[:350]} ... {said[-140:]}"  # whole tensors, at times
     shown = ", ".join(f"{name}={described(value)}" for name, value in given.items())

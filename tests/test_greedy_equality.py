@@ -22,7 +22,6 @@ FAMILIES = tuple(family for family in toys.FAMILIES if family != "whisper")
 HYBRID = ("lfm2", "lfm2_vl", "qwen3_5")
 BRANCHING = tuple(family for family in FAMILIES if family not in HYBRID)
 EXACT = tuple(name for name in mmspec.recipes.names("tokens") if mmspec.recipes.get(name).exact)
-PER_ROW = ("idefics3", "smolvlm", "llava_onevision")  # pictures of a row are laid out together
 WIDE = Tree.branching([2, 2, 1])
 ROOM = 16
 BATCHES: dict[str, dict[str, Any]] = {"one": {}, "ragged": {"batch": 4, "ragged": True}}
@@ -121,7 +120,7 @@ def test_a_batch_without_padding(family: str) -> None:
     assert torch.equal(plain.sequences, expected)
 
 
-@pytest.mark.parametrize("family", [f for f in toys.VLMS if f not in PER_ROW])
+@pytest.mark.parametrize("family", toys.VLMS)
 def test_rows_with_different_numbers_of_pictures(family: str) -> None:
     """Two, one and none: the model itself hands features out in order."""
     model, drafter = pair(family)
@@ -132,6 +131,54 @@ def test_rows_with_different_numbers_of_pictures(family: str) -> None:
     if family in BRANCHING:
         fast = mmspec.accelerate(model, "coupled", drafter=drafter, tree=WIDE)
         assert torch.equal(speculated(fast, request), expected)
+
+
+LAID_OUT = ("llava", "qwen2_5_vl", "idefics3", "llava_onevision")  # in order, grids, rows, counts
+
+
+@pytest.mark.parametrize(
+    "family",
+    [f if f in LAID_OUT else pytest.param(f, marks=pytest.mark.slow) for f in toys.VLMS],
+)
+def test_they_are_taken_by_every_entry_point(family: str) -> None:
+    model, drafter = pair(family)
+    request = toys.unequal(family)
+    expected = reference(model, request)
+    fast = mmspec.accelerate(model, "coupled", drafter=drafter, sees="pixels", length=3)
+    assert torch.equal(reference(model, request, custom_generate=fast), expected)
+    rounds = list(fast.stream(**request, max_new_tokens=ROOM, do_sample=False))
+    rows = [[token for kept in rounds for token in kept.tokens[row]] for row in range(3)]
+    assert rows == answers(expected, request)
+    for other in (mmspec.accelerate(model, "plain"), mmspec.accelerate(model, "prompt-lookup")):
+        assert torch.equal(speculated(other, request), expected)
+    again = mmspec.accelerate(model, "coupled", drafter=toys.model(family), length=3)
+    speculated(again, request)
+    assert again.last_stats is not None
+    assert again.last_stats.target_calls == ROOM // 4  # a copy that sees them all is always right
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "gemma3", "lfm2_vl"])
+def test_a_picture_too_few_is_one_error_everywhere(family: str) -> None:
+    """`generate()` refuses it too, in words of the model's own."""
+    model, drafter = pair(family)
+    request = toys.unequal(family)
+    rows = len(request["input_ids"])
+    if "image_grid_thw" in request:
+        last = int(request["image_grid_thw"][-1].prod())
+        request["pixel_values"] = request["pixel_values"][:-last]
+    for name in {*request} - {"input_ids", "attention_mask", "pixel_values"}:
+        if len(request[name]) == rows and not name.endswith("type_ids"):
+            request[name] = request[name][:-1]
+    if "image_grid_thw" not in request:
+        request["pixel_values"] = request["pixel_values"][:-1]
+    with pytest.raises((ValueError, StopIteration)):
+        reference(model, request)
+    fast = mmspec.accelerate(model, "coupled", drafter=drafter, length=3)
+    for asked_by in (speculated, lambda fast, given: reference(model, given, custom_generate=fast)):
+        with pytest.raises(ValueError, match=rf"^{type(model).__name__}.*cannot take this request"):
+            asked_by(fast, request)
+    with pytest.raises(ValueError, match="cannot take this request"):
+        list(fast.stream(**request, max_new_tokens=2))
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])

@@ -133,14 +133,28 @@ def unequal(family: str, seed: int = 0) -> dict[str, Tensor]:
     """Two pictures in the first row, one in the second, none in the third; text between them."""
     noise = torch.Generator().manual_seed(3000 + seed)
     (one, two, three), tensors = PAINTERS[family]([0, 1, 2], noise)
-    if "batch_num_images" in tensors:
+    if "batch_num_images" in tensors:  # several pictures of a row are not cut into crops
         tensors["batch_num_images"] = torch.tensor([2, 1, 0])
+        one = two = [IMAGE] * 5
+    if "pixel_attention_mask" in tensors and tensors["pixel_values"].dim() == 5:
+        tensors |= {name: _by_rows(tensors[name]) for name in _LAID_OUT}
     rows = [[*one, *_text(2, noise), *two], three, []]
     ids = [[BOS, *_text(3, noise), *row, *_text(4, noise)] for row in rows]
     width = max(map(len, ids))
     input_ids = torch.tensor([[PAD] * (width - len(row)) + row for row in ids])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
     return {"input_ids": input_ids, "attention_mask": mask, **_types(family, input_ids), **tensors}
+
+
+_LAID_OUT = ("pixel_values", "pixel_attention_mask")
+
+
+def _by_rows(tiles: Tensor) -> Tensor:  # (3, n, ...) -> (3, 2 n, ...)
+    """Tiles of two pictures in the first row, of one in the second; what lacks is zero."""
+    made = tiles.new_zeros(3, 2 * tiles.shape[1], *tiles.shape[2:])
+    made[0] = tiles[:2].flatten(0, 1)
+    made[1, : tiles.shape[1]] = tiles[2]
+    return made
 
 
 def blind(request: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
