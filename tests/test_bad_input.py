@@ -201,7 +201,7 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
         lambda: _with_kernel("flash_attention_2"),
         ["'sdpa'", "flash"],
     ),
-    "attention with block masks": (lambda: _with_kernel("flex_attention"), ["'sdpa'", "flex"]),
+    "attention over pages": (lambda: _with_kernel("paged|eager"), ["'sdpa'", "paged"]),
 }
 
 

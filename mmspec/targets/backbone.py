@@ -20,7 +20,7 @@ from mmspec import _hf
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
-from mmspec.targets.reader import USES, Reader, step
+from mmspec.targets.reader import USES, Reader, step, takes_masks
 from mmspec.targets.thinned import replaced, without_layers
 from mmspec.targets.turns import EarlierTurns, load, prompt_slots, whole_mask
 from mmspec.targets.visual import causal, counted, hide, weigh
@@ -48,7 +48,7 @@ class Backbone(Reader):
         takes_cache(model)
         self.config = model.config.get_text_config(decoder=True)
         self.cache_config = model.config
-        check_kernel(self.config)
+        self.is_masked_by_row = not takes_masks(self.config)
         slots = SlotCache(model.config)
         is_recurrent = not slots.can_branch
         self.decoder = model.get_decoder()
@@ -207,6 +207,8 @@ class Backbone(Reader):
 
     def _masks(self, memory: Memory, mask: Tensor | None, queries: Tensor) -> Any:
         kinds = self.layer_kinds
+        if mask is not None and self.is_masked_by_row:
+            mask = mask.expand(memory.batch, -1, -1, -1)
         if kinds == (FULL,) or mask is None:
             return mask
         if kinds == (SLIDING,):
@@ -370,16 +372,6 @@ class Border:
                 f"'dynamic' positions change with every token behind {self.length}, and the prompt "
                 f"has {prompt}; shorten it, or use model.generate()"
             )
-
-
-def check_kernel(config: Any) -> None:
-    """Refuse attention that takes no mask of a tree. Raises ValueError."""
-    kernel = config._attn_implementation
-    if kernel not in ("sdpa", "eager"):
-        raise ValueError(
-            f"attention implementation {kernel!r} takes no tree mask; load the model with "
-            "attn_implementation='sdpa'"
-        )
 
 
 def windows_of(config: Any) -> tuple[int, ...]:

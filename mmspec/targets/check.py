@@ -8,12 +8,11 @@ the first request the tokens behind its prompt are read both ways,
     refused  a draft that nobody keeps; two branches where trees will be drafted
     kept     another draft in its place; rows that keep different numbers, where there are several
 
-Where the first layers agree, one of each kind and one behind them, the class is read as it should
-be: what the prompt left in their cache is the request's own. Else the whole model is asked. A way
-of reading that scores otherwise is not used: chains are then read as the model's own step of
-several tokens (`Backbone.stepwise`), and what is still read otherwise is refused. The verdict holds
-for a class with its configuration, and is not asked for again; what was refused is, since a forward
-may fail for once.
+Where the first layers agree, one of each kind and one behind them, the others are not asked: these
+read what the request's own prompt left in their cache. A way of reading that scores otherwise is
+not used: chains are then read as the model's own step of several tokens (`Backbone.stepwise`), and
+what is still read otherwise is refused. The verdict holds for a class with its configuration, and
+is not asked for again; what was refused is, since a forward may fail for once.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from mmspec.targets.backbone import Backbone, windows_of
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.inputs import lengthened, words
 from mmspec.targets.memory import block
-from mmspec.targets.reader import USES
+from mmspec.targets.reader import KERNELS, USES
 from mmspec.targets.thinned import apart, first_kinds
 from mmspec.trees import Tree
 
@@ -43,6 +42,7 @@ RIGHT, WRONG = 2, 3  # tokens that are kept, and that are not
 BEST = 64  # scores compared per place: what is ruled out altogether must not drown the rest
 LONGEST = 10240  # slots of a prompt that is made to lie behind a window
 FORK = Tree((-1, -1, 0, 1))  # wrong and right, and a child of each
+_KERNEL = "attention {!r} may be why: load the model with attn_implementation='sdpa'"
 
 Checked = Backbone | EncoderDecoder
 Key = tuple[Any, ...]
@@ -161,6 +161,7 @@ class _Asked:
         if self.trees and verdict.tree and not found:
             found, advice = verdict.tree, _ADVICE["tree"]
         if found:
+            advice = advice if key[3] in KERNELS else _KERNEL.format(key[3])
             raise ValueError(f"{type(reader.model).__name__} {found}; {advice}")
         if not verdict.stepwise or use in reader.stepwise:
             return False
@@ -170,8 +171,8 @@ class _Asked:
     def key(self) -> Key:
         reader, model, memory = self.reader, self.reader.model, self.memory
         beside = tuple(sorted(name for name, value in self.inputs.items() if value is not None))
-        kernel, device = str(reader.config._attn_implementation), reader.device.type
-        place = (kernel, model.dtype, device, type(memory).__name__)
+        kernel = str(reader.config._attn_implementation)
+        place = (kernel, model.dtype, reader.device.type, type(memory).__name__)
         shape = (beside, memory.batch > 1, any(memory.padding), self.trees)
         behind = tuple(size for size in self._windows() if _far(size) <= self._slots)
         turned = any(self._slots > end for end in self._turns())

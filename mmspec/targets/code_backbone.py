@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.targets.backbone import FULL, ROOM, check_kernel, layer_kinds_of, padding
+from mmspec.targets.backbone import FULL, ROOM, layer_kinds_of, padding
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
 from mmspec.targets.memory import Memory, TokenBlock
-from mmspec.targets.reader import Reader
+from mmspec.targets.reader import Reader, check_kernel
 from mmspec.targets.thinned import without_layers
 
 FOREIGN = -1  # the id of a prompt token that is no code

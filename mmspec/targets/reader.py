@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mmspec.codes.image_family import ImageFamily
     from mmspec.targets.memory import Memory, TokenBlock
 
+KERNELS = ("sdpa", "eager")  # kernels of attention that take any mask
 USES = ("chain", "ragged")  # what may be read in steps: one row, several
 
 
@@ -135,6 +136,27 @@ class Reader(ABC):
                 "tokens; give a model that draws"
             )
         return found
+
+
+def check_kernel(config: Any) -> None:
+    """Refuse attention that takes no mask of a tree. Raises ValueError."""
+    kernel = config._attn_implementation
+    if kernel not in KERNELS:
+        raise ValueError(
+            f"attention implementation {kernel!r} takes no tree mask; load the model with "
+            "attn_implementation='sdpa', or call model.set_attn_implementation('sdpa')"
+        )
+
+
+def takes_masks(config: Any) -> bool:
+    """Whether a kernel takes any mask as it is; others are measured, with one mask per row.
+
+    Raises ValueError for those that are known to take none: flash and paged attention.
+    """
+    kernel = str(config._attn_implementation)
+    if "flash" in kernel or "paged" in kernel:
+        check_kernel(config)
+    return kernel in KERNELS
 
 
 def step(memory: Memory, block: TokenBlock) -> tuple[Tensor, Tensor]:
