@@ -185,8 +185,8 @@ def _rowless(name: str, reason: object) -> ValueError:
     return ValueError(
         f"pipe.{name} cannot be shown other states than the pipeline's: with another number of "
         f"rows it gives {reason!r}; this pipeline is not supported by recipes that sample chains: "
-        "use speca or taylorseer, which with lite=True takes any network; if latents= are given, "
-        "check their shape"
+        "use speca or taylorseer, which with lite=True takes any network; if latents= or image= "
+        "are given, check their shape"
     )
 
 

@@ -13,6 +13,8 @@ from torch._dynamo.testing import CompileCounter
 import mmspec
 from tests.drafters.forecast.networks import PIPELINES
 from tests.drafters.forecast.networks import draw as ask
+from tests.modalities.sampling import draw as sample
+from tests.toys.pipelines import pipeline
 
 RECIPES: dict[str, dict[str, Any]] = {
     "taylorseer": {"interval": 3},
@@ -140,3 +142,17 @@ def test_layers_compiled_in_place_are_refused() -> None:
     pipe.transformer.transformer_blocks[1].compile(backend="eager")
     with pytest.raises(ValueError, match=r"transformer_blocks\.1 of the network is compiled in pl"):
         drawn(pipe, "speca")
+
+
+@pytest.mark.slow
+def test_chains_compile_their_network_for_one_row_and_for_many() -> None:
+    pipe, counter, rows = pipeline("dit"), CompileCounter(), list[int]()
+    expected = sample(mmspec.accelerate(pipe, "asd"), "dit", 1, seed=0, num_inference_steps=20)
+    pipe.transformer.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
+    pipe.transformer = torch.compile(pipe.transformer, backend=counter)
+    fast: Any = mmspec.accelerate(pipe, "asd")
+    for seed in (0, 1):
+        found = sample(fast, "dit", 1, seed=seed, num_inference_steps=20)
+        assert torch.equal(found, expected) is (seed == 0)
+        assert counter.frame_count == 2
+    assert len(set(rows)) > 3
