@@ -1,0 +1,75 @@
+"""What a round costs beside forwards: tensor operations, and reads by the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import mmspec
+from mmspec import zoo
+from mmspec.draft import Round
+from mmspec.zoo import language
+
+MOST = 110  # operations of a round that drafts a chain of five
+
+
+class Outside(TorchDispatchMode):
+    """Counts operations while no model runs forward."""
+
+    def __init__(self, *models: Any) -> None:
+        super().__init__()
+        self.running = self.count = 0
+        parts = [part for one in models for part in (one, one.get_decoder(), one.lm_head)]
+        for part in parts:
+            part.register_forward_pre_hook(lambda *_: self._run(1))
+            part.register_forward_hook(lambda *_: self._run(-1))
+
+    def _run(self, step: int) -> None:
+        self.running += step
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not self.running
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_round_reads_one_tensor_and_runs_few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, small, processor = zoo.load("llava"), zoo.load("llava-drafter"), zoo.processor("llava")
+    (example,) = language.examples(1, "held-out", 0, kind="caption")
+    text = language.format_prompt(processor, example.prompt)
+    request = dict(processor(text=[text], images=[example.image], return_tensors="pt"))
+    reads: list[str] = []
+    for name in ("tolist", "item", "cpu", "numpy"):
+        own = getattr(torch.Tensor, name)
+
+        def noted(self: Any, *args: Any, name: str = name, own: Any = own, **how: Any) -> Any:
+            reads.append(name)
+            return own(self, *args, **how)
+
+        monkeypatch.setattr(torch.Tensor, name, noted)
+    rounds: list[tuple[int, int, int]] = []
+    fast = mmspec.accelerate(model, "coupled", drafter=small, length=5)
+    how: dict[str, Any] = {"max_new_tokens": 32, "do_sample": False}
+    fast.generate(**request, **how)  # what is made once for all rounds
+    reads.clear()
+    with Outside(model, small) as outside:
+        fast.generate(
+            **request,
+            **how,
+            on_round=lambda kept: rounds.append(_since(kept, outside, reads)),
+        )
+    chains = [one for one in rounds[1:] if one[0] == 5]  # the first round reads the prompt
+    assert len(chains) > 2, rounds
+    for _, operations, read in chains:
+        assert 0 < operations <= MOST, rounds
+        assert read == 1
+
+
+def _since(kept: Round, outside: Outside, reads: list[str]) -> tuple[int, int, int]:
+    """Nodes drafted, operations and reads since the round before."""
+    found = (kept.drafted[0], outside.count, len(reads))
+    outside.count = 0
+    reads.clear()
+    return found
