@@ -20,7 +20,7 @@ class Outside(TorchDispatchMode):
     """Counts operations while no model runs forward."""
 
     def __init__(self, *models: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.running = self.count = 0
         parts = [part for one in models for part in (one, one.get_decoder(), one.lm_head)]
         for part in parts:
