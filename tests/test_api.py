@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -325,3 +326,20 @@ def test_seeds_and_row_ids_are_whole_numbers(seed: Any) -> None:
         fast.generate(**request, seed=seed)
     with pytest.raises(ValueError, match=r"row_ids=.* are no whole numbers; give one per row"):
         fast.generate(**request, seed=0, row_ids=[seed])
+
+
+def test_an_output_has_the_statistics_of_its_own_request() -> None:
+    """Another thread finishes on the same object while the first stands in a round."""
+    fast, request = mmspec.accelerate(toys.model("llama")), toys.inputs("llama")
+    found: list[Any] = []
+
+    def meanwhile(kept: Any) -> None:
+        if kept.index == 1:
+            other = threading.Thread(
+                target=lambda: found.append(fast.generate(**request, max_new_tokens=3))
+            )
+            other.start()
+            other.join()
+
+    found.append(fast.generate(**request, max_new_tokens=9, on_round=meanwhile))
+    assert [out.stats.num_new_tokens for out in found] == [3, 9]
