@@ -43,6 +43,7 @@ def test_exact_recipes_are_certified_drawing(name: str) -> None:
     assert checks[ran] == "passed"
 
 
+@pytest.mark.promise
 def test_recipes_with_a_codebook_are_tested_drawing_unasked() -> None:
     found = certify("lantern", samples=500, seeds=1)
     checks = {check.name: check.outcome for check in found.checks}

@@ -44,6 +44,7 @@ def compared(family: str, recipe: str, *requests: Any, batch: int = 1, **more: A
     return compare("toy", {recipe: fast}, work, **{"repeats": 1, **more})
 
 
+@pytest.mark.promise
 def test_a_comparison_measures_everything() -> None:
     requests = [asked("llava", seed) for seed in range(2)]
     found = compared("llava", "coupled", *requests, repeats=2, drafters={"coupled": "small"})

@@ -47,6 +47,7 @@ def measured(*chosen: str) -> Sweep:
     return sweep(chosen, accelerated, work, repeats=1)
 
 
+@pytest.mark.promise
 def test_points_are_written_and_drawn(tmp_path: Path) -> None:
     found = measured("cool-sd", "gsd")
     wanted = [(name, value) for name in ("cool-sd", "gsd") for value in KNOBS[name].values]

@@ -33,6 +33,7 @@ def test_a_sheet_of_a_class_is_drawn(capsys: pytest.CaptureFixture[str], tmp_pat
     assert found["stats"]["num_new_tokens"] == 8
 
 
+@pytest.mark.promise
 @needs_zoo
 def test_recipes_are_measured_beside_wider_steps(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("bench", "--model", "zoo:mar", "--prompts", "1", "--repeats", "1", "--pictures", "2")

@@ -88,6 +88,7 @@ def test_classes_are_drawn_by_number(
     assert found["steps_map"] is None
 
 
+@pytest.mark.promise
 def test_recipes_are_benchmarked_side_by_side(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str]
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_recipe_is_certified_on_a_model_that_draws(
     assert greedy["detail"].startswith("1 of 1 answers are those of generate()")
 
 
+@pytest.mark.promise
 def test_knobs_are_turned(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def test_a_pipeline_is_benchmarked(
     assert "psnr" in out
 
 
+@pytest.mark.promise
 def test_a_recipe_of_latents_is_certified(capsys: pytest.CaptureFixture[str]) -> None:
     found = run(capsys, "certify", "taylorseer", "--seeds", "1")
     assert (found["verdict"], found["model"]) == ("lossy", "zoo:diffusion")
@@ -191,6 +192,7 @@ def test_the_zoo_draws_what_was_asked(capsys: pytest.CaptureFixture[str], tmp_pa
     assert right >= total / 2
 
 
+@pytest.mark.promise
 @needs_zoo
 def test_the_zoo_is_benchmarked_with_its_drafter(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("bench", "--recipe", "accelerated-diffusion", "--prompts", "1", "--repeats", "1")

@@ -191,6 +191,7 @@ def test_sampled_pictures_are_those_of_plain_decoding() -> None:
 # --- training -------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("family", ["llava", "janus"])
 def test_a_head_learns_and_needs_the_right_states(family: str) -> None:
     """Trained beats untrained, and states that are one token late cost most of what was won."""

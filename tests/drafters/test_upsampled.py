@@ -310,6 +310,7 @@ def test_exact_verifiers_stay_exact() -> None:
     assert seeded == sample(target, Silent(), Coupled(), 50, seed=4)[0]
 
 
+@pytest.mark.promise
 def test_codes_drawn_from_laws_are_exact_too() -> None:
     """Laws of the same codes drawn otherwise, or with the target's noise, would not be."""
     target = table(PAIRS)

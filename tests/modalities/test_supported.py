@@ -156,7 +156,7 @@ def _nan_from_the_third(module: Any, args: Any, output: torch.Tensor) -> torch.T
 @pytest.mark.parametrize(
     ("recipe", "options"),
     [
-        ("taylorseer", {"lite": True}),
+        pytest.param("taylorseer", {"lite": True}, marks=pytest.mark.promise),
         pytest.param("taylorseer", {}, marks=pytest.mark.slow),
         pytest.param("speca", {}, marks=pytest.mark.slow),
     ],

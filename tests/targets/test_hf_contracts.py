@@ -183,6 +183,7 @@ def test_a_compiled_model_takes_what_the_model_takes(family: str) -> None:
     families.backbone(compiled)
 
 
+@pytest.mark.promise
 def test_a_compiled_model_hands_out_its_features() -> None:
     model, request = toys.model("llava"), toys.inputs("llava")
     expected = model.generate(**request, max_new_tokens=6, do_sample=False)

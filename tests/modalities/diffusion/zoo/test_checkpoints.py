@@ -46,6 +46,7 @@ def test_the_tokenizer_knows_every_word() -> None:
     assert words("").input_ids == [words.eos_token_id]
 
 
+@pytest.mark.promise
 @pytest.mark.usefixtures("_few")
 def test_training_writes_a_pipeline_that_loads(tmp_path: Path) -> None:
     stages: list[str] = []
@@ -60,6 +61,7 @@ def test_training_writes_a_pipeline_that_loads(tmp_path: Path) -> None:
     assert "zoo train diffusion" in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.promise
 @pytest.mark.usefixtures("_few")
 def test_training_writes_a_drafter_that_loads(tmp_path: Path) -> None:
     report = train("diffusion-drafter", tmp_path, steps=1)
@@ -100,6 +102,7 @@ def test_the_autoencoder_keeps_the_facts(pipeline: Any) -> None:
     assert scored[0] >= 0.97 * scored[1]
 
 
+@pytest.mark.promise
 def test_pictures_show_what_the_prompts_say(pipeline: Any) -> None:
     right, asked = facts_drawn(pipeline, prompts(8, seed=3), steps=50)
     assert right >= LEAST_FACTS * asked
@@ -113,6 +116,7 @@ def test_words_matter(pipeline: Any) -> None:
     assert sum(right for right, _ in others) < 0.6 * sum(asked for _, asked in others)
 
 
+@pytest.mark.promise
 def test_the_drafter_follows_and_an_untrained_one_does_not(pipeline: Any) -> None:
     texts = [p.text for p in prompts(1, seed=4)]
     drafter = zoo.load("diffusion-drafter")

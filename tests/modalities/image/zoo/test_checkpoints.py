@@ -188,6 +188,7 @@ def test_a_model_follows_itself(model: Any, processor: Any) -> None:
     assert acceptance(other, model, processor, TEXTS) < 2
 
 
+@pytest.mark.promise
 def test_training_writes_a_janus_that_loads(tmp_path: Path) -> None:
     stages: list[str] = []
     report = train("image", tmp_path, steps=1, progress=lambda *told: stages.append(told[0]))
@@ -211,6 +212,7 @@ def target() -> Any:
     return zoo.load("image")
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("name", ["image-drafter", "image-head"])
 def test_training_writes_drafters_that_load(tmp_path: Path, name: str) -> None:
     report = train(name, tmp_path, steps=1)
@@ -236,6 +238,7 @@ def test_the_codes_keep_the_facts_and_are_all_of_one_length(target: Any) -> None
     assert len(coding.coded(coder, images).unique()) > 128
 
 
+@pytest.mark.promise
 def test_pictures_show_what_the_prompts_say(target: Any, processor: Any) -> None:
     asked = prompts(16, seed=3)
     right, total = facts_drawn(target, processor, asked)
@@ -246,6 +249,7 @@ def test_pictures_show_what_the_prompts_say(target: Any, processor: Any) -> None
     assert sum(r for r, _ in others) < 0.6 * sum(a for _, a in others)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("name", ["image-drafter", "image-head"])
 def test_a_drafter_follows_and_an_untrained_one_does_not(
     target: Any, processor: Any, name: str

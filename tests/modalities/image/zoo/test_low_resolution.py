@@ -100,6 +100,7 @@ def test_the_resampler_lies_beside_it_and_is_found(target: Any, sketch: Any) -> 
         bound(target, sketch, upsampler=other)
 
 
+@pytest.mark.promise
 def test_exact_drafting_draws_plains_very_picture_in_few_calls(target: Any, sketch: Any) -> None:
     """Coupled, with plain's seed: every code; and a sketch of other things is as exact."""
     plain, fast = bound(target, sketch, "plain"), bound(target, sketch, verifier="coupled")
@@ -134,6 +135,7 @@ def test_rejection_carries_the_laws_of_the_sketch(target: Any, sketch: Any) -> N
     assert made.stats.target_calls < models.SIDE**2 / 3
 
 
+@pytest.mark.promise
 def test_lossy_drafting_keeps_the_facts(target: Any, sketch: Any) -> None:
     fast, calls, right, asked = bound(target, sketch), [], 0, 0
     for number, one in enumerate(prompts(12, seed=14)):

@@ -133,6 +133,7 @@ def test_a_drafter_begins_with_the_last_layers_of_its_target() -> None:
     assert torch.equal(small.head.blocks[0].fc1.weight, deep.head.blocks[2].fc1.weight)
 
 
+@pytest.mark.promise
 def test_training_writes_a_model_that_loads(tmp_path: Path) -> None:
     stages: list[str] = []
     report = train("mar", tmp_path, steps=1, progress=lambda *told: stages.append(told[0]))
@@ -144,6 +145,7 @@ def test_training_writes_a_model_that_loads(tmp_path: Path) -> None:
     assert "zoo train mar\n" in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.promise
 def test_training_writes_a_drafter_that_loads(tmp_path: Path) -> None:
     report = train("mar-drafter", tmp_path, steps=1)
     assert (
@@ -170,6 +172,7 @@ def test_the_autoencoder_keeps_the_facts(target: Any, vae: Any) -> None:
     assert sum(right for right, _ in facts_of(made.classes.tolist(), images)) >= 54
 
 
+@pytest.mark.promise
 def test_pictures_show_their_class_and_no_other(target: Any, vae: Any) -> None:
     asked = classes(32, seed=5)
     images = list(mar_evaluate.painted(target, vae, asked, seed=5))
@@ -179,6 +182,7 @@ def test_pictures_show_their_class_and_no_other(target: Any, vae: Any) -> None:
     assert len({read(image).things[0].place for image in images if read(image).things}) >= 5
 
 
+@pytest.mark.promise
 def test_the_drafter_follows_and_an_untrained_one_does_not(target: Any, drafter: Any) -> None:
     asked = classes(4, seed=2)
     torch.manual_seed(0)

@@ -83,6 +83,7 @@ def test_large_pictures_arrive_at_the_size_of_the_model(name: Any) -> None:
     assert len(shapes) == 1
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("name", TARGETS)
 def test_targets_get_held_out_facts_right(name: Any) -> None:
     right, asked = facts_right(

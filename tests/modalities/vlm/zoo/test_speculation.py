@@ -82,9 +82,9 @@ def check(name: str, recipe: str, count: int, batch: int) -> None:
     ("name", "batch"),
     [
         ("llava", 4),
-        ("qwen2.5-vl", 1),
-        pytest.param("llava", 1, marks=pytest.mark.slow),
-        pytest.param("qwen2.5-vl", 4, marks=pytest.mark.slow),
+        pytest.param("qwen2.5-vl", 1, marks=pytest.mark.promise),
+        pytest.param("llava", 1, marks=pytest.mark.promise),
+        pytest.param("qwen2.5-vl", 4, marks=pytest.mark.promise),
     ],
 )
 @pytest.mark.parametrize("recipe", ["coupled", "dynamic-tree", "spd-mllm", "token-recycling"])
@@ -100,9 +100,8 @@ def test_two_hundred_prompts_by_every_exact_recipe(name: str, recipe: str, batch
     check(name, recipe, 200, batch)
 
 
-@pytest.mark.parametrize(
-    "name", [TARGETS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in TARGETS[1:])]
-)
+@pytest.mark.promise
+@pytest.mark.parametrize("name", TARGETS)
 def test_sight_helps_and_the_wrong_picture_hurts(name: str) -> None:
     model = loaded(name)
     sighted = accelerated(name, model, "coupled")

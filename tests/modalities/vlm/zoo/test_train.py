@@ -11,7 +11,7 @@ from mmspec.zoo.loading import load_folder
 @pytest.mark.parametrize(
     "name",
     [
-        "llava-drafter",
+        pytest.param("llava-drafter", marks=pytest.mark.promise),
         pytest.param("llava-text-drafter", marks=pytest.mark.slow),
         pytest.param("qwen2.5-vl", marks=pytest.mark.slow),
     ],
