@@ -8,16 +8,19 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+import mmspec
 from mmspec import recipes
 from mmspec.bench import certify
-from mmspec.bench.certificate import ALPHA
+from mmspec.bench.certificate import ALPHA, Trial
 from mmspec.bench.gaussian_tests import kolmogorov, kolmogorov_p_value, moments
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
+from mmspec.modalities.diffusion.certificates import _drafting_nothing
 from mmspec.modalities.diffusion.sample_tests import cells, increments, lines
 from mmspec.modalities.diffusion.toys import by_hand, plain, sample, settings
 from mmspec.recipe import Deferred
 from mmspec.verifiers.tolerance_window import ToleranceWindow
+from tests.toys.pipelines import asked, pipeline
 
 
 @dataclass(frozen=True)
@@ -149,3 +152,15 @@ def test_kolmogorov_by_hand() -> None:
     assert p == kolmogorov_p_value(gap / (2 / 3) ** 0.5)
     assert kolmogorov_p_value(1.3581) == pytest.approx(0.05, abs=1e-4)  # the table's 5 %
     assert kolmogorov_p_value(0.1) == 1
+
+
+def test_a_pipeline_of_one_s_own_is_not_held_against_the_recipe_s_own_pictures() -> None:
+    """Without a draft, too, what is wrong draws other pictures than plain sampling does."""
+    right = recipes.get("accelerated-diffusion-carried")
+    fast = mmspec.accelerate(pipeline("ddpm"), right)
+    trial = Trial(fast, [{**asked("ddpm"), "batch_size": 2, "num_inference_steps": 4}], seeds=1)
+    outcomes = [
+        _drafting_nothing(recipe, trial).outcome
+        for recipe in (right, replace(right, verifier=Drifting()))
+    ]
+    assert outcomes == ["passed", "refuted"]
