@@ -64,6 +64,7 @@ def run(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.promise
 def test_the_tests_that_the_guide_names_pass(checkout: Path) -> None:
     """Of its rule, and of its recipe: greedy and seeded output are those of plain decoding."""
     named = commands("pytest")

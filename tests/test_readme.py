@@ -144,7 +144,14 @@ def test_every_import_of_a_snippet_works(page: str, code: str) -> None:
             assert all(exists(f"{node.module}.{one.name}") for one in node.names), code
 
 
-@pytest.mark.parametrize(("page", "code"), SNIPPETS, ids=[page for page, _ in SNIPPETS])
+@pytest.mark.parametrize(
+    ("page", "code"),
+    [
+        pytest.param(page, code, marks=pytest.mark.promise if "cspd" in code else ())
+        for page, code in SNIPPETS
+    ],
+    ids=[page for page, _ in SNIPPETS],
+)
 def test_every_snippet_runs(
     page: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

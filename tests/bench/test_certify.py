@@ -50,6 +50,7 @@ def test_exact_recipes_are_certified(name: str) -> None:
     assert not [check for check in found.checks if check.outcome in ("refuted", "lossy")]
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("wrong", [WRONG, replace(WRONG, verifier=DEFERRED)], ids=["own", "late"])
 def test_a_wrong_claim_is_refuted(wrong: Recipe) -> None:
     """Also by a verifier that is made when its recipe is bound, and claims only then."""
@@ -60,6 +61,7 @@ def test_a_wrong_claim_is_refuted(wrong: Recipe) -> None:
     assert outcomes["greedy equality"] == "passed"
 
 
+@pytest.mark.promise
 def test_a_model_of_one_s_own_is_asked_for_equality() -> None:
     """Its answers are `generate()`'s where the recipe is right, and only there."""
     asked = {**request(1), "max_new_tokens": 12}
@@ -127,6 +129,7 @@ def test_what_cannot_be_tested_is_said() -> None:
     assert {check.outcome for check in untested.checks} == {"skipped"}
 
 
+@pytest.mark.promise
 def test_a_lossy_recipe_is_called_lossy_and_measured() -> None:
     lossy = replace(recipes.get("speculative-sampling"), verifier=Recursive(Lenience(0.5)))
     found = certify(lossy, samples=500, seeds=1)

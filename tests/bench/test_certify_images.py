@@ -34,6 +34,7 @@ def outcomes(name: str, samples: int = 500) -> tuple[str, dict[str, str]]:
     return found.verdict, {check.name: check.outcome for check in found.checks}
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("name", ["sjd", "mc-sjd", "mc-sjd-gumbel", "sjd-pac", "coupled"])
 def test_exact_recipes_are_certified_drawing(name: str) -> None:
     verdict, checks = outcomes(name)
@@ -53,6 +54,7 @@ def test_recipes_with_a_codebook_are_tested_drawing_unasked() -> None:
     assert found.distance > 0.01
 
 
+@pytest.mark.promise
 def test_a_wrong_claim_is_refuted_drawing() -> None:
     late = Deferred(lambda kit: Recursive(Hasty()), "recursive, hasty")
     for verifier in (Recursive(Hasty()), late):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mmspec import registry, zoo
+from mmspec.modalities.vlm import LanguageSettings
 from mmspec.modality import Answer, Selection, Workload
 from mmspec.zoo import language
 
@@ -45,7 +46,7 @@ def words(source: str = "zoo:llava") -> tuple[Any, Any]:
 
 def test_models_that_write_are_asked_about_held_out_scenes() -> None:
     model, asker = words()
-    found = workload("vlm", model, asker, SimpleNamespace(kind="caption", image=None))
+    found = workload("vlm", model, asker, LanguageSettings(kind="caption"))
     assert [len(one["input_ids"]) for one in found.timed] == [2, 2]
     assert (found.is_greedy, found.batch, list(found.baselines)) == (True, 2, ["generate"])
     assert found.settings == {"do_sample": False, "max_new_tokens": 4}
@@ -59,11 +60,11 @@ def test_models_that_write_are_asked_about_held_out_scenes() -> None:
 
 def test_others_are_asked_about_the_bundled_scene_and_held_against_generate() -> None:
     model, asker = words("folder")
-    found = workload("vlm", model, asker, SimpleNamespace(kind=None, image=None), batch=1)
+    found = workload("vlm", model, asker, LanguageSettings(), batch=1)
     assert len(found.timed) == 1
     assert "pixel_values" in found.timed[0]
     assert [quality.name for quality in found.qualities] == ["agreement with generate"]
-    again = workload("vlm", model, asker, SimpleNamespace(kind=None, image=None), prompts=["Go"])
+    again = workload("vlm", model, asker, LanguageSettings(), prompts=["Go"])
     assert [len(one["input_ids"]) for one in again.timed] == [2]
 
 

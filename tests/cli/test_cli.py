@@ -517,7 +517,9 @@ def test_the_console_script_starts() -> None:
 
 
 @needs_zoo
-@pytest.mark.parametrize("model", ["zoo:vlm", "zoo:qwen2.5-vl"])
+@pytest.mark.parametrize(
+    "model", ["zoo:vlm", pytest.param("zoo:qwen2.5-vl", marks=pytest.mark.promise)]
+)
 def test_the_zoo_describes_its_scene(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = run(
         capsys,

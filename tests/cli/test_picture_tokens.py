@@ -106,6 +106,7 @@ def test_recipes_are_benchmarked_side_by_side(
     assert "log likelihood" in printed
 
 
+@pytest.mark.promise
 def test_a_recipe_is_certified_on_a_model_that_draws(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str]
 ) -> None:

@@ -83,6 +83,7 @@ def test_knobs_of_a_recipe_are_set(
     assert found["stats"]["per_step_drafted"][0] == 6  # 3 states, one below each
 
 
+@pytest.mark.promise
 def test_a_pipeline_is_benchmarked(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str]
 ) -> None:

@@ -178,6 +178,7 @@ def test_verified_the_front_is_exact_around_forced_tokens() -> None:
     assert greedy == sample(target, Silent(), Recursive(), 3, greedy=True)[0]
 
 
+@pytest.mark.promise
 def test_the_distance_is_measured() -> None:
     """One code of a 2 x 2 grid lacks one token: TV in closed form, five standard deviations."""
     grid, target = Grid(2, 2, (0, 3)), TableTarget(size=3, room=4, scale=1.5, seed=1)

@@ -56,6 +56,7 @@ def frames_of(name: str, recipe: str, first: int) -> list[int]:
     return frames
 
 
+@pytest.mark.promise
 def test_layers_are_compiled_once() -> None:
     """Attention and feed-forward of three blocks: two graphs, for all steps of all calls."""
     assert frames_of("dit", "taylorseer", 0) == [0, 2, 2, 2]

@@ -115,6 +115,7 @@ def test_exact_drafting_draws_plains_very_picture_in_few_calls(target: Any, sket
     assert models.SIDE**2 / fmean(calls) > LEAST_EXACT
 
 
+@pytest.mark.promise
 def test_greedy_drafting_is_greedy_decoding(target: Any, sketch: Any) -> None:
     prompts = [one.text for one in ASKED[:3]]
     how = {"guidance": models.GUIDANCE, "prompt": prompts, "do_sample": False}
@@ -147,6 +148,7 @@ def test_lossy_drafting_keeps_the_facts(target: Any, sketch: Any) -> None:
     assert models.SIDE**2 / fmean(calls) > LEAST_LOSSY
 
 
+@pytest.mark.promise
 def test_a_batch_is_drawn_as_its_rows_are(target: Any, sketch: Any) -> None:
     fast = bound(target, sketch, verifier="coupled")
     texts = [one.text for one in ASKED[:3]]

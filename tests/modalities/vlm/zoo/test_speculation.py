@@ -126,6 +126,7 @@ def test_sight_helps_and_the_wrong_picture_hurts(name: str) -> None:
     assert 2.5 <= length["sighted"] <= 5.5
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("recipe", ["coupled", "dynamic-tree", "prompt-lookup"])
