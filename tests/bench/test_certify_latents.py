@@ -45,7 +45,7 @@ def test_exact_recipes_are_certified(name: str) -> None:
     assert (twin in {check.name for check in found.checks}) == (name == "accelerated-diffusion")
 
 
-@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("name", recipes.names("latents"))
 def test_every_recipe_is_what_it_claims(name: str) -> None:
     found = certify(name, samples=2000, seeds=5)

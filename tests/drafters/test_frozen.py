@@ -151,7 +151,7 @@ def test_speedups_are_those_of_the_theory_and_stand_in_its_order() -> None:
     assert found["clean"] > found["velocity"] > found["increment"] > found["noise"]
 
 
-@pytest.mark.slow
+@pytest.mark.promise
 def test_the_order_holds_in_many_dimensions() -> None:
     network = denoiser(100, d=1024, components=8)
     found = {

@@ -75,7 +75,7 @@ def test_the_joint_law_is_the_target_s(suffix: Suffix) -> None:
     assert abs(z_score(TARGET, Jacobi(5, suffix), Recursive(), ROWS)) < 3
 
 
-@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("length", "proactive"), [(2, None), (5, None), (5, Proactive(2, 2))], ids=["2", "5", "tree"]
 )

@@ -79,7 +79,7 @@ def test_the_joint_law_is_the_target_s(steps: int, suffix: Suffix) -> None:
     assert abs(z_score(TARGET, window(steps, suffix=suffix), Recursive(), ROWS)) < 3
 
 
-@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_the_joint_law_on_many_rows(steps: int) -> None:
     assert abs(z_score(TARGET, window(steps, 5), Recursive(), 150_000, seed=1)) < 3

@@ -347,7 +347,7 @@ def test_every_code_is_drawn_behind_those_before_it(grid: Grid) -> None:
     )  # the first is the target's
 
 
-@pytest.mark.slow
+@pytest.mark.promise
 def test_exact_verifiers_stay_exact_on_many_rows() -> None:
     assert abs(z_score(table(PAIRS), drafter(PAIRS), Recursive(), 40_000, seed=1)) < 3
 

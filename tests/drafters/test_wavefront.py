@@ -161,7 +161,7 @@ def test_verified_the_front_is_exact(window: int) -> None:
     assert z_score(TARGET, Wavefront(window, GRID), Unchecked(), ROWS) > 50
 
 
-@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("grid", [GRID, Grid(3, 2, (0, 2))], ids=["2x3", "3x2"])
 def test_verified_the_front_is_exact_on_many_rows(grid: Grid) -> None:
     assert abs(z_score(TARGET, Wavefront(1, grid, Kind.IID), Recursive(), 150_000, seed=1)) < 3

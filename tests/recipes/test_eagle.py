@@ -43,7 +43,7 @@ def test_the_joint_law_of_four_tokens_is_the_targets(recipe: str) -> None:
     assert abs(z_score(recipe, 3_000)) < 3
 
 
-@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("recipe", ["eagle", "eagle-2"])
 def test_the_joint_law_on_many_sequences(recipe: str) -> None:
     assert abs(z_score(recipe, 150_000, first=10_000_000)) < 3

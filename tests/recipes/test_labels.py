@@ -210,7 +210,7 @@ def differs(plan: Recipe, everywhere: bool) -> tuple[bool, list[Accelerated], st
     return loss, found, refused
 
 
-@pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.promise)])
 @pytest.mark.parametrize("name", recipes.names("tokens"))
 def test_a_recipe_of_tokens_is_what_it_says(name: str, everywhere: bool) -> None:
     """One that says lossy differs somewhere at its defaults, one that says exact nowhere."""

@@ -127,7 +127,7 @@ def test_sight_helps_and_the_wrong_picture_hurts(name: str) -> None:
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("recipe", ["coupled", "dynamic-tree", "prompt-lookup"])
 def test_sampling_with_a_seed_is_plain_decoding_with_it(name: str, recipe: str, seed: int) -> None:
