@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mmspec.models.folder import configuration
@@ -22,11 +23,10 @@ DRAFTER = "drafter"  # the only folder that a file may name
 
 
 def save(fast: Accelerated, folder: Path) -> None:
-    """Write what `restore` reads. Raises ValueError for what no file can hold."""
+    """Write what `restore` reads, all or nothing. Raises ValueError for what no file can hold."""
     if folder.is_file():
         raise ValueError(f"{folder} is a file; give save_pretrained a folder")
     recipe, parts = fast.recipe, _described(fast.recipe, fast.given)
-    fast.session.save(folder / DRAFTER)
     content = {
         "recipe": recipe.name,
         "modality": fast.modality.name,
@@ -35,7 +35,15 @@ def save(fast: Accelerated, folder: Path) -> None:
         "drafter": DRAFTER if recipe.takes_drafter else None,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_text(json.dumps(content, indent=2) + "\n")
+    with TemporaryDirectory(prefix=".mmspec-", dir=folder) as scratch:  # what is there stays whole
+        new = Path(scratch)
+        fast.session.save(new / DRAFTER)
+        (new / FILE).write_text(json.dumps(content, indent=2) + "\n")
+        if (folder / DRAFTER).exists():
+            (folder / DRAFTER).rename(new / "old")
+        if (new / DRAFTER).exists():
+            (new / DRAFTER).rename(folder / DRAFTER)
+        (new / FILE).replace(folder / FILE)
 
 
 def restore(folder: Path, model: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from itertools import chain
@@ -343,3 +344,25 @@ def test_an_output_has_the_statistics_of_its_own_request() -> None:
 
     found.append(fast.generate(**request, max_new_tokens=9, on_round=meanwhile))
     assert [out.stats.num_new_tokens for out in found] == [3, 9]
+
+
+def test_a_save_that_breaks_off_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = mmspec.accelerate(toys.model("llama"), "coupled", drafter=noisy("llama"))
+    fast.save_pretrained(tmp_path)
+
+    def held() -> dict[Path, bytes]:
+        return {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+
+    def full(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = held()
+    monkeypatch.setattr(fast.session, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        fast.save_pretrained(tmp_path)
+    assert held() == before
+    assert not list(tmp_path.glob(".mmspec-*"))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.generation.streamers import BaseStreamer
 
 import mmspec
 from mmspec.decode import BrokenLogits, settle
@@ -139,6 +140,54 @@ class Breaking(nn.Module):
             return logits
         logits[self.row] = self.value
         return logits
+
+
+class FailingHead(nn.Module):
+    """An LM head that raises at its n-th call."""
+
+    def __init__(self, inner: nn.Module, calls: int, error: BaseException) -> None:
+        super().__init__()
+        self.inner, self.left, self.error = inner, calls, error
+
+    def forward(self, states: Tensor) -> Tensor:
+        if self.left == 0:
+            raise self.error
+        self.left -= 1
+        logits: Tensor = self.inner(states)
+        return logits
+
+
+class Heard(BaseStreamer):
+    """A streamer that notes what it got, and its end."""
+
+    def __init__(self) -> None:
+        self.got: list[Tensor] = []
+        self.ended = False
+
+    def put(self, value: Tensor) -> None:
+        self.got.append(value.flatten())
+
+    def end(self) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("tried to")])
+@pytest.mark.parametrize("name", ["plain", "coupled"])
+def test_a_target_that_fails_loses_no_verified_token(name: str, error: BaseException) -> None:
+    request, heard = toys.inputs("llama"), Heard()
+    width = request["input_ids"].shape[1]
+    expected = greedy(toys.model("llama"), request)[0].tolist()
+    model = toys.model("llama")
+    model.lm_head = FailingHead(model.lm_head, 3, error)
+    drafter = noisy("llama") if name == "coupled" else None
+    fast = unchecked(mmspec.accelerate(model, name, drafter=drafter))
+    with pytest.raises(type(error)) as caught:
+        fast.generate(**request, max_new_tokens=ROOM, do_sample=False, streamer=heard)
+    (kept,) = caught.value.tokens  # type: ignore[attr-defined]
+    assert len(kept) >= 3
+    assert kept == expected[width : width + len(kept)]
+    assert torch.cat(heard.got).tolist() == expected[: width + len(kept)]
+    assert heard.ended
 
 
 @pytest.mark.parametrize("value", [float("nan"), -float("inf"), float("inf")])
