@@ -146,7 +146,7 @@ def _drafting_for_itself(trial: Trial) -> Check:
     """A model of the user as its own draft model, against its plain sampling."""
     assert trial.fast is not None
     model, plan = trial.fast.model, trial.fast.recipe
-    twin = accelerate(model, plan.name, drafter=model)
+    twin = accelerate(model, plan, drafter=model)
     gaps, seeds = list[float](), min(trial.seeds, SEEDS)
     for seed in range(seeds):
         request = trial.requests[seed % len(trial.requests)]

@@ -8,13 +8,17 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+import mmspec
 from mmspec import recipes
 from mmspec.bench import certify
+from mmspec.bench.certificate import Trial
 from mmspec.bench.gaussian_tests import uniform_gap, uniform_p_value
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import Noise
+from mmspec.modalities.mar.measures import _drafting_for_itself
 from mmspec.recipe import Deferred
 from mmspec.verifiers.path_ratio import PathRatio
+from tests.toys.mar import mar
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,16 @@ def test_the_plain_picture_is_not_the_recipe_s_own() -> None:
     wrong = replace(recipes.get("cspd-coupled"), verifier=Widening())
     outcomes = {check.name: check.outcome for check in certify(wrong, seeds=5, samples=100).checks}
     assert outcomes["draft = target"] == "refuted"
+
+
+def test_a_model_of_one_s_own_is_held_against_its_plain_sampling() -> None:
+    right = recipes.get("cspd-coupled")
+    outcomes = []
+    for recipe in (right, replace(right, verifier=Widening())):
+        fast = mmspec.accelerate(mar(), recipe, drafter=mar(1))
+        request = {"class_labels": [1, 2], "steps": 3, "head_steps": 3, "last_noise": True}
+        outcomes.append(_drafting_for_itself(Trial(fast, [request], seeds=2)).outcome)
+    assert outcomes == ["passed", "refuted"]
 
 
 @pytest.mark.parametrize(
