@@ -24,7 +24,7 @@ PLAIN, SEQUENTIAL, OVERLAPPED = "plain", "coupled", "pearl"
 
 
 @dataclass(frozen=True)
-class Costs:
+class ComponentCosts:
     """Seconds of the components."""
 
     draft: float  # one drafted token
@@ -36,13 +36,15 @@ class Costs:
         return self.step + nodes * self.more
 
 
-def sequential(rounds: Iterable[Round], costs: Costs) -> float:
+def sequential(rounds: Iterable[Round], costs: ComponentCosts) -> float:
     """Seconds of rounds that draft first and verify then, the prefill aside."""
     nodes = [max(kept.drafted) for kept in rounds if kept.calls]
     return sum(count * costs.draft + costs.verify(count) for count in nodes)
 
 
-def overlapped(rounds: Iterable[Round], costs: Costs, window: int, refill: int = 0) -> float:
+def overlapped(
+    rounds: Iterable[Round], costs: ComponentCosts, window: int, refill: int = 0
+) -> float:
     """Seconds of the rounds of `mmspec.drafters.neural.ahead.DraftsAhead`, the prefill aside.
 
     Beside a target forward `window` tokens are drafted, unless the text ends there. Behind a
@@ -101,7 +103,7 @@ def overlap(
 
     Behind a rejection the target is asked at once, or with `refills` about a whole window.
     """
-    plain = _Run(accelerated(PLAIN), workload.timed, seed)
+    plain = _TimedRun(accelerated(PLAIN), workload.timed, seed)
     plain.again()
     points = []
     for at, window in enumerate(windows):
@@ -110,7 +112,7 @@ def overlap(
             accelerated(SEQUENTIAL, length=window),
             accelerated(OVERLAPPED, length=window, refill=refill),
         )
-        runs = [_Run(fast, workload.timed, seed) for fast in ways]
+        runs = [_TimedRun(fast, workload.timed, seed) for fast in ways]
         for repeat in range(repeats + 1):  # the first warms up
             for run in (plain, *runs) if repeat % 2 else (*reversed(runs), plain):
                 run.again(keeps=repeat > 0)
@@ -119,7 +121,7 @@ def overlap(
     return Overlap(model, points, environment(workload.device))
 
 
-class _Run:
+class _TimedRun:
     """One way to decode all requests, several times."""
 
     def __init__(self, fast: Accelerated, requests: Sequence[Any], seed: int) -> None:
@@ -155,10 +157,12 @@ class _Run:
         return median(self.parts[part]) / max(count, 1)
 
 
-def _point(window: int, refill: int, plain: _Run, waits: _Run, ahead: _Run) -> OverlapPoint:
+def _point(
+    window: int, refill: int, plain: _TimedRun, waits: _TimedRun, ahead: _TimedRun
+) -> OverlapPoint:
     drafted = sum(max(kept.drafted) for kept in waits.rounds)
     step, verify = plain.mean("verify", plain.calls), waits.mean("verify", waits.calls)
-    costs = Costs(waits.mean("draft", drafted), step, max(verify - step, 0.0) / window)
+    costs = ComponentCosts(waits.mean("draft", drafted), step, max(verify - step, 0.0) / window)
     clock = sequential(waits.rounds, costs) / overlapped(ahead.rounds, costs, window, refill)
     same = _flat(waits) == _flat(ahead) == _flat(plain)
     return OverlapPoint(
@@ -174,6 +178,6 @@ def _point(window: int, refill: int, plain: _Run, waits: _Run, ahead: _Run) -> O
     )
 
 
-def _flat(run: _Run) -> list[Any]:
+def _flat(run: _TimedRun) -> list[Any]:
     """The tokens of all requests, in order."""
     return [token for row in run.tokens for token in row]

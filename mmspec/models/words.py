@@ -13,7 +13,7 @@ LEAST_SHARED = 0.99  # of the ids of two tokenizers
 
 
 @dataclass(frozen=True)
-class Comparison:
+class WordComparison:
     """How far two tokenizers agree; `remark` says where they do not."""
 
     ours: int
@@ -22,18 +22,18 @@ class Comparison:
     differs: bool  # in more than a few ids
 
 
-def compared(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Comparison:
+def compared(ours: Mapping[str, int], theirs: Mapping[str, int]) -> WordComparison:
     """Two tables of tokens and their ids."""
     mine, other = ({number: word for word, number in table.items()} for table in (ours, theirs))
     shared = mine.keys() & other.keys()
     agreed = sum(mine[number] == other[number] for number in shared)
     least = min(len(mine), len(other))
     if agreed == least:
-        return Comparison(len(mine), len(other), "", False)
+        return WordComparison(len(mine), len(other), "", False)
     wrong = next((n for n in sorted(shared) if mine[n] != other[n]), None)
     example = "" if wrong is None else f"; id {wrong} is {mine[wrong]!r} and {other[wrong]!r}"
     remark = f"only {agreed} of {least} ids stand for the same token{example}"
-    return Comparison(len(mine), len(other), remark, agreed < LEAST_SHARED * least)
+    return WordComparison(len(mine), len(other), remark, agreed < LEAST_SHARED * least)
 
 
 def check_words(target: str, drafter: str) -> None:

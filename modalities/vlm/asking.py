@@ -139,7 +139,7 @@ def _check_filming(source: str, model: Any, settings: LanguageSettings) -> None:
         )
 
 
-def _clip(settings: LanguageSettings) -> clips.Clip:
+def _clip(settings: LanguageSettings) -> clips.VideoClip:
     assert settings.video is not None
     return clips.read(settings.video, settings.frames, settings.fps)
 

@@ -31,7 +31,7 @@ COVER = 0x400  # AV_DISPOSITION_ATTACHED_PIC: a single picture beside a song
 
 
 @dataclass(frozen=True)
-class Clip:
+class VideoClip:
     """Frames of a source, and which they are."""
 
     frames: Tensor  # (F, 3, rows, columns) uint8
@@ -52,7 +52,7 @@ class Clip:
         )
 
 
-def shown(clips: Sequence[Clip]) -> dict[str, Any]:
+def shown(clips: Sequence[VideoClip]) -> dict[str, Any]:
     """Arguments of a processor's call that show these clips, one per place in the text."""
     return {
         "videos": [clip.frames for clip in clips],
@@ -66,7 +66,7 @@ def read(
     frames: int | None = None,
     fps: float | None = None,
     rate_hz: float = PICTURES_HZ,
-) -> Clip:
+) -> VideoClip:
     """A clip of `frames` frames, evenly spread, or of `fps` a second; of 16 if neither is said.
 
     `source` is a video file, a folder of pictures (in the order of their names), a list of
@@ -81,11 +81,11 @@ def read(
     if isinstance(source, Tensor):
         _check_tensor(source)
         which = chosen("the tensor", len(source), rate_hz, frames, fps)
-        return Clip(source[which], tuple(which), len(source), rate_hz)
+        return VideoClip(source[which], tuple(which), len(source), rate_hz)
     name = str(source) if isinstance(source, str | Path) else "the list"
     found = _pictures(Path(source)) if isinstance(source, str | Path) else list(source)
     which = chosen(name, len(found), rate_hz, frames, fps)
-    return Clip(_stacked(name, (found[at] for at in which)), tuple(which), len(found), rate_hz)
+    return VideoClip(_stacked(name, (found[at] for at in which)), tuple(which), len(found), rate_hz)
 
 
 def chosen(
@@ -159,7 +159,7 @@ def open_picture(source: str | Path) -> Image.Image:
         ) from error
 
 
-def _decoded(file: Path, frames: int | None, fps: float | None) -> Clip:
+def _decoded(file: Path, frames: int | None, fps: float | None) -> VideoClip:
     """A clip out of a file. Raises ValueError without PyAV, and for what holds no video."""
     if not file.is_file():
         raise ValueError(f"there is no video {file}; give a file, or a folder of pictures")
@@ -188,7 +188,7 @@ def _decoded(file: Path, frames: int | None, fps: float | None) -> Clip:
             f"{file} is damaged: {len(shown)} of {len(which)} frames can be decoded; give another "
             "file, or a folder of its pictures"
         )
-    return Clip(shown, tuple(which), total, rate)
+    return VideoClip(shown, tuple(which), total, rate)
 
 
 def _stream(file: Path, container: Any) -> Any:

@@ -63,7 +63,7 @@ class WholeSession(LanguageSession):
                 f"come from its {type(self.bound.model).__name__}; leave it out (stream() hands "
                 "out tokens as they come)"
             )
-        hook = _Asked(self, loop)
+        hook = _PartHook(self, loop)
         found = self.model.generate(**sampled(given), custom_generate=hook)
         if not hook.count == 1:
             raise ValueError(
@@ -77,7 +77,7 @@ class WholeSession(LanguageSession):
         return Output(found.sequences, loop.stats(), **rest, past_key_values=found.past_key_values)
 
 
-class _Asked:
+class _PartHook:
     """The hook of one request."""
 
     __signature__ = HOOK  # what transformers looks at

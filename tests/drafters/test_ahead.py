@@ -12,7 +12,7 @@ import torch
 import mmspec
 from mmspec import recipes
 from mmspec.bench.frequency import frequencies
-from mmspec.bench.overlap import Costs, overlapped, sequential
+from mmspec.bench.overlap import ComponentCosts, overlapped, sequential
 from mmspec.draft import Round
 from mmspec.drafters.neural import ahead
 from mmspec.modalities.vlm import toys as writers
@@ -75,7 +75,7 @@ def test_a_copy_is_ready_every_time(length: int, refill: int) -> None:
     assert [len(kept.tokens[0]) for kept in asked[:2]] == [first, length]
     whole = [kept for kept in asked[1:] if max(kept.drafted) == length - 1]
     assert len(whole) >= (ROOM - 1 - first) // length - 1
-    costs = Costs(draft=1.0, step=3.0, more=0.25)
+    costs = ComponentCosts(draft=1.0, step=3.0, more=0.25)
     each = max(costs.verify(length - 1), length * costs.draft)
     assert overlapped(whole[:-1], costs, length, refill) == pytest.approx(each * (len(whole) - 1))
 
@@ -140,11 +140,11 @@ def test_the_clock_adds_up() -> None:
     def kept(drafted: int, finished: bool = False) -> Any:
         return Round(1, (drafted,), (), (), (), (), (finished,), None)  # type: ignore[arg-type]
 
-    costs = Costs(draft=1.0, step=5.0, more=0.5)
+    costs = ComponentCosts(draft=1.0, step=5.0, more=0.5)
     assert sequential([kept(4), kept(4)], costs) == 2 * (4 + 5 + 2)
     assert overlapped([kept(0), kept(3), kept(3)], costs, 4) == 5 + 2 * 6.5
     assert overlapped([kept(4), kept(3)], costs, 4, refill=4) == 4 + 7 + 6.5
-    slow = Costs(draft=3.0, step=5.0, more=0.5)
+    slow = ComponentCosts(draft=3.0, step=5.0, more=0.5)
     assert overlapped([kept(0), kept(3, finished=True)], slow, 4) == 12 + 6.5
     with pytest.raises(ValueError, match="refill=2 is neither 0 nor the window of 4"):
         overlapped([], costs, 4, refill=2)

@@ -173,7 +173,7 @@ class Mode(Enum):
 
 
 @dataclass
-class Course:
+class ForecastCourse:
     """One series of calls, one per step: with guidance by two calls there are two of them."""
 
     rows: int
@@ -206,9 +206,9 @@ class Attachment:
             check_layers(self._inner)
             self._places = places(self._inner, self._how.lite)
         self._is_compiled = through is not None or network._compiled_call_impl is not None
-        self._courses: list[Course] = []
+        self._courses: list[ForecastCourse] = []
         self._step, self._ordinal = -1, 0  # of the last call
-        self._course: Course  # of the call under way, and how it is run:
+        self._course: ForecastCourse  # of the call under way, and how it is run:
         self._mode, self._checks = Mode.EXACT, False
         self._rows: Tensor | None = None
         self._scale = self._weights = self._errors = torch.empty(0)
@@ -256,7 +256,7 @@ class Attachment:
         self.statistics.forecast += len(full) - sum(full)
         return output
 
-    def _find(self, arguments: dict[str, Any]) -> Course:
+    def _find(self, arguments: dict[str, Any]) -> ForecastCourse:
         """The course a call belongs to: the k-th call at one time is a step of course k."""
         step = self._clock.see(time_of(arguments))
         self._ordinal = self._ordinal + 1 if step == self._step else 0
@@ -268,7 +268,7 @@ class Attachment:
             self._courses[self._ordinal] = self._begin(states)  # guidance went on or off
         return self._courses[self._ordinal]
 
-    def _begin(self, states: Tensor) -> Course:
+    def _begin(self, states: Tensor) -> ForecastCourse:
         rows, groups = len(states), 1
         if not isinstance(states, Tensor) and (self._gate.per_sample or self._whole):
             raise ValueError(
@@ -289,7 +289,7 @@ class Attachment:
         features: list[Feature] = [kind() for _, kind in self._places.modules]
         if self._whole:
             features = [Forecast()]
-        return Course(rows, timeline, features, [Past()] * groups)
+        return ForecastCourse(rows, timeline, features, [Past()] * groups)
 
     def _by_forecast(
         self, whole: Callable[[], Any], checked: list[bool]
