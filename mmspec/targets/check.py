@@ -85,7 +85,7 @@ def check(
     Costs the model's own reading of the prompt and some four steps, in the first layers only where
     these agree, once per class and configuration.
     """
-    asked = _CheckedShape(reader, inputs, memory, trees)
+    asked = _Shape(reader, inputs, memory, trees)
     if asked.settle(memory, logits):
         return True
     reached = asked.reached(room)
@@ -94,9 +94,7 @@ def check(
     more = reached - max(memory.kept)
     behind = torch.tensor([words(reader, more)] * memory.batch, device=reader.device)
     try:
-        return _CheckedShape(
-            reader, lengthened(reader, inputs, behind), memory, trees, more
-        ).settle()
+        return _Shape(reader, lengthened(reader, inputs, behind), memory, trees, more).settle()
     except torch.OutOfMemoryError:  # a prompt that nobody asked for
         return False
 
@@ -137,7 +135,7 @@ def forget() -> None:
 
 
 @dataclass(frozen=True)
-class _CheckedShape:
+class _Shape:
     """What a verdict is about: a class and a request, which counts by its shape only."""
 
     reader: Checked
