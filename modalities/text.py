@@ -84,7 +84,7 @@ class Text:
         rest = {k: v for k, v in arguments.items() if k not in self.inputs and k not in OWN}
         check_parts(own)
         behind = own["past_key_values"] is not None  # then a mask may be longer than the ids
-        self._check({n: v for n, v in inputs.items() if not behind or n != "attention_mask"})
+        self.check({n: v for n, v in inputs.items() if not behind or n != "attention_mask"})
         inputs, model = self.prepared(inputs), self.bound.model
         check_carrier(inputs)
         inputs, past = self._begun(inputs, own["past_key_values"], own["drafter_inputs"])
@@ -140,7 +140,7 @@ class Text:
         cache = cache if cache is not None and _hf.is_given(cache) else None
         if cache is None and ids.numel():
             mask = None if model.config.is_encoder_decoder else inputs.get("attention_mask")
-            self._check({"input_ids": ids, **media, "attention_mask": mask})
+            self.check({"input_ids": ids, **media, "attention_mask": mask})
         inputs, past = self._begun(self.prepared(inputs), cache, given.get("drafter_inputs"))
         check_request(model, self.bound.backbone.family, unread(inputs, past))
         stop = Stop.from_config(config, given.get("stopping_criteria") or (), ids.shape[1])
@@ -160,7 +160,7 @@ class Text:
             past_key_values=ending.cache,
         )
 
-    def _check(self, inputs: Mapping[str, Any]) -> None:
+    def check(self, inputs: Mapping[str, Any]) -> None:
         """Refuse tensors that the model cannot read. Raises ValueError."""
         model, family = self.bound.model, self.bound.backbone.family
         words = model.get_input_embeddings().weight

@@ -144,6 +144,12 @@ def test_what_cannot_pass_through_the_model_is_refused(
         fast.generate(**asked(name), **given, max_new_tokens=NEW)
 
 
+def test_a_mask_is_looked_at_before_the_model_encodes_it(model: Any, name: str) -> None:
+    fast, request = mmspec.accelerate(model, "prompt-lookup"), asked(name, 2)
+    with pytest.raises(ValueError, match="attention_mask holds 2"):
+        fast.generate(**{**request, "attention_mask": 2 * request["attention_mask"]})
+
+
 def test_a_part_that_was_not_asked_is_seen(model: Any, name: str, monkeypatch: Any) -> None:
     fast = mmspec.accelerate(model, "prompt-lookup")
     monkeypatch.setattr(model, "generate", lambda **_: torch.zeros(1, 1))
