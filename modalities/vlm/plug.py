@@ -63,7 +63,7 @@ class WholeSession(LanguageSession):
                 f"come from its {type(self.bound.model).__name__}; leave it out (stream() hands "
                 "out tokens as they come)"
             )
-        told = {name: given[name] for name in ("input_ids", "attention_mask") if name in given}
+        told = {name: one for name, one in given.items() if name in ("input_ids", "attention_mask")}
         self.text.check(told)  # the part may get its own encoding of these
         hook = _PartHook(self, loop)
         found = self.model.generate(**sampled(given), custom_generate=hook)
