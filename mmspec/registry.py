@@ -1,7 +1,8 @@
 """Which modalities there are, and which of them a model belongs to.
 
-They are found, not listed: every folder of `mmspec.modalities` with a `MODALITY` is one, and so is
-every entry point of other packages in the group "mmspec.modalities". Nothing here imports torch.
+They are found, not listed: every folder of `mmspec.modalities` has a `MODALITY`, or `MODALITIES`
+where it holds several, and so has every entry point of other packages in the group
+"mmspec.modalities". Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def modalities() -> Mapping[str, Modality]:
     """All modalities by name. Raises ValueError where two share a name."""
     shelf = import_module("mmspec.modalities")
     folders = [one.name for one in pkgutil.iter_modules(shelf.__path__) if one.ispkg]
-    found = [import_module(f"mmspec.modalities.{name}").MODALITY for name in sorted(folders)]
+    found = [one for name in sorted(folders) for one in _held(f"mmspec.modalities.{name}")]
     found += [point.load() for point in entry_points(group=GROUP)]
     named: dict[str, Modality] = {}
     for one in found:
@@ -35,6 +36,11 @@ def modalities() -> Mapping[str, Modality]:
             raise ValueError(f"there are two modalities called {one.name!r}; rename one of them")
         named[one.name] = one
     return named
+
+
+def _held(package: str) -> tuple[Modality, ...]:
+    folder = vars(import_module(package))
+    return folder["MODALITIES"] if "MODALITIES" in folder else (folder["MODALITY"],)
 
 
 def get(name: str) -> Modality:

@@ -1,0 +1,7 @@
+"""Speech: one folder, two modalities. `recognition` writes what is said, `synthesis` says it."""
+
+from __future__ import annotations
+
+from mmspec.modality import Modality
+
+MODALITIES: tuple[Modality, ...] = ()
