@@ -21,6 +21,7 @@ VERIFIERS: Mapping[str, tuple[str, str]] = {  # file and class; loaded when aske
     "greedy-multi-draft": ("greedy_multidraft", "GreedyMultiDraft"),
     "spechub": ("spechub", "SpecHub"),
     "k-seq": ("kseq", "KSeq"),
+    "multi-draw": ("multi_draw", "MultiDraw"),
 }
 
 

@@ -12,6 +12,7 @@ from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.kseq import KSeq
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.longest import Longest
+from mmspec.verifiers.multi_draw import MultiDraw
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.sample_and_match import SampleAndMatch
 from mmspec.verifiers.spechub import SpecHub
@@ -34,6 +35,8 @@ ALL: tuple[Verifier, ...] = (
     GreedyMultiDraft(),
     SpecHub(),
     KSeq(),
+    MultiDraw(draws=1),
+    MultiDraw(draws=3),
     Longest(Typical(epsilon=0.09, delta=0.3)),
     *(Recursive(rule) for rule in RULES),
 )

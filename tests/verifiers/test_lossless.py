@@ -23,6 +23,7 @@ from mmspec.verifiers.kseq import KSeq
 from mmspec.verifiers.law import acceptance, ancestral, enumerate_rounds, joint, law
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.longest import Longest
+from mmspec.verifiers.multi_draw import MultiDraw
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.spechub import SpecHub
 from mmspec.verifiers.traversal import Traversal
@@ -36,6 +37,7 @@ GREEDY = [  # relaxed rules that leave greedy decoding alone, which not all do
     Recursive(Annealed(delta=1.5)),
     Recursive(Grouped(RankWindow(size=4))),
     Longest(Typical(epsilon=0.09, delta=0.3)),
+    MultiDraw(draws=3),
 ]
 PAIRS = [(v, kind) for v in LOSSLESS for kind in v.kinds if kind is not Kind.RACE]
 UNEVEN = Tree((-1, -1, 0, 1, 1, 2))  # two children, of which the second has two
