@@ -52,13 +52,20 @@ def words(reader: Any, count: int, inputs: Mapping[str, Any] | None = None) -> l
     """Ids that stand for words, as many different ones as there are; those of a request first."""
     ids = None if inputs is None else inputs.get("input_ids")
     given = [] if ids is None else ids[-1].flip(0).tolist()
-    named, special = vars(reader.config), set(reader.visual_ids)
-    for kind in ("pad", "bos", "eos"):
-        value = named.get(f"{kind}_token_id")
-        special |= set(value) if isinstance(value, list) else {value}
+    special = control_ids(reader)
     others = range(5, reader.vocabulary, 7)
     found = [token for token in dict.fromkeys((*given, *others)) if token not in special]
     return [found[step % len(found)] for step in range(count)]
+
+
+def control_ids(reader: Any) -> frozenset[int]:
+    """Ids that frame what is said: beginning, end, padding, and those of pictures."""
+    found, model = set(reader.visual_ids), reader.model
+    for config in (reader.config, *([model.generation_config] if model.can_generate() else [])):
+        for kind in ("pad", "bos", "eos", "decoder_start"):
+            value = vars(config).get(f"{kind}_token_id")
+            found |= set(value) if isinstance(value, list) else {value}
+    return frozenset(found - {None})
 
 
 def lengthened(reader: Any, inputs: Mapping[str, Any], ids: Tensor) -> dict[str, Any]:  # (B, n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mmspec.draft import Rule, RuleSchedule, Verifier
+from mmspec.verifiers.additive_tolerance import AdditiveTolerance
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.block import Block
 from mmspec.verifiers.coupled import Coupled
@@ -11,8 +12,10 @@ from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.kseq import KSeq
 from mmspec.verifiers.lenience import Lenience
+from mmspec.verifiers.likelihood_floor import LikelihoodFloor
 from mmspec.verifiers.longest import Longest
 from mmspec.verifiers.multi_draw import MultiDraw
+from mmspec.verifiers.rank_limit import RankLimit
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.sample_and_match import SampleAndMatch
 from mmspec.verifiers.spechub import SpecHub
@@ -25,6 +28,9 @@ RULES: tuple[Rule | RuleSchedule, ...] = (
     Typical(epsilon=0.09, delta=0.3),
     Annealed(delta=1.5),
     Grouped(RankWindow(size=4)),
+    AdditiveTolerance(beta=0.1, exempt=(0,)),
+    RankLimit(ranks=2),
+    LikelihoodFloor(floor=0.2),
 )
 
 ALL: tuple[Verifier, ...] = (

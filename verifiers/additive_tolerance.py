@@ -1,0 +1,42 @@
+"""Speculative sampling that accepts every token a little more often than it should."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mmspec.laws.categorical import Categorical
+from mmspec.verifiers.walk import ratio
+
+
+@dataclass(frozen=True)
+class AdditiveTolerance:
+    """Accept with min(1, min(1, p/q) + beta) (SSD, Lin et al. 2025).
+
+    Corrections come from norm((p - q)+), so that the output is off by the sum of
+    min(beta q, (q - p)+), which is at most min(beta, TV(p, q)). The ids in `exempt` are accepted as
+    by speculative sampling: the end of a sequence and other control codes, which tolerance would
+    let come early. Lossy, greedy decoding too; `beta=0` is `Exact`, 1 emits the draft.
+    Reconstructed: the correction, and the exemption.
+
+    Raises ValueError for a negative beta.
+    """
+
+    beta: float = 0.1
+    exempt: tuple[int, ...] = ()
+    lossless: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not self.beta >= 0:
+            raise ValueError(f"beta is {self.beta}, but a tolerance is at least 0, which is exact")
+
+    def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:  # (...) -> (...)
+        control = torch.tensor(self.exempt, dtype=x.dtype, device=x.device)
+        extra = self.beta * torch.isin(x, control, invert=True).to(p.probs)
+        return (ratio(p.prob(x), q.prob(x)) + extra).clamp_max(1)
+
+    def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
+        return p.residual(q)
