@@ -105,16 +105,17 @@ def chosen(owner: Modality, recipe: str | Recipe | None, is_drafted: bool) -> Re
 class Accelerated:
     """A model bound to a recipe; it is asked as the model itself is.
 
-    `generate` (and `generate_images`, or a call, where the model is asked so) takes what the model
-    takes, and beside it
+    `generate` (and `generate_images`, `synthesize` or a call, where the model is asked so) takes
+    what the model takes, and beside it
 
     - `seed`: reproduces a run. Every exact coupled recipe returns, for the same seed, what plain
       decoding returns. `row_ids` (one number per row) say whose noise each row gets: with them a
       row does not depend on what it is batched with.
     - `on_round`: called with every `Round` of verified tokens.
 
-    `stream` yields those rounds instead; where tokens are drawn, `partial()` of a round are the
-    pictures so far, one per row. `last_stats` are the statistics of the last run.
+    `stream` yields those rounds instead; where tokens are drawn or spoken, `partial()` of a round
+    are the pictures or the sound so far, one per row. `last_stats` are the statistics of the last
+    run.
     """
 
     def __init__(self, session: Session, modality: Modality, given: Mapping[str, Any]) -> None:
@@ -133,6 +134,10 @@ class Accelerated:
     def generate_images(self, *args: Any, **arguments: Any) -> Any:
         """Draw pictures, by a model that speaks picture tokens or continuous ones."""
         return self._ask("generate_images", args, arguments)
+
+    def synthesize(self, *args: Any, **arguments: Any) -> Any:
+        """Speak a text, by a model whose codec makes sound of its codes."""
+        return self._ask("synthesize", args, arguments)
 
     def __call__(self, *args: Any, **arguments: Any) -> Any:
         """As a pipeline is called; or as the `custom_generate` hook of `model.generate`."""
@@ -332,8 +337,9 @@ def decode_plain(model: Any, **arguments: Any) -> Any:
 def load(folder: str | Path, model: Any = None, **parts: Any) -> Accelerated:
     """Load what `save_pretrained` saved; without `model`, the target that the file names.
 
-    `parts` are added to those saved or take their place: `processor`, which belongs to the target
-    and is never saved. Raises ValueError where the folder holds none, or the target is unknown.
+    `parts` are added to those saved or take their place: `processor`, `codec` and `codes`, which
+    belong to the target and are never saved. Raises ValueError where the folder holds none, or the
+    target is unknown.
     """
     if not isinstance(folder, str | Path):
         raise ValueError(f"folder={folder!r} is none; give one that save_pretrained wrote")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FILE = "mmspec.json"
 DRAFTER = "drafter"  # the only folder that a file may name
+OF_TARGET = ("processor", "codec", "codes")  # parts that belong to the target; never saved
 
 
 def save(fast: Accelerated, folder: Path) -> None:
@@ -75,12 +76,12 @@ def restore(folder: Path, model: Any) -> dict[str, Any]:
 
 
 def _described(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts given beside a recipe, as JSON holds them; a processor belongs to the target."""
+    """The parts given beside a recipe, as JSON holds them, but for those of the target."""
     if not recipe.name:
         raise ValueError(
             "only a recipe from mmspec.recipes can be saved; this one was made by hand"
         )
-    kept = {name: value for name, value in given.items() if name != "processor"}
+    kept = {name: value for name, value in given.items() if name not in OF_TARGET}
     objects = [name for name, value in kept.items() if not _is_plain(value)]
     if objects:
         raise ValueError(

@@ -49,6 +49,10 @@ class Stats:
     over_accepted_mass: float | None = None  # mean per token; None = exact, or not measured
     unverified_tokens: int = 0  # kept by a gate, without asking the target
     forecast_errors: list[tuple[int, float]] = field(default_factory=list)  # (step, error) checked
+    first_audio_ms: float | None = None  # of speech: until something could be heard
+    jitter_ms: float | None = None  # standard deviation of the time from sound to sound
+    audio_seconds: float | None = None  # of all rows
+    codec_seconds: float | None = None  # what making sound of codes took
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""

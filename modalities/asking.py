@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoProcessor, AutoTokenizer, ProcessorMixin
+
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 
 
 def checked(prompts: Sequence[str]) -> list[str]:
@@ -49,3 +52,10 @@ def tokenizer(found: Any) -> Any:
 def origin(source: str, model: Any) -> str:
     """The folder or the name that a model was read from; as it was typed if it does not say."""
     return str(model.config._name_or_path or source)
+
+
+def load_drafter(model: Any, source: str | Path, load: Callable[..., Any], **options: Any) -> Any:
+    """A feature head for a model, or what `load` makes of a folder or a name."""
+    if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
+        return FEATURE_HEAD.load(source, model)
+    return load(source, **options)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.modalities import asking, examining, examining_tokens, sheets
 from mmspec.modalities.image import ImageSettings, drawing
 from mmspec.modalities.image.animation import frames, save
@@ -75,9 +74,7 @@ class ImageAsker(sheets.SheetAsker):
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     """A draft model, a head or a model of smaller pictures, for a model."""
-    if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
-        return FEATURE_HEAD.load(source, model)
-    return load(source, **options)
+    return asking.load_drafter(model, source, load, **options)
 
 
 asker = ImageAsker

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmspec.modalities.speech import synthesis
 from mmspec.modality import Modality
 
-MODALITIES: tuple[Modality, ...] = ()
+MODALITIES: tuple[Modality, ...] = (synthesis.MODALITY,)

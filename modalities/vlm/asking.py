@@ -11,7 +11,6 @@ from PIL import Image
 from transformers import PreTrainedModel
 
 from mmspec import _hf
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.modalities import asking, examining_tokens
 from mmspec.modalities.vlm import LanguageSettings, clips
 from mmspec.modalities.vlm.families import family, reader
@@ -154,9 +153,7 @@ def _picture(source: str) -> Image.Image:
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     """A draft model or head for a model. Raises ValueError for what is neither."""
-    if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
-        return FEATURE_HEAD.load(source, model)
-    small = load(source, **options)
+    small = asking.load_drafter(model, source, load, **options)
     if not isinstance(small, PreTrainedModel):
         raise ValueError(
             f"{source} holds a {type(small).__name__}, no language model; give a smaller one with "

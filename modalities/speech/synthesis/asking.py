@@ -1,0 +1,108 @@
+"""From what is typed to speech, and from speech to files: WAV and spectrograms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoModel
+
+from mmspec.errors import reading
+from mmspec.modalities import asking, examining, examining_tokens, readers, tokens
+from mmspec.modalities.speech.codecs import Codec
+from mmspec.modalities.speech.spectrogram import spectrogram
+from mmspec.modalities.speech.spoken import Speech
+from mmspec.modalities.speech.synthesis import CODEC, SpeechSettings
+from mmspec.modalities.speech.synthesis.layout import SpeechCodes
+from mmspec.modalities.speech.synthesis.plug import load, tokenizer
+from mmspec.modality import Finding
+from mmspec.recipe import Recipe
+from mmspec.targets.reader import Reader
+
+
+class SpeechAsker:
+    """Asks one model to speak."""
+
+    def __init__(self, source: str, model: Any, settings: SpeechSettings, **options: Any) -> None:
+        self.source, self.settings = source, settings
+        self.processor = tokenizer(asking.origin(source, model))
+        said = {
+            "voice": settings.voice,
+            "max_new_tokens": settings.max_new_tokens,
+            "seconds": settings.seconds,
+            "temperature": settings.temperature,
+            "top_k": settings.top_k,
+            "top_p": settings.top_p,
+            "repetition_aware": settings.repetition_aware or None,
+        }
+        self.sampling = {name: value for name, value in said.items() if value is not None}
+
+    def request(self, prompts: Sequence[str]) -> dict[str, Any]:
+        """The texts, spoken by one voice."""
+        return {"text": asking.checked(prompts), **self.sampling}
+
+    def text(self, output: Any) -> None:
+        """Nothing is printed: what comes out is sound."""
+
+    def data(self, output: Speech) -> dict[str, Any]:
+        """The codes of each text, the round each frame came in, and how long it sounds."""
+        return {
+            "codes": [row.tolist() for row in output.codes],
+            "rounds": [row.tolist() for row in output.rounds],
+            "seconds": [len(row) / output.sampling_rate for row in output.waveforms],
+            "sampling_rate": output.sampling_rate,
+            "settings": self.sampling,
+        }
+
+    def render(self, output: Speech, path: Path) -> tuple[Path, ...]:
+        """The sound, and a spectrogram where it is wanted."""
+        written = [*output.save(path)]
+        if self.settings.rounds is not None:
+            written.append(Path(self.settings.rounds))
+            shown = spectrogram(output.waveform, output.rounds[0], output.sampling_rate)
+            shown.save(written[-1])
+        return tuple(written)
+
+
+asker = SpeechAsker
+
+
+def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
+    """A smaller language model that speaks, or a head, for a model."""
+    return asking.load_drafter(model, source, load, **options)
+
+
+def examine(target: str, drafter: str | None) -> list[Finding]:
+    """What can be said of a model and its codec, or of a pair, without reading weights."""
+
+    def bind(model: Any, recipe: Recipe, small: Any, parts: Mapping[str, Any]) -> Any:
+        return tokens.bind(_reader(model), recipe, small, parts)
+
+    found = examining_tokens.examine(target, drafter, bind, _reader)
+    return found if examining.is_refused(found) else [*found, *_codec(target)]
+
+
+def _reader(model: Any) -> Reader:
+    return readers.reader(model, {})
+
+
+def _codec(target: str) -> Iterator[Finding]:
+    """Whether the codec beside a model has the codes that the model speaks."""
+    folder = Path(target) / CODEC
+    if not (folder / "config.json").is_file():
+        remark = "there is no codec beside the weights; give codec= to accelerate()"
+        yield Finding("codec", None, None, "note", remark)
+        return
+    try:
+        with reading(str(folder), "codec"):
+            config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+            codec = Codec.of(examining.skeleton(lambda: AutoModel.from_config(config)))
+        layout = SpeechCodes.of(examining_tokens.skeleton(target), None)
+        layout.fit(codec)
+    except ValueError as error:
+        yield Finding("codec", None, None, "refused", str(error))
+        return
+    yield Finding("codec", type(codec.model).__name__)
+    yield Finding("codes of speech, of the codec", layout.count, codec.size)
+    yield Finding("voices", ", ".join(layout.voices) or "one, without a name")

@@ -1,0 +1,183 @@
+"""How models that speak are measured: what they say, who listens, and who speaks beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from mmspec.api import Accelerated, accelerate
+from mmspec.bench import checks, constant
+from mmspec.bench.certificate import Check, Trial
+from mmspec.bench.environment import dtype_name
+from mmspec.bench.workload import grouped, repeated
+from mmspec.drafters.plain import Silent
+from mmspec.modalities.speech.listening import listener, word_errors
+from mmspec.modalities.speech.spoken import Speech
+from mmspec.modalities.speech.synthesis import toys
+from mmspec.modalities.speech.synthesis.plug import SpeechSession
+from mmspec.modalities.speech.zoo.sentences import sentence
+from mmspec.modality import Answer, Answers, Contestant, Quality, Selection, Workload
+from mmspec.recipe import Recipe
+
+OWN = "generate"
+REPLAYED = 4  # requests whose forwards are made again alone
+QUESTIONS = ("The weather was fine, so we walked to the harbour.",)
+Request = Mapping[str, Any]
+
+
+def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
+    """Held-out sentences of the Scene world for models of the zoo; else what the user asks for."""
+    batch, texts = selection.batch, selection.prompts
+    if texts is None and asker.source.startswith("zoo:"):
+        first = selection.seed * 10_000
+        texts = [sentence(first + index, "held-out") for index in range(selection.count)]
+        groups = grouped(texts, batch)
+    else:
+        groups = repeated(texts or QUESTIONS, batch)
+    requests = [asker.request(group) for group in groups]
+    return of_requests(model, requests, batch, processor=asker.processor)
+
+
+def of_requests(model: Any, requests: Sequence[Request], batch: int = 1, **parts: Any) -> Workload:
+    """Requests are arguments of `synthesize`; words are judged by a recogniser of the zoo."""
+    parts["modality"] = "tts"
+    plain = accelerate(model, "plain", **parts)
+    texts = [text for one in requests for text in one.get("text", ())]
+    ear, why = listener()
+    heard: list[Quality] = []
+    if ear is not None and len(texts) == batch * len(requests):
+        heard = [Quality("word error rate", partial(_errors, ear, texts))]
+    said = {name: one for name, one in requests[0].items() if isinstance(one, str | int | float)}
+    return Workload(
+        timed=requests,
+        plain=SpeculativeSpeech(plain),
+        fast=SpeculativeSpeech,
+        baselines={OWN: OwnSpeech(plain)},
+        missing={} if ear is not None else {"word error rate": why},
+        controls=partial(constant.controls, model, **parts),
+        qualities=heard,
+        extras=_heard,
+        batch=batch,
+        is_greedy=said.get("temperature") == 0,
+        replayed=REPLAYED,
+        device=model.device,
+        settings=said,
+        environment={"dtype": dtype_name(model.dtype)},
+    )
+
+
+@dataclass(frozen=True)
+class SpeculativeSpeech(Contestant):
+    """Our loop with some recipe."""
+
+    fast: Accelerated
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def answer(self, request: Request, seed: int) -> Answer:
+        out: Speech = self.fast.synthesize(**request, **self.more, seed=seed)
+        stats = out.stats
+        codes = [row[0].tolist() for row in out.codes]
+        return Answer(codes, stats.num_new_tokens, stats.target_calls, stats.exact, out, stats)
+
+    def first(self, request: Request, seed: int) -> Answer:
+        return self.answer({**_endless(request), "max_new_tokens": 1}, seed)
+
+
+@dataclass(frozen=True)
+class OwnSpeech(Contestant):
+    """The model's own `generate()`, and the codec behind it."""
+
+    plain: Accelerated
+
+    def answer(self, request: Request, seed: int) -> Answer:
+        session: SpeechSession = self.plain.session
+        asked = session.asked((), request)
+        torch.manual_seed(seed)
+        begun = perf_counter()
+        ids = session.model.generate(**asked)[:, asked["input_ids"].shape[1] :]
+        rows, layout = ids.tolist(), session.layout
+        ended = [row[: row.index(layout.end)] if layout.end in row else row for row in rows]
+        codes = [torch.tensor(row, dtype=torch.int64)[None] - layout.first for row in ended]
+        waveforms = [session.codec.decode(one) for one in codes]
+        seconds, rate = perf_counter() - begun, session.codec.sampling_rate
+        spoken = OwnAudio(waveforms, rate, seconds)
+        count = sum(map(len, ended)) + sum(layout.end in row for row in rows)
+        return Answer([row[0].tolist() for row in codes], count, ids.shape[1] - 1, output=spoken)
+
+    def first(self, request: Request, seed: int) -> Answer:
+        return self.answer({**_endless(request), "max_new_tokens": 1}, seed)
+
+
+@dataclass(frozen=True)
+class OwnAudio:
+    """What the model's own way gave."""
+
+    waveforms: list[torch.Tensor]
+    sampling_rate: int
+    seconds: float
+
+
+def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
+    """Tiny models are counted; equality is asked of the user's own where there is one.
+
+    Raises ValueError for a recipe that needs picture tokens.
+    """
+    if "codebook" in recipe.options:
+        raise ValueError("it needs a codebook of pictures, which models that speak have none of")
+    small = toys.bound(recipe, 0)
+    fast = trial.fast or small
+    return fast.recipe, _checks(fast, small, recipe, trial)
+
+
+def _checks(fast: Accelerated, small: Accelerated, recipe: Recipe, trial: Trial) -> Iterator[Check]:
+    plan = fast.recipe
+    yield checks.enumeration(plan, small.recipe.verifier)
+    yield checks.frequency(
+        plan, lambda seed: toys.speaking(toys.bound(recipe, seed)), trial, "codes"
+    )
+    session: SpeechSession = fast.session
+    given = {"codec": session.codec.model, "codes": session.layout, "processor": session.processor}
+    other = accelerate(fast.model, "plain", modality="tts", **given)
+    is_plain = isinstance(session.bound.drafter, Silent)
+    mine, plain = SpeculativeSpeech(fast), None if is_plain else SpeculativeSpeech(other)
+    requests = trial.requests or [{**toys.asked(), "max_new_tokens": toys.ROOM}]
+    greedy = [{**one, "temperature": 0.0} for one in map(_unwarped, requests)]
+    yield checks.greedy_equality(plan, OwnSpeech(other), mine, greedy, trial, "generate()")
+    yield checks.seeded_equality(plan, plain, mine, list(map(_unwarped, requests)), trial)
+
+
+def _unwarped(request: Request) -> dict[str, Any]:
+    drawn = ("do_sample", "temperature", "top_k", "top_p", "repetition_aware")
+    return {name: value for name, value in request.items() if name not in drawn}
+
+
+def _endless(request: Request) -> dict[str, Any]:
+    return {name: value for name, value in request.items() if name != "seconds"}
+
+
+def _errors(
+    ear: Any, texts: Sequence[str], answers: Sequence[Answer], others: Answers
+) -> list[tuple[float, float]]:
+    waveforms = [waveform for answer in answers for waveform in answer.output.waveforms]
+    rate = answers[0].output.sampling_rate
+    return word_errors(ear, texts, waveforms, rate)
+
+
+def _heard(answers: Sequence[Answer], others: Answers) -> dict[str, Any]:
+    """How fast speech came, where our loop made it."""
+    told = [answer.stats for answer in answers if answer.stats is not None]
+    audio = [one.audio_seconds for one in told if one.audio_seconds]
+    if not audio:
+        return {}
+    spent = [one.total_seconds + (one.codec_seconds or 0) for one in told]
+    first = [one.first_audio_ms for one in told if one.first_audio_ms is not None]
+    jitter = [one.jitter_ms for one in told if one.jitter_ms is not None]
+    found = {"real-time factor": sum(spent) / sum(audio)}
+    found |= {"first audio ms": fmean(first)} if first else {}
+    return {**found, **({"jitter ms": fmean(jitter)} if jitter else {})}

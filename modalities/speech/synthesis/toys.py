@@ -1,0 +1,89 @@
+"""A tiny random language model that speaks, with a tiny codec: few codes, so that laws count."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import EncodecConfig, EncodecModel
+
+from mmspec.api import Accelerated, accelerate
+from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
+from mmspec.bench.tiny import PROMPT, random_drafter, request, tiny
+from mmspec.modalities.speech.synthesis.layout import SpeechCodes
+from mmspec.models.random_weights import random_model
+from mmspec.recipe import Recipe
+
+COUNT, TEXT = 4, 4  # codes; ids before them: words, begin (3)
+LAYOUT = SpeechCodes(TEXT, COUNT, begin=3, end=TEXT + COUNT)
+ROOM = 32  # codes of an answer
+
+
+def tiny_codec(books: int = 1, size: int = COUNT, seed: int = 0) -> EncodecModel:
+    """A causal Encodec of 1 kHz, eight samples per frame."""
+    config = EncodecConfig(
+        sampling_rate=1000,
+        target_bandwidths=[0.125 * books * (size.bit_length() - 1)],
+        upsampling_ratios=[4, 2],
+        num_filters=4,
+        hidden_size=8,
+        codebook_dim=8,
+        codebook_size=size,
+        num_lstm_layers=1,
+        compress=1,
+        kernel_size=3,
+        last_kernel_size=3,
+    )
+    codec: EncodecModel = random_model(lambda: EncodecModel(config), seed)
+    with torch.no_grad():
+        for name, table in codec.named_buffers():
+            if name.endswith("codebook.embed"):
+                table.normal_(generator=torch.Generator().manual_seed(seed))
+    return codec
+
+
+def bound(recipe: Recipe, seed: int) -> Accelerated:
+    """The recipe on a tiny model that speaks, with another one or a head to draft for it.
+
+    Raises ValueError where it cannot be bound to them.
+    """
+    size = LAYOUT.end + 1
+    target = tiny(size, seed=2 * seed)
+    parts: dict[str, Any] = {"codec": tiny_codec(), "codes": LAYOUT, "modality": "tts"}
+    if recipe.takes_drafter:
+        parts["drafter"] = random_drafter(recipe, target, seed=2 * seed + 1)
+    return accelerate(target, recipe, **parts)
+
+
+def asked(batch: int = 1) -> dict[str, Tensor]:
+    """Prompts that begin speech."""
+    return request(batch, [*(one % TEXT for one in PROMPT[:-1]), LAYOUT.begin])
+
+
+def speaking(fast: Accelerated) -> Subject:
+    """What a tiny model says, and its own law."""
+
+    def sample(batch: int, first: int, seed: int) -> Tensor:
+        rows = list(range(first, first + batch))
+        how = {"seed": seed, "row_ids": rows, "min_new_tokens": LENGTH + 2}
+        out = fast.synthesize(**asked(batch), **how, max_new_tokens=LENGTH + 2)
+        refuse_fallback(out.stats)
+        return torch.stack([row[0, :LENGTH] for row in out.codes])
+
+    return Subject(_codes_alone(fast.model), sample)
+
+
+def _codes_alone(model: Any) -> Tensor:  # (COUNT,) * LENGTH
+    """The law of the first codes, where all that is no code, and the end, cannot be said."""
+    mass = torch.ones((), dtype=torch.float64)
+    prompt = asked()["input_ids"][0].tolist()
+    for depth in range(LENGTH):
+        spoken = product(range(TEXT, TEXT + COUNT), repeat=depth)
+        prefixes = torch.tensor([[*prompt, *more] for more in spoken])
+        with torch.no_grad():
+            logits = model(input_ids=prefixes).logits[:, -1].double()
+        laws = logits[:, TEXT : TEXT + COUNT].softmax(-1)
+        mass = mass[..., None] * laws.reshape(*mass.shape, COUNT)
+    return mass

@@ -1,0 +1,65 @@
+"""The command line speaks: a sound, a picture of it, and what the run reports."""
+
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.cli.running import fail, run
+from tests.toys import voices
+
+SHORT = ("--max-new-tokens", "16", "--voice", "ben", "--seed", "9")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(voices.saved(tmp_path_factory.mktemp("speaker")))
+
+
+def test_a_sound_and_its_picture_are_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str
+) -> None:
+    out, shown = tmp_path / "said.wav", tmp_path / "said.png"
+    asked = ("generate", "--model", model, "--prompt", "a red circle", "--repeats", "1", *SHORT)
+    found = run(capsys, *asked, "--modality", "tts", "--out", str(out), "--rounds", str(shown))
+    assert (found["recipe"], found["exact"]) == ("prompt-lookup", True)
+    assert found["identical_to_plain"]
+    assert found["files"] == [str(out), str(shown)]
+    with wave.open(str(out)) as file:
+        assert file.getnframes() / file.getframerate() == found["seconds"][0] > 0
+    assert Image.open(shown).size[0] > 1000
+    assert found["stats"]["first_audio_ms"] > 0
+    assert "real-time factor" in found["extras"]
+
+
+def test_what_cannot_be_spoken_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str
+) -> None:
+    asked = ("generate", "--model", model, "--no-compare")
+    for more, message in (
+        (("--prompt", " "), "the prompt is empty"),
+        (("--prompt", "red", "--voice", "eve"), "choose one of anna, ben"),
+        (("--prompt", "red", "--max-new-tokens", "70"), "codes do not fit"),
+        (("--prompt", "red", "--out", str(tmp_path / "a.mp3")), "choose one of .wav"),
+        (("--prompt", "red", "--out", str(tmp_path / "no" / "a.wav")), "there is no folder"),
+        (("--prompt", "red", "--image", "zoo:scene"), "--image: no option"),
+    ):
+        assert message in fail(capsys, *asked, *more)[1]
+
+
+def test_doctor_looks_at_the_codec(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    found = {one["check"]: one for one in run(capsys, "doctor", model)["findings"]}
+    assert found["codec"]["target"] == "EncodecModel"
+    assert found["codes of speech, of the codec"]["target"] == voices.SIZE
+    assert "prompt-lookup" in found["recipes that fit without a draft model"]["target"]
+
+
+@pytest.mark.promise
+def test_recipes_are_certified_for_speech(capsys: pytest.CaptureFixture[str]) -> None:
+    how = ("--modality", "tts", "--samples", "600", "--seeds", "2")
+    found = run(capsys, "certify", "prompt-lookup", *how)
+    assert found["verdict"] == "exact"
+    assert {one["outcome"] for one in found["checks"]} <= {"passed", "skipped"}

@@ -1,0 +1,196 @@
+"""Speech of language models: what is said, when it can be heard, and what is refused."""
+
+from __future__ import annotations
+
+import wave
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmspec
+from mmspec.decode import BrokenLogits
+from mmspec.draft import Round
+from mmspec.modalities.speech.codecs import Codec
+from tests.toys import voices
+
+ROOM = {"max_new_tokens": 24, "min_new_tokens": 12}
+VOICES = ["anna", "ben"]
+
+
+def say(fast: mmspec.Accelerated, **given: Any) -> Any:
+    return fast.synthesize(voices.TEXTS, **{"voice": VOICES, "seed": 3, **ROOM, **given})
+
+
+def codes(out: Any) -> list[Any]:
+    return [row.tolist() for row in out.codes]
+
+
+@pytest.mark.parametrize("given", [{}, {"top_k": 3}, {"repetition_aware": True}], ids=str)
+@pytest.mark.parametrize("recipe", ["coupled", "prompt-lookup"])
+def test_a_seed_says_what_plain_decoding_says(recipe: str, given: dict[str, Any]) -> None:
+    fast = voices.speaking(recipe)
+    found, wanted = say(fast, **given), say(voices.speaking(), **given)
+    assert codes(found) == codes(wanted)
+    assert codes(found)[0] != codes(found)[1]
+    for mine, other in zip(found.waveforms, wanted.waveforms, strict=True):
+        assert torch.equal(mine, other)
+    assert recipe != "coupled" or found.stats.num_accepted_draft_tokens > 0
+    assert codes(say(fast, **given, row_ids=[1, 0])) != codes(found)
+
+
+def test_greedy_speech_is_that_of_generate() -> None:
+    fast = voices.speaking("coupled")
+    found = say(fast, temperature=0.0)
+    asked = fast.session.asked((voices.TEXTS,), {"voice": VOICES, "temperature": 0.0, **ROOM})
+    ids = voices.speaker().generate(**asked)[:, asked["input_ids"].shape[1] :].tolist()
+    for row, mine in zip(ids, codes(found), strict=True):
+        spoken = [one - voices.LAYOUT.first for one in row if one >= voices.LAYOUT.first]
+        assert mine == [spoken]
+
+
+def test_a_row_does_not_depend_on_its_company() -> None:
+    fast = voices.speaking("coupled")
+    alone = fast.synthesize(text=voices.TEXTS[1], voice="ben", seed=3, row_ids=[1], **ROOM)
+    assert codes(alone)[0] == codes(say(fast))[1]
+
+
+@pytest.mark.parametrize("codec", [voices.codec(), voices.dac()], ids=["causal", "looks ahead"])
+def test_a_stream_is_the_sound_of_verified_frames_alone(codec: Any) -> None:
+    fast, reader = voices.speaking("coupled", codec=codec), Codec.of(codec)
+    assert (reader.lookahead > 0) == (codec is voices.dac())
+    assert reader.settled(reader.least - 1) == 0 < reader.settled(reader.least + 20)
+    verified: list[list[int]] = [[], []]
+    heard = [torch.zeros(0)] * 2
+    rounds = fast.stream(voices.TEXTS, voice=VOICES, seed=3, **ROOM)
+    for kept in rounds:
+        for said, new in zip(verified, kept.tokens, strict=True):
+            said.extend(new)
+        now = kept.partial()
+        for row, (before, after) in enumerate(zip(heard, now, strict=True)):
+            assert len(after) <= len(verified[row]) * reader.hop
+            assert torch.allclose(after[: len(before)], before, atol=1e-5)
+        heard = now
+    wanted = say(fast)
+    for mine, whole in zip(heard, wanted.waveforms, strict=True):
+        assert torch.allclose(mine, whole, atol=1e-5)
+
+
+def rounds_until_sound(fast: mmspec.Accelerated) -> int:
+    for kept in fast.stream(voices.TEXTS[0], seed=3, **ROOM):
+        if len(kept.partial()[0]):
+            return kept.index
+    raise AssertionError("nothing was heard")
+
+
+@pytest.mark.parametrize("codec", [voices.codec(), voices.dac()], ids=["causal", "looks ahead"])
+def test_the_first_sound_is_not_late(codec: Any) -> None:
+    plain, fast = (voices.speaking(name, codec=codec) for name in ("plain", "coupled"))
+    assert rounds_until_sound(fast) <= rounds_until_sound(plain) + 1
+
+
+def test_a_stream_may_be_broken_off_and_another_begun() -> None:
+    fast = voices.speaking("coupled")
+    first = fast.stream(voices.TEXTS, voice=VOICES, seed=3, **ROOM)
+    next(first)
+    first.close()
+    whole = fast.stream(voices.TEXTS, voice=VOICES, seed=3, **ROOM)
+    *_, last = whole
+    assert codes(say(fast)) == codes(say(voices.speaking()))
+    assert torch.equal(last.partial()[0], say(fast).waveform)
+
+
+def test_the_run_reports_when_it_could_be_heard() -> None:
+    fast = voices.speaking("coupled")
+    out = say(fast)
+    stats: Any = out.stats
+    assert stats.first_audio_ms > 0
+    assert stats.jitter_ms >= 0
+    assert stats.audio_seconds == sum(map(len, out.waveforms)) / out.sampling_rate
+    assert fast.last_stats is stats
+    for row, turns in zip(out.codes, out.rounds, strict=True):
+        assert len(turns) == row.shape[1]
+        assert turns.diff().min() >= 0
+
+
+def test_a_folder_speaks_and_writes(tmp_path: Path) -> None:
+    folder = voices.saved(tmp_path / "model")
+    fast = mmspec.accelerate(folder, "plain")
+    assert fast.modality.name == "tts"
+    out = say(fast)
+    assert codes(out) == codes(say(voices.speaking()))
+    files = out.save(tmp_path / "said.wav")
+    assert [file.name for file in files] == ["said-0.wav", "said-1.wav"]
+    with wave.open(str(files[0])) as file:
+        assert file.getnframes() == len(out.waveform)
+        assert file.getframerate() == out.sampling_rate
+    assert fast.synthesize("red", seconds=0.05).codes[0].shape[1] <= 7  # 8 ms per frame
+
+
+def test_accelerated_speech_can_be_saved(tmp_path: Path) -> None:
+    fast = voices.speaking("coupled")
+    fast.save_pretrained(tmp_path)
+    parts = {"codec": voices.codec(), "processor": voices.words()}
+    again = mmspec.load(tmp_path, voices.speaker(), **parts)
+    assert codes(say(again)) == codes(say(fast))
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "empty text": ({"text": " "}, "has no words"),
+    "no text": ({"text": 3}, "neither a text"),
+    "nothing": ({"text": None}, "give synthesize"),
+    "too long": ({"text": "red " * 70}, "has 64 places"),
+    "too many codes": ({"text": "red", "max_new_tokens": 70}, "do not fit"),
+    "unknown voice": ({"text": "red", "voice": "eve"}, "choose one of anna, ben"),
+    "voices": ({"text": "red", "voice": VOICES}, "1 texts have 2 voices"),
+    "both lengths": ({"text": "red", "seconds": 1, "max_new_tokens": 4}, "give one"),
+    "eos": ({"text": "red", "eos_token_id": 3}, "eos_token_id cannot be given"),
+    "greedy and aware": ({"text": "red", "repetition_aware": True, "temperature": 0}, "redraws"),
+    "no begin": ({"input_ids": torch.tensor([[2, 3]])}, "end with id 10"),
+    "unknown": ({"text": "red", "speed": 2}, "speed is not a generation setting"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_requests_are_refused(case: str) -> None:
+    asked, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        voices.speaking().synthesize(**asked)
+
+
+def test_a_codec_of_other_codes_is_refused() -> None:
+    with pytest.raises(ValueError, match="the codec has 4 codebooks, and the language model"):
+        voices.speaking(codec=voices.codec(books=4))
+    with pytest.raises(ValueError, match="the codec has 16 codes"):
+        voices.speaking(codec=voices.codec(size=16))
+    with pytest.raises(ValueError, match="is no codec"):
+        voices.speaking(codec=voices.speaker())
+    with pytest.raises(ValueError, match="no codec beside its weights"):
+        mmspec.accelerate(voices.speaker(), "plain")
+    with pytest.raises(ValueError, match="do not fit into 20 ids"):
+        voices.speaking(codes={"first": 15, "count": 8, "begin": 1, "end": 2})
+
+
+def test_broken_logits_lose_nothing() -> None:
+    model = deepcopy(voices.speaker())
+    parts = {"codec": voices.codec(), "processor": voices.words()}
+    fast = mmspec.accelerate(model, "plain", **parts)
+    before = say(fast)
+    weight = model.model.norm.weight
+
+    def damage(kept: Round) -> None:
+        if kept.index == 2:
+            weight.data.fill_(torch.nan)
+
+    with pytest.raises(BrokenLogits) as error:
+        say(fast, on_round=damage)
+    wanted = [[one + voices.LAYOUT.first for one in row[0][:3]] for row in codes(before)]
+    assert error.value.tokens == wanted
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    out = say(voices.speaking())
+    with pytest.raises(ValueError, match="cannot be written"):
+        out.save(tmp_path / "nowhere" / "a.wav")
