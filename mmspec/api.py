@@ -139,6 +139,10 @@ class Accelerated:
         """Speak a text, by a model whose codec makes sound of its codes."""
         return self._ask("synthesize", args, arguments)
 
+    def transcribe(self, *args: Any, **arguments: Any) -> Any:
+        """Write down what is said in a sound, or in several."""
+        return self._ask("transcribe", args, arguments)
+
     def __call__(self, *args: Any, **arguments: Any) -> Any:
         """As a pipeline is called; or as the `custom_generate` hook of `model.generate`."""
         return self._ask("__call__", args, arguments)
@@ -245,11 +249,9 @@ class _Run:
 
     def __call__(self, call: Call) -> Iterator[Round]:
         recipe = call.recipe
-        self.ledger = Ledger(
-            recipe.name or "custom",
-            recipe.exact,
-            call.parts.drafter.sees,
-        )
+        if self.ledger is None:  # a request may be several calls: windows of a long sound
+            sees = call.parts.drafter.sees
+            self.ledger = Ledger(recipe.name or "custom", recipe.exact, sees)
         seen = _SoFar(call.view) if call.view is not None and self.watches else None
         for kept in self.ledger.follow(decode(call.parts, call.request)):
             self.has_rounds = True

@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import transformers
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as VISION,
-)
 
 from mmspec.drafters.neural.small_model import check_pair
 from mmspec.errors import reading
@@ -17,7 +14,7 @@ from mmspec.modalities import examining
 from mmspec.modalities.examining import Bind, both
 from mmspec.modality import Finding, Outcome
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
-from mmspec.models.loading import model_type
+from mmspec.models.loading import auto_class, model_type
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.reader import Reader
 
@@ -30,9 +27,7 @@ def skeleton(name: str) -> Any:
             config = FeatureHeadConfig.from_pretrained(name)
             return examining.skeleton(lambda: FeatureHead(config))
         known = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-        auto: Any = transformers.AutoModelForCausalLM
-        if known.model_type in VISION:
-            auto = transformers.AutoModelForImageTextToText
+        auto = auto_class(known)
         return examining.skeleton(lambda: auto.from_config(known, trust_remote_code=False))
 
 

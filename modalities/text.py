@@ -147,7 +147,7 @@ class Text:
         processors = given.get("logits_processor") or ()
         sampling = Sampling.from_processors(processors, bool(config.do_sample))
         asked = _Asked.of(config, cache, self.bound)
-        how = (given.get("seed"), None, given.get("drafter_inputs"))
+        how = tuple(given.get(name) for name in HOOK_OWN)
         call = self.bound.call(inputs, sampling, stop, *how, past=past)
         sequences, ending = asked.answer(call, ids, config, loop)
         if not config.return_dict_in_generate:
@@ -268,13 +268,14 @@ LOOP_ARGUMENTS = frozenset(
         *("output_hidden_states", "output_attentions"),
     }
 )
+HOOK_OWN = ("seed", "row_ids", "drafter_inputs")  # arguments of ours
 PREPARED = ("position_ids", "mm_encoder_outputs")  # what transformers prepares from the pictures
 
 
 def _signature() -> inspect.Signature:
     """What transformers looks at to know which arguments the hook wants untouched."""
     names = ("logits_processor", "stopping_criteria", "generation_config")
-    own = ("seed", "drafter_inputs", *MEDIA)
+    own = (*HOOK_OWN, *MEDIA)
     either, named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(name, either) for name in ("model", "input_ids")]
     parameters += [inspect.Parameter(name, named, default=None) for name in (*names, *own)]

@@ -42,7 +42,9 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 @app.command("generate")
 @takes("mmspec.cli.generate", "generate")
 def generate(
-    prompt: Annotated[str, typer.Option(help="What to ask, or to draw.")],
+    prompt: Annotated[
+        str, typer.Option(help="What to ask, or to draw; a sound may speak for itself.")
+    ] = "",
     out: Annotated[
         Path | None, typer.Option(help="Where a picture goes; mmspec.png if not said.")
     ] = None,

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 import transformers
 from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL,
+)
+from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as VISION,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES as MULTIMODAL,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES as HEARING,
 )
 
 from mmspec.errors import reading
@@ -31,12 +40,7 @@ def load_causal(
         check_folder(Path(name))
     with reading(name):
         if maker is None:
-            config = transformers.AutoConfig.from_pretrained(name, **arguments)
-            maker = (
-                transformers.AutoModelForImageTextToText
-                if config.model_type in VISION
-                else transformers.AutoModelForCausalLM
-            )
+            maker = auto_class(transformers.AutoConfig.from_pretrained(name, **arguments))
         model, found = maker.from_pretrained(
             name, dtype=dtype, use_safetensors=True, output_loading_info=True, **arguments
         )
@@ -48,6 +52,18 @@ def load_causal(
             "which would be random; give the folder of a whole model"
         )
     return model.eval()
+
+
+def auto_class(config: Any) -> Any:
+    """What transformers files a model under: with its encoder, but for a decoder saved alone."""
+    kind, (named, *_) = config.model_type, config.architectures or ("",)
+    if kind in VISION:
+        return transformers.AutoModelForImageTextToText
+    if kind in HEARING and not named.endswith("ForCausalLM"):
+        return transformers.AutoModelForSpeechSeq2Seq
+    if kind in MULTIMODAL and kind not in CAUSAL:
+        return transformers.AutoModelForMultimodalLM
+    return transformers.AutoModelForCausalLM
 
 
 def model_type(source: str | Path) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmspec.modalities.speech import synthesis
+from mmspec.modalities.speech import recognition, synthesis
 from mmspec.modality import Modality
 
-MODALITIES: tuple[Modality, ...] = (synthesis.MODALITY,)
+MODALITIES: tuple[Modality, ...] = (recognition.MODALITY, synthesis.MODALITY)

@@ -1,4 +1,4 @@
-"""Vision-language models and recognisers: the differences between their families."""
+"""Vision-language models: the differences between their families."""
 
 from __future__ import annotations
 
@@ -78,12 +78,11 @@ FAMILIES: Mapping[str, Family] = {
     "paligemma": _plain("PaliGemma", square=True, tower=_PALIGEMMA_TOWER),
     "mistral3": _plain("Mistral3 / Pixtral"),
     "lfm2_vl": _plain("LFM2-VL"),
-    "whisper": Family("Whisper", media=("input_features",)),
 }
 
 
 def reader(model: Any) -> Reader:
-    """What reads a model: `Backbone`, or `EncoderDecoder` for recognisers of speech."""
+    """What reads a model: `Backbone`, or `EncoderDecoder`."""
     return readers.reader(model, FAMILIES)
 
 

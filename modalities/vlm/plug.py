@@ -1,4 +1,4 @@
-"""Text and vision-language models of transformers, and recognisers of speech: `generate`.
+"""Text and vision-language models of transformers: `generate`.
 
 Some models read a picture and leave the words to a part: the `generate()` of BLIP, BLIP-2,
 InstructBLIP and Kosmos-2 encodes, and calls `generate()` of one of its parts. That part is bound,

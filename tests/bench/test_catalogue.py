@@ -13,7 +13,7 @@ from mmspec.bench.compressors import Catalogue, catalogue, usual
 from mmspec.bench.kept_tokens import DARK, LEFT, MERGED, draw
 from mmspec.bench.plots import compressed
 from mmspec.compressors import COMPRESSORS
-from mmspec.modalities.vlm.measures import of_requests
+from mmspec.modalities.measures import of_requests
 from tests import toys
 from tests.cli.running import fail
 from tests.conftest import noisy

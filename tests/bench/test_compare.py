@@ -17,13 +17,13 @@ from mmspec.bench.aggregate import histogram, over_accepted_mass, tokens_per_tar
 from mmspec.bench.race import race
 from mmspec.bench.row import Found, _mean, row
 from mmspec.bench.workload import agreement, facts_right, repeated
-from mmspec.modalities.vlm.baselines import (
+from mmspec.modalities.baselines import (
     AssistedGenerate,
     Generate,
     SpeculativeGenerate,
     new_tokens,
 )
-from mmspec.modalities.vlm.measures import of_requests
+from mmspec.modalities.measures import of_requests
 from mmspec.modality import Answer, Workload
 from tests import toys
 

@@ -37,7 +37,7 @@ class Generate:
             torch.manual_seed(seed)
         with counting(self.model) as calls:
             ids = self.model.generate(**request, **self.extra)
-        tokens = new_tokens(self.model, ids, request["input_ids"].shape[1])
+        tokens = new_tokens(self.model, ids, prompt_length(request))
         return Answer(tokens, sum(map(len, tokens)), max(len(calls) - 1, 0))
 
     def first(self, request: Request, seed: int) -> Answer:
@@ -71,7 +71,7 @@ class SpeculativeGenerate:
 
     def answer(self, request: Request, seed: int) -> Answer:
         out = self.fast.generate(**request, seed=seed)
-        tokens = new_tokens(self.fast.model, out.sequences, request["input_ids"].shape[1])
+        tokens = new_tokens(self.fast.model, out.sequences, prompt_length(request))
         stats = out.stats
         return Answer(tokens, sum(map(len, tokens)), stats.target_calls, stats.exact, stats=stats)
 
@@ -116,6 +116,12 @@ def best_assisted(
         times.append(sum(s for s, _ in spent) / max(sum(a.count for _, a in spent), 1))
         progress("choose k of assisted generation", index + 1, len(candidates))
     return candidates[times.index(min(times))]
+
+
+def prompt_length(request: Request) -> int:
+    """Tokens of the prompt that come back before new ones; Whisper's `generate()` gives none."""
+    ids = request.get("input_ids")
+    return 0 if ids is None else int(ids.shape[1])
 
 
 def new_tokens(model: Any, sequences: Tensor, length: int) -> list[list[int]]:

@@ -1,0 +1,105 @@
+"""From what is typed to features of a sound, and from tokens to words and a picture of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from mmspec import _hf
+from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.modalities import asking, examining_tokens
+from mmspec.modalities.speech.recognition import RecognitionSettings, listening, own_generate
+from mmspec.modalities.speech.recognition.families import reader
+from mmspec.modalities.speech.recognition.plug import load, session
+from mmspec.modalities.speech.sound import Sound, read
+from mmspec.modality import Finding
+
+
+class RecogniserAsker:
+    """Asks one model what is said in the sound that the settings name."""
+
+    def __init__(
+        self, source: str, model: Any, settings: RecognitionSettings, **options: Any
+    ) -> None:
+        self.source, self.model, self.settings = source, model, settings
+        self.sound = None if settings.audio is None else read(settings.audio)
+        self.processor = asking.processor(source, model, True, **options)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of every call."""
+        settings, made = self.settings, dict[str, Any]()
+        if own_generate.is_own(self.model):
+            told = {"language": settings.language, "task": settings.task}
+            made |= {name: value for name, value in told.items() if value is not None}
+            if settings.timestamps:
+                made["return_timestamps"] = True
+        elif settings.task is not None or settings.timestamps:
+            raise ValueError(
+                f"--task and --timestamps are Whisper's, and {self.source} is none; drop them"
+            )
+        made["do_sample"] = settings.temperature > 0
+        if settings.temperature > 0:
+            made["temperature"] = settings.temperature
+        return made
+
+    def request(
+        self, prompts: Sequence[str], sounds: Sequence[Sound] | None = None
+    ) -> dict[str, Any]:
+        """Tensors of the sounds, one per prompt, and the sampling.
+
+        `sounds` take the place of the one of the settings. Raises ValueError where there is none.
+        """
+        if sounds is None and self.sound is None:
+            raise ValueError(f"{self.source} writes what it hears; give --audio a sound file")
+        heard = [self.sound] * len(prompts) if sounds is None else sounds
+        said = next((one for one in prompts if one.strip()), None)
+        told = None if own_generate.is_own(self.model) else self.settings.language
+        made = listening.inputs(self.model, self.processor, heard, said, told)
+        room = self.settings.max_new_tokens
+        room = listening.room(self.model, heard) if room is None else {"max_new_tokens": room}
+        return {**made, **self.sampling, **room}
+
+    def words(self, tokens: Sequence[int]) -> str:
+        """New tokens as text, without marks of language, task or time."""
+        return listening.words(self.model, self.processor, tokens)
+
+    def text(self, output: Any) -> str:
+        """What was said in a single sound."""
+        return self.words(self._answer(output))
+
+    def data(self, output: Any) -> dict[str, Any]:
+        """The new tokens of a single sound."""
+        return {"tokens": self._answer(output)}
+
+    def render(self, output: Any, path: Path) -> tuple[Path, ...]:
+        """Writes nothing: the answer is a text."""
+        return ()
+
+    def _answer(self, output: Any) -> list[int]:
+        row: list[int] = output.sequences[0].tolist()
+        return row if own_generate.is_own(self.model) else row[-output.stats.num_new_tokens :]
+
+
+def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
+    """A draft model or head for a model. Raises ValueError for what is neither."""
+    if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
+        return FEATURE_HEAD.load(source, model)
+    small = load(source, **options)
+    if not isinstance(_hf.uncompiled(small), PreTrainedModel):
+        raise ValueError(
+            f"{source} holds a {type(small).__name__}, no model of tokens; give a smaller one with "
+            "the target's tokenizer"
+        )
+    return small
+
+
+asker = RecogniserAsker
+
+
+def examine(target: str, drafter: str | None) -> list[Finding]:
+    """What can be said of a model, or of a pair, without reading weights."""
+    return examining_tokens.examine(target, drafter, session, reader)

@@ -1,0 +1,127 @@
+"""A recogniser's own `generate()` around our loop.
+
+Whisper's sets language, task and timestamps, walks through long sounds window by window, and tries
+higher temperatures where words repeat. All that stays the library's: it calls the loop of
+transformers once per window and temperature, and that loop is ours.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationMixin
+from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
+
+from mmspec import _hf
+from mmspec.errors import described
+from mmspec.modalities.speech.recognition.encoded_once import EncodedOnce, encoded_once
+from mmspec.modalities.text import HOOK, Text
+from mmspec.modality import Loop
+from mmspec.stats import Stats
+from mmspec.targets.generation_settings import sampled
+
+# what its loop keeps no states for, or hands out piece by piece
+REFUSED = {
+    "return_token_timestamps": "words are timed by attention of every step, and a forward here "
+    "reads several; give return_timestamps=True, which times pieces",
+    "streamer": "stream() hands out tokens as they come",
+    "past_key_values": "a window is read whole",
+    "num_beams": "a row follows one path, not beams",
+    "assistant_model": "give the small model to accelerate(model, drafter=...)",
+}
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """What Whisper's `generate()` returns, and the run's own report."""
+
+    sequences: Tensor  # (B, T) without prompt
+    stats: Stats
+    segments: list[list[dict[str, Any]]] | None = None  # per row; start and end in seconds
+    scores: tuple[Tensor, ...] | None = None  # (B, V) per new token, where they were asked for
+    logits: tuple[Tensor, ...] | None = None
+    past_key_values: None = None  # a window is read whole
+
+
+def is_own(model: Any) -> bool:
+    """Whether a model's `generate()` does more than the loop of transformers."""
+    return isinstance(_hf.uncompiled(model), WhisperGenerationMixin)
+
+
+def generate(text: Text, arguments: Mapping[str, Any], loop: Loop) -> Spoken:
+    """`model.generate(**arguments)` with our loop inside. Raises ValueError for what that cannot.
+
+    Windows and temperatures draw from noise of their own: the n-th of them from `seed + n`.
+    """
+    model = text.bound.model
+    given = {name: one for name, one in arguments.items() if one is not None}
+    for name, why in REFUSED.items():
+        if given.get(name) and given[name] != 1:
+            raise ValueError(f"{name}={described(given[name])}: {why}; drop it")
+    if given.get("input_features") is None and given.get("encoder_outputs") is None:
+        raise ValueError(
+            "there is nothing to encode; give input_features, as the processor makes them"
+        )
+    _check_language(model, given)
+    text.check({name: one for name, one in given.items() if name in text.inputs})
+    own = {name: given.pop(name, None) for name in ("seed", "row_ids")}
+    own["drafter_inputs"] = given.pop("drafter_inputs", None)
+    with encoded_once(model) as once:
+        found = model.generate(**_tried(given), custom_generate=_WindowHook(text, loop, once, own))
+    if isinstance(found, Tensor):
+        return Spoken(found, loop.stats())
+    rest = {name: found.get(name) for name in ("segments", "scores", "logits")}
+    return Spoken(found["sequences"], loop.stats(), **rest)
+
+
+class _WindowHook:
+    """The hook of one request: called for every window at every temperature."""
+
+    __signature__ = HOOK  # what transformers looks at
+
+    def __init__(self, text: Text, loop: Loop, once: EncodedOnce, own: Mapping[str, Any]) -> None:
+        self.text, self.loop, self.once, self.own, self.count = text, loop, once, own, 0
+
+    def __call__(self, *args: Any, **arguments: Any) -> Any:
+        seed, rows = self.own["seed"], self.own["row_ids"]
+        seen = {"input_features": self.once.features, "encoder_outputs": None}
+        given = {
+            "seed": None if seed is None else seed + self.count,
+            "row_ids": rows,
+            "drafter_inputs": self.own["drafter_inputs"] or seen,
+        }
+        self.count += 1
+        return self.text.hook(args, {**arguments, **given}, self.loop)
+
+
+def _tried(given: dict[str, Any]) -> dict[str, Any]:
+    """Sampling as `generate` here takes it; several temperatures are Whisper's own affair."""
+    if isinstance(given.get("temperature"), list | tuple):
+        return given
+    made = sampled(given)
+    if made.get("do_sample") and made.get("temperature") is None:
+        made = {**made, "temperature": 1.0}  # Whisper samples where it is told a temperature
+    return made
+
+
+def _check_language(model: Any, given: Mapping[str, Any]) -> None:
+    """One error for a language that the model has no token of. Raises ValueError."""
+    known = vars(model.generation_config).get("lang_to_id")
+    if given.get("language") is not None and known is None:
+        raise ValueError(
+            f"language={given['language']!r}, but this checkpoint has no tokens of languages; drop "
+            "language="
+        )
+
+
+def own_arguments() -> frozenset[str]:
+    """What Whisper's `generate()` takes and the loop of transformers does not."""
+    ours, theirs = (
+        set(inspect.signature(kind.generate).parameters)
+        for kind in (WhisperGenerationMixin, GenerationMixin)
+    )
+    return frozenset(ours - theirs)

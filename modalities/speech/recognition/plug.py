@@ -1,0 +1,64 @@
+"""Recognisers of speech, encoder-decoders and language models: `generate` and `transcribe`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmspec import zoo
+from mmspec.modalities import tokens
+from mmspec.modalities.speech.recognition import own_generate
+from mmspec.modalities.speech.recognition.families import reader
+from mmspec.modalities.text import HOOK, Text, placed
+from mmspec.modality import Loop
+from mmspec.models.loading import load_causal
+from mmspec.recipe import Recipe
+from mmspec.registry import ZOO
+from mmspec.targets.encoder_decoder import EncoderDecoder, source_inputs
+
+
+class RecognitionSession(tokens.TokenSession):
+    """A recogniser bound to a recipe; `processor` makes features of sounds, and words of tokens."""
+
+    calls = ("generate", "transcribe", "__call__")
+    signature = HOOK
+
+    def __init__(self, bound: tokens.BoundTokens, processor: Any = None) -> None:
+        super().__init__(bound)
+        self.processor = processor
+        self.text = Text(bound, self._prepared)
+
+    def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
+        if call == "__call__":
+            return self.text.hook(args, arguments, loop)
+        if own_generate.is_own(self.model):
+            return own_generate.generate(self.text, placed(args, arguments), loop)
+        return self.text.generate(args, arguments, loop)
+
+    def _prepared(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        if not isinstance(self.bound.backbone, EncoderDecoder):
+            return dict(inputs)
+        mask = inputs.get("decoder_attention_mask")
+        if mask is not None and not bool(mask.all()):
+            raise ValueError(
+                "decoder_attention_mask hides tokens of some rows, but a decoder's prompt is read "
+                "in equal length here; ask row by row, as transcribe() does"
+            )
+        return source_inputs(self.bound.model, inputs)
+
+
+def session(
+    model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]
+) -> RecognitionSession:
+    """A model bound to a recipe. Raises ValueError for parts that do not fit."""
+    bound = tokens.bind(reader(model), recipe, drafter, parts)
+    return RecognitionSession(bound, parts.get("processor"))
+
+
+def load(source: str | Path, **options: Any) -> Any:
+    """A model from a folder, a hub name, or "zoo:NAME"."""
+    name = str(source)
+    if name.startswith(ZOO):
+        return zoo.load(name.removeprefix(ZOO))
+    return load_causal(name, **options)
