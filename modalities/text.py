@@ -147,7 +147,7 @@ class Text:
         processors = given.get("logits_processor") or ()
         sampling = Sampling.from_processors(processors, bool(config.do_sample))
         asked = _Asked.of(config, cache, self.bound)
-        how = tuple(given.get(name) for name in HOOK_OWN)
+        how = (given.get("seed"), given.get("row_ids"), given.get("drafter_inputs"))
         call = self.bound.call(inputs, sampling, stop, *how, past=past)
         sequences, ending = asked.answer(call, ids, config, loop)
         if not config.return_dict_in_generate:

@@ -32,8 +32,9 @@ def run(choice: Choice, prompt: str, out: Path | None, compare: bool, repeats: i
     stats, asker = fast.last_stats, loaded.asker
     assert stats is not None
     text = asker.text(output)
-    is_shown = place is not None and (text is None or out is not None)
-    files = asker.render(output, place) if is_shown else ()
+    if text is not None and out is None:
+        place = None  # what was said needs no file
+    files = () if place is None else asker.render(output, place)
     document: dict[str, Any] = {
         **({} if text is None else {"text": text}),
         **({"out": str(files[0]), "files": [str(file) for file in files]} if files else {}),

@@ -20,7 +20,12 @@ from mmspec.errors import check_number, described, first_line
 SOUND_FILES = (".wav",)  # endings that `write` takes
 MOST_CHANNELS = 16
 LOUDEST = 100.0  # of floats; whole numbers that lost their type reach thousands
-_WIDTHS = {1: np.dtype("u1"), 2: np.dtype("<i2"), 4: np.dtype("<i4")}  # bytes of a sample
+# by bytes of a sample
+_WIDTHS: dict[int, Any] = {
+    1: np.dtype("u1"),
+    2: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ def owns(source: Source) -> bool:
     speaks = {*modeling_auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES.values()}
     found = (getattr(transformers, name, None) for name in source.classes)
     kind = next((one for one in found if one is not None), None)
-    if not isinstance(kind, type) or not issubclass(kind, transformers.GenerationMixin):
+    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+        return False
+    if not issubclass(kind, transformers.GenerationMixin):
         return False
     names = inspect.signature(kind.forward).parameters
     hears, sees = (any(one.startswith(kinds) for one in names) for kinds in (HEARD, SEEN))

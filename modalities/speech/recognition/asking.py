@@ -53,15 +53,20 @@ class RecogniserAsker:
 
         `sounds` take the place of the one of the settings. Raises ValueError where there is none.
         """
-        if sounds is None and self.sound is None:
-            raise ValueError(f"{self.source} writes what it hears; give --audio a sound file")
-        heard = [self.sound] * len(prompts) if sounds is None else sounds
+        heard = [self.heard] * len(prompts) if sounds is None else sounds
         said = next((one for one in prompts if one.strip()), None)
         told = None if own_generate.is_own(self.model) else self.settings.language
         made = listening.inputs(self.model, self.processor, heard, said, told)
-        room = self.settings.max_new_tokens
-        room = listening.room(self.model, heard) if room is None else {"max_new_tokens": room}
+        most = self.settings.max_new_tokens
+        room = listening.room(self.model, heard) if most is None else {"max_new_tokens": most}
         return {**made, **self.sampling, **room}
+
+    @property
+    def heard(self) -> Sound:
+        """The sound of the settings. Raises ValueError where there is none."""
+        if self.sound is None:
+            raise ValueError(f"{self.source} writes what it hears; give --audio a sound file")
+        return self.sound
 
     def words(self, tokens: Sequence[int]) -> str:
         """New tokens as text, without marks of language, task or time."""

@@ -46,18 +46,17 @@ class Listening:
 
 def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
     """The recordings that come with the package, judged by word errors; else the user's sound."""
-    batch, asked = selection.batch, selection.prompts or [""]
+    batch, references = selection.batch, None
+    asked = [*(selection.prompts or [""])][:1] * batch
     if settings.audio is not None:
-        sounds = [[asker.sound] * batch for _ in range(max(1, selection.count // batch))]
-        requests, references = [asker.request(asked[:1] * batch)], None
-        sounds = sounds[:1]
+        sounds = [[asker.heard] * batch]
     else:
         every = recordings()
         held = [every[at % len(every)] for at in range(max(selection.count, batch))]
         groups = grouped(held, batch)
         sounds = [[Sound(one.waveform(), RATE_HZ) for one in group] for group in groups]
-        requests = [asker.request(asked[:1] * batch, sounds=group) for group in sounds]
         references = [[one.text for one in group] for group in groups]
+    requests = [asker.request(asked, sounds=group) for group in sounds]
     quality = None if references is None else word_errors.word_error_rate(references)
     work = measures.of_requests(model, requests, quality, batch, selection.drafter)
     seconds = [one.seconds for group in sounds for one in group]
