@@ -109,7 +109,7 @@ def test_a_picture_is_described(
     ("arguments", "message"),
     [
         (("show", "copled"), "did you mean 'coupled'?"),
-        (("generate",), "Missing option '--prompt'"),
+        (("generate",), "the prompt is empty; give --prompt"),
         (("generate", "--prompt", "x", "--model", "zoo:nope"), "not in the zoo"),
         (("generate", "--prompt", "x", "--model", "./nowhere"), "there is no model folder"),
         (("generate", "--prompt", "x", "--model", "TEXT", "--recipe", "nope"), "no recipe 'nope'"),
@@ -480,7 +480,7 @@ def test_help_groups_options_by_modality(capsys: pytest.CaptureFixture[str]) -> 
     main(["generate", "--help"])
     out = capsys.readouterr().out
     assert "Of modality vlm" in out
-    assert "Of modality image, mar, vlm" in out
+    assert "Of modality image, mar, asr" in out
     assert "--kind" not in out  # of bench only
 
 
