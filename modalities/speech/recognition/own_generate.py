@@ -36,7 +36,7 @@ REFUSED = {
 
 
 @dataclass(frozen=True)
-class Spoken:
+class Written:
     """What Whisper's `generate()` returns, and the run's own report."""
 
     sequences: Tensor  # (B, T) without prompt
@@ -52,7 +52,7 @@ def is_own(model: Any) -> bool:
     return isinstance(_hf.uncompiled(model), WhisperGenerationMixin)
 
 
-def generate(text: Text, arguments: Mapping[str, Any], loop: Loop) -> Spoken:
+def generate(text: Text, arguments: Mapping[str, Any], loop: Loop) -> Written:
     """`model.generate(**arguments)` with our loop inside. Raises ValueError for what that cannot.
 
     Windows and temperatures draw from noise of their own: the n-th of them from `seed + n`.
@@ -73,9 +73,9 @@ def generate(text: Text, arguments: Mapping[str, Any], loop: Loop) -> Spoken:
     with encoded_once(model) as once:
         found = model.generate(**_tried(given), custom_generate=_WindowHook(text, loop, once, own))
     if isinstance(found, Tensor):
-        return Spoken(found, loop.stats())
+        return Written(found, loop.stats())
     rest = {name: found.get(name) for name in ("segments", "scores", "logits")}
-    return Spoken(found["sequences"], loop.stats(), **rest)
+    return Written(found["sequences"], loop.stats(), **rest)
 
 
 class _WindowHook:
