@@ -46,6 +46,10 @@ class DynamicTree(Shape):
     def words(self) -> str:
         return f"dynamic tree of {self.nodes} nodes"
 
+    @property
+    def longest(self) -> int:
+        return self.depth
+
     def grow(self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind) -> Sprout:
         depth = min(self.depth, useful(context))
         if depth < 1:

@@ -46,6 +46,11 @@ class DraftModel(ABC):
         """Whether it reads the prompt's tokens by itself, as for a `Drafter`."""
         return False
 
+    @declared
+    def reach(self) -> int | None:
+        """How many tokens behind the committed ones it can speak of; None = any number."""
+        return None
+
     def begin(self, context: Context) -> Any:
         """What is remembered of a request."""
         return None
@@ -148,6 +153,11 @@ class Shape(ABC):
     def words(self) -> str:
         """Draft execution."""
 
+    @property
+    @abstractmethod
+    def longest(self) -> int:
+        """Tokens of the longest path it may ask for."""
+
     def begin(self) -> Any:
         return None
 
@@ -174,6 +184,10 @@ class Chain(Shape):
             return f"chain of {self.length.most}"
         condition = type(self.length).__name__.lower()
         return f"chain of at most {self.length.most}, while {condition} holds"
+
+    @property
+    def longest(self) -> int:
+        return self.length.most
 
     def begin(self) -> Any:
         return self.length.begin()
@@ -221,6 +235,10 @@ class StaticTree(Shape):
     @property
     def words(self) -> str:
         return f"static tree of {self.tree.nodes} nodes"
+
+    @property
+    def longest(self) -> int:
+        return self.tree.depth
 
     def grow(self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind) -> Sprout:
         tree = trimmed(self.tree, useful(context))

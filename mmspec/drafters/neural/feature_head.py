@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.growth import DraftModel, News, Nodes, Shape
+from mmspec.drafters.neural.multi_token import MULTI_TOKEN_HEADS, SEES
 from mmspec.drafters.neural.small_model import (
     SMALL_MODEL,
     committed,
     draft_law,
     head_of_target,
     small_model,
+    state_logits,
     waiting_block,
 )
 from mmspec.laws.categorical import Categorical
@@ -28,12 +30,10 @@ from mmspec.recipe import Deferred, DraftModelKind, Kit, Recipe
 from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.context import Context
-from mmspec.targets.guidance import guided, scale_of
 from mmspec.targets.hooks import HiddenStateHook
 from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.reader import Reader
 
-SEES = "target-states"
 KNOWN = 64  # how many of the last true states are at hand for tokens that were never seen
 
 
@@ -120,7 +120,9 @@ class FeatureDraft(DraftModel):
         state.memory.advance(counts * branches)
         state.fresh = [fresh[:0] for fresh in state.fresh]
         state.said = [out[:, -1:]]
-        return draft_law(context, self._logits(context, state.said[0]), committed(context))
+        return draft_law(
+            context, state_logits(context, self.backbone, state.said[0]), committed(context)
+        )
 
     def say(self, context: Context, state: _Thread, nodes: Nodes) -> Categorical:
         branches = len(state.fresh) // context.batch
@@ -128,7 +130,7 @@ class FeatureDraft(DraftModel):
         states = torch.cat(state.said, 1).gather(1, parent[..., None].expand(-1, -1, self.width))
         layout = nodes.block(state.memory.like).tiled(branches)
         state.said.append(self._read(state, layout, states))
-        logits = self._logits(context, state.said[-1])
+        logits = state_logits(context, self.backbone, state.said[-1])
         return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
 
     def keep(self, context: Context, state: _Thread, news: News) -> _Thread:
@@ -152,11 +154,6 @@ class FeatureDraft(DraftModel):
         cache = state.memory.cache
         out: Tensor = self.head(embeds, states, mask, positions, past_key_values=cache)
         return out
-
-    def _logits(self, context: Context, states: Tensor) -> Tensor:  # (R, q, D) -> (B, q, V)
-        logits: Tensor = self.backbone.head(states)
-        branches = len(states) // context.batch
-        return guided(logits, scale_of(context.request.inputs)) if branches > 1 else logits
 
 
 @dataclass
@@ -281,7 +278,7 @@ def with_head(execution: Shape, verifier: Verifier, **parts: Any) -> Recipe:
 def with_draft_model(
     execution: Shape, verifier: Verifier | Deferred[Verifier], **parts: Any
 ) -> Recipe:
-    """A recipe whose drafts grow out of a small model or of a head, which sees what it can.
+    """A recipe whose drafts grow out of a small model or of heads, which see what they can.
 
     `parts` are further fields of the recipe.
     """
@@ -290,6 +287,6 @@ def with_draft_model(
         execution=execution,
         verifier=verifier,
         sees="auto",
-        draft_model=(SMALL_MODEL, FEATURE_HEAD),
+        draft_model=(SMALL_MODEL, FEATURE_HEAD, MULTI_TOKEN_HEADS),
         **parts,
     )

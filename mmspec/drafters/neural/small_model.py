@@ -24,6 +24,7 @@ from mmspec.models.words import check_words
 from mmspec.recipe import DraftModelKind, Kit
 from mmspec.targets.backbone import FULL
 from mmspec.targets.context import Context
+from mmspec.targets.guidance import guided, scale_of
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock, block
 from mmspec.targets.reader import Reader
 
@@ -173,6 +174,16 @@ def draft_law(
     return context.sampling.law(logits, prefix, position)
 
 
+def state_logits(context: Context, target: Reader, states: Tensor) -> Tensor:
+    """What the target's output head says of states (R, n, D): logits (B, n, V).
+
+    R is B, or 2B with both branches of guidance, which the request's scale then brings together.
+    """
+    logits: Tensor = target.head(states)
+    guides = len(states) > context.batch
+    return guided(logits, scale_of(context.request.inputs)) if guides else logits
+
+
 def committed(context: Context) -> Prefix | None:
     """The committed tokens, for processors that look at them."""
     if not context.sampling.needs_prefix:
@@ -198,6 +209,12 @@ def head_of_target(kit: Kit) -> Drafter:
         raise ValueError(
             f"a draft model that sees {kit.sees!r} knows the picture through the target, so there "
             f"is nothing for compressor={kit.compressor!r} to thin; drop it"
+        )
+    reach, longest = kit.drafter.reach, kit.shape.longest
+    if reach is not None and longest > reach:
+        raise ValueError(
+            f"the draft is up to {longest} tokens deep, but this {type(kit.drafter).__name__} "
+            f"speaks of the next {reach} only; give length={reach}, or a tree of that depth"
         )
     return Autoregressive(kit.drafter, kit.shape)
 

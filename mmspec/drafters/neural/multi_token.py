@@ -1,0 +1,164 @@
+"""Drafting with multi-token heads on the target's last hidden state (Medusa, VADUSA, Codec-MTP)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.drafters.growth import DraftModel, News, Nodes
+from mmspec.drafters.neural.small_model import committed, draft_law, state_logits
+from mmspec.laws.categorical import Categorical
+from mmspec.models.heads.multi_token import (
+    MultiTokenHeads,
+    MultiTokenHeadsConfig,
+    load_multi_token_heads,
+)
+from mmspec.models.loading import model_type
+from mmspec.models.random_weights import random_model
+from mmspec.recipe import DraftModelKind
+from mmspec.targets.context import Context
+from mmspec.targets.hooks import HiddenStateHook
+from mmspec.targets.reader import Reader
+
+SEES = "target-states"
+
+
+@dataclass(frozen=True, eq=False)
+class MultiTokenDraft(DraftModel):
+    """Laws of the next tokens, all of one state of the target (Cai et al. 2024).
+
+    The newest token was said by the target itself, of its last state; head h speaks of the place h
+    tokens behind that one, whatever a draft has put between:
+
+        token     a    b   [x    y    z ]       committed a b, drafted x y z
+        state     a    -    -    -    -         b was said by the target of the state of a
+        head                1    2    3
+
+    A whole draft so costs one small forward, and nodes of one depth share their law. Where a gate
+    kept tokens that the target has not read, the state is older and later heads speak in time; the
+    last one speaks of all that lies beyond it. Under guidance both branches are read and their
+    logits guided by the target's scale. Raises ValueError at construction for heads of another
+    target, and for a target without states to offer.
+    """
+
+    backbone: Reader  # the target's
+    heads: MultiTokenHeads
+    sees: ClassVar[str] = SEES
+
+    def __post_init__(self) -> None:
+        check_heads(self.heads, self.backbone)
+
+    @property
+    def wants(self) -> frozenset[str]:
+        return frozenset({"hidden"})
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        return (self.heads,)
+
+    @property
+    def reach(self) -> int:
+        return self.heads.config.num_heads
+
+    def begin(self, context: Context) -> _LastStates:
+        states = context.shared["hidden"][:, -1]
+        return _LastStates(states, [len(row) for row in context.history])
+
+    def ahead(self, context: Context, state: _LastStates, count: int) -> Tensor:  # (B, count, V)
+        """Logits of the next `count` places behind the committed tokens."""
+        logits = state_logits(context, self.backbone, self.heads(state.states))
+        late = [len(row) - read - 1 for row, read in zip(context.history, state.read, strict=True)]
+        if not any(late):
+            return logits[:, :count]
+        places = torch.tensor(late, device=logits.device)[:, None] + torch.arange(
+            count, device=logits.device
+        )
+        places = places.clamp(0, self.reach - 1)
+        return logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1]))
+
+    def listen(self, context: Context, state: _LastStates) -> Categorical:
+        state.logits = self.ahead(context, state, self.reach)
+        return draft_law(context, state.logits[:, :1], committed(context))
+
+    def say(self, context: Context, state: _LastStates, nodes: Nodes) -> Categorical:
+        assert state.logits is not None
+        places = (nodes.layout.depths + 1).expand(context.batch, -1)
+        wide = places[..., None].expand(-1, -1, state.logits.shape[-1])
+        logits = state.logits.gather(1, wide)
+        return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
+
+    def keep(self, context: Context, state: _LastStates, news: News) -> _LastStates:
+        """Take the true state of the last token that was read."""
+        states = news.scores.features["hidden"]  # (R, N + 1, D)
+        last = [path[-1] + 1 if path else 0 for path in news.kept.path]
+        last *= len(states) // len(last)  # once for each branch of guidance
+        rows = torch.arange(len(states), device=states.device)
+        lines = zip(context.history, news.kept.takes_next, strict=True)
+        read = [len(row) - taken for row, taken in lines]
+        return _LastStates(states[rows, torch.tensor(last, device=states.device)], read)
+
+
+@dataclass
+class _LastStates:
+    """What the heads speak of; R rows are B, or 2B with both branches of guidance."""
+
+    states: Tensor  # (R, D)
+    read: list[int]  # tokens per row up to the one whose state it is
+    logits: Tensor | None = None  # (B, H, V) of this round
+
+
+def check_heads(heads: MultiTokenHeads, target: Reader) -> None:
+    """Refuse heads that were not made for this target. Raises ValueError."""
+    HiddenStateHook(target)
+    ours = (int(target.config.hidden_size), target.vocabulary)
+    theirs = (heads.config.hidden_size, heads.config.vocab_size)
+    if ours != theirs:
+        raise ValueError(
+            f"these multi-token heads read states {theirs[0]} wide and speak {theirs[1]} tokens, "
+            f"but {type(target.model).__name__} has states {ours[0]} wide and {ours[1]} tokens; "
+            "train heads for this target with mmspec.training.learn_multi_token"
+        )
+
+
+@dataclass(frozen=True)
+class MultiTokenHeadsKind(DraftModelKind):
+    """`MultiTokenHeads`, bound to the target as a `MultiTokenDraft`."""
+
+    words: str = "set of multi-token heads"
+
+    def accepts(self, model: Any) -> bool:
+        return isinstance(model, MultiTokenHeads)
+
+    def owns(self, folder: Path) -> bool:
+        there = (folder / "config.json").exists()
+        return there and model_type(folder) == MultiTokenHeadsConfig.model_type
+
+    def load(
+        self, source: str | Path, target: Reader, dtype: torch.dtype | None = None
+    ) -> MultiTokenHeads:
+        return load_multi_token_heads(source, dtype)
+
+    def default_sees(self, model: Any, target: Reader, asked: str) -> str:
+        if asked not in ("auto", SEES):
+            raise ValueError(
+                f"sees={asked!r} does not fit: multi-token heads read the target's states "
+                f"({SEES!r}) and nothing else; drop sees=, or use another recipe"
+            )
+        return SEES
+
+    def read(self, model: MultiTokenHeads, target: Reader, sees: str) -> MultiTokenDraft:
+        moved: MultiTokenHeads = nn.Module.to(model, target.device, target.model.dtype)
+        return MultiTokenDraft(target, moved)
+
+    def random(self, target: Reader, seed: int) -> MultiTokenHeads:
+        config = MultiTokenHeadsConfig.of(target.config, target.vocabulary)
+        heads: MultiTokenHeads = random_model(lambda: MultiTokenHeads(config), seed)
+        return heads
+
+
+MULTI_TOKEN_HEADS = MultiTokenHeadsKind()

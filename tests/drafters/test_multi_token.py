@@ -1,0 +1,249 @@
+"""Multi-token heads: right laws at the right places, right output, and nothing but their target."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import mmspec
+from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.growth import Chain, Shape, StaticTree
+from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.multi_token import MULTI_TOKEN_HEADS, MultiTokenDraft
+from mmspec.drafters.neural.small_model import Autoregressive
+from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConfig
+from mmspec.training.heads import Lesson, read
+from mmspec.training.multi_token import heads_loss, learn_multi_token
+from mmspec.trees import Tree
+from tests import toys
+from tests.drafters.heads import Heard, Late, Recorder, answer, endless
+from tests.toys import painters
+from tests.toys.readers import backbone
+
+torch.set_num_threads(1)
+
+ROOM, HEADS = 14, 4
+SHAPES: dict[str, Shape] = {
+    "chain": Chain(Fixed(HEADS)),
+    "tree": StaticTree(Tree.of_ranks([[0], [1], [0, 0], [0, 1], [1, 0], [0, 1, 0]])),
+    "dynamic": DynamicTree(depth=3, beam=2, nodes=5),
+}
+CASES = [(1, "chain"), (3, "chain"), (1, "tree"), (3, "tree"), (3, "dynamic")]  # rows, shape
+
+
+@lru_cache(maxsize=8)
+def said(family: str, batch: int) -> tuple[Lesson, Tensor]:
+    given = toys.inputs(family, batch=batch, ragged=batch > 1)
+    return answer(toys.model(family), given, ROOM)
+
+
+def zeroed(family: str, **changes: Any) -> MultiTokenHeads:
+    reader = backbone(toys.model(family))
+    config = MultiTokenHeadsConfig.of(reader.config, reader.vocabulary, **changes)
+    return MultiTokenHeads(config).train(False)
+
+
+@lru_cache(maxsize=8)
+def learnt(family: str) -> MultiTokenHeads:
+    """Heads that have read one lesson again and again: accepted now and then, at every depth."""
+    heads = zeroed(family, num_layers=2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        lesson = said(family, 3)[0]
+        learn_multi_token(backbone(toys.model(family)), heads, endless(lesson), 60, rate=2e-2)
+    return heads
+
+
+def random(family: str) -> MultiTokenHeads:
+    return MULTI_TOKEN_HEADS.random(backbone(toys.model(family)), 0)
+
+
+def output(family: str, heads: Any, batch: int, **parts: Any) -> Any:
+    given = toys.inputs(family, batch=batch, ragged=batch > 1)
+    how = {"do_sample": False, **parts.pop("how", {})}
+    fast = mmspec.accelerate(toys.model(family), "coupled", drafter=heads, **parts)
+    out = fast.generate(**given, max_new_tokens=ROOM, **how)
+    assert out.stats.fallback is None
+    return out
+
+
+# --- output and laws ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("batch", "shape"), CASES)
+@pytest.mark.parametrize("family", ["llama", "llava"])
+def test_output_is_the_targets_whatever_the_heads_say(family: str, batch: int, shape: str) -> None:
+    _, expected = said(family, batch)
+    kept = {}
+    for name, heads in {
+        "zeroed": zeroed(family),
+        "random": random(family),
+        "learnt": learnt(family),
+    }.items():
+        out = output(family, heads, batch, tree=SHAPES[shape])
+        assert torch.equal(out.sequences, expected)
+        assert out.stats.drafter_saw == "target-states"
+        kept[name] = out.stats.num_accepted_draft_tokens
+    assert kept["learnt"] > 0
+
+
+@pytest.mark.parametrize(("batch", "shape"), [(1, "tree"), (3, "chain")])
+def test_sampled_output_is_that_of_plain_decoding_with_the_seed(batch: int, shape: str) -> None:
+    given = toys.inputs("llava", batch=batch, ragged=batch > 1)
+    how = {"do_sample": True, "temperature": 0.5, "top_k": 3, "seed": 3}
+    plain = mmspec.accelerate(toys.model("llava"), "plain")
+    expected = plain.generate(**given, max_new_tokens=ROOM, **how).sequences
+    out = output("llava", learnt("llava"), batch, tree=SHAPES[shape], how=how)
+    assert torch.equal(out.sequences, expected)
+    assert out.stats.num_accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize(("batch", "shape"), CASES)
+def test_each_law_is_that_of_the_last_state_that_the_target_said(batch: int, shape: str) -> None:
+    """A node's law is that of the head of its depth; states that are late are found out."""
+    given = toys.inputs("llava", batch=batch, ragged=batch > 1)
+    compare(batch, recorded(given, shape, Recorder))
+    with pytest.raises(AssertionError):
+        compare(batch, recorded(given, shape, Late))
+
+
+def recorded(given: Any, shape: str, wrap: type[Recorder]) -> list[Heard]:
+    """Laws that were given in a run."""
+    model: Any = MultiTokenDraft(backbone(toys.model("llava")), learnt("llava"))
+    recorder = wrap(model)
+    drafter = Autoregressive(recorder, SHAPES[shape])
+    fast = mmspec.accelerate(toys.model("llava"), "coupled", drafter=drafter)
+    fast.generate(**given, max_new_tokens=ROOM, do_sample=False)
+    return recorder.heard
+
+
+@torch.no_grad()
+def compare(batch: int, heard: list[Heard]) -> None:
+    """Hold laws against the heads' on states of the target's own reading of the whole answer."""
+    lesson, reader = said("llava", batch)[0], backbone(toys.model("llava"))
+    room = lesson.tokens.shape[1]
+    states = read(reader, lesson).states[:, -room:]  # the target says token t of state t
+    prompts = lesson.inputs["attention_mask"].sum(-1).tolist()
+    assert any(one.nodes is not None for one in heard)
+    for one in heard:
+        for row, length in enumerate(one.lengths):
+            new = length - prompts[row]
+            if new >= room:  # the row has finished
+                continue
+            logits = reader.head(learnt("llava")(states[row, new - 1]))
+            depths = torch.tensor([0])
+            if one.nodes is not None:
+                depths = (one.nodes.layout.depths + 1).expand(batch, -1)[row]
+            assert_close(one.law.scores[row], logits[depths], atol=1e-4, rtol=1e-4)
+
+
+def test_heads_that_learnt_nothing_say_the_targets_next_token() -> None:
+    """With weights at zero every head repeats the law of the token that the target said."""
+    reader, lesson = backbone(toys.model("llava")), said("llava", 3)[0]
+    states = read(reader, lesson).states
+    heads = zeroed("llava", num_layers=2)
+    assert_close(heads(states), states[:, :, None].expand(-1, -1, HEADS, -1), atol=0, rtol=0)
+    assert not torch.equal(learnt("llava")(states)[:, :, 0], states)
+
+
+def test_under_guidance_both_branches_are_read() -> None:
+    toy = painters.PAINTERS["janus"]()
+    heads = MULTI_TOKEN_HEADS.random(backbone(toy), 0)
+    how: Any = {**painters.request("janus", 3), "guidance": 3.0, "temperature": 1.0, "seed": 0}
+    expected = mmspec.accelerate(toy, "plain").generate_images(**how)
+    for tree in ("chain", "tree"):
+        fast = mmspec.accelerate(toy, "coupled", drafter=heads, tree=SHAPES[tree])
+        out = fast.generate_images(**how)
+        assert out.stats.fallback is None
+        assert torch.equal(out.sequences, expected.sequences)
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def test_learning_lowers_the_loss_and_leaves_the_target_alone() -> None:
+    toy, lesson = toys.model("llava"), said("llava", 3)[0]
+    before = {name: value.clone() for name, value in toy.state_dict().items()}
+    heads, losses = zeroed("llava"), list[float]()
+    learn_multi_token(
+        backbone(toy), heads, endless(lesson), 25, 2e-2, lambda *seen: losses.append(seen[3])
+    )
+    assert losses[-1] < 0.8 * losses[0]
+    assert not heads.training
+    assert all(torch.equal(value, before[name]) for name, value in toy.state_dict().items())
+    assert all(weight.grad is None for weight in toy.parameters())
+
+
+def test_the_loss_asks_each_head_for_its_own_token() -> None:
+    """By hand: head h at state t against token t + h; what is behind the end counts nowhere."""
+    reader, lesson = backbone(toys.model("llava")), said("llava", 3)[0]
+    tokens = lesson.tokens.clone()
+    tokens[1, 5:] = -1
+    states = read(reader, lesson).states[:, -tokens.shape[1] :]
+    laws = reader.head(learnt("llava")(states)).log_softmax(-1)
+    expected = torch.zeros(())
+    for head in range(HEADS):
+        found = [
+            -laws[row, at, head, tokens[row, at + head + 1]]
+            for row in range(3)
+            for at in range(tokens.shape[1] - head - 1)
+            if tokens[row, at + head + 1] >= 0
+        ]
+        expected = expected + 0.5 ** (head + 1) * torch.stack(found).mean()
+    loss = heads_loss(reader, learnt("llava"), Lesson(lesson.inputs, tokens), 0.5)
+    assert_close(loss, expected, atol=1e-4, rtol=1e-4)
+
+
+# --- folders and bad input ------------------------------------------------------------------------
+
+
+def test_a_folder_holds_the_heads_alone(tmp_path: Path) -> None:
+    heads, given = learnt("llava"), {**toys.inputs("llava"), "max_new_tokens": ROOM}
+    heads.save_pretrained(tmp_path / "heads")
+    here = mmspec.accelerate(toys.model("llava"), "coupled", drafter=heads, length=HEADS)
+    there = mmspec.accelerate(
+        toys.model("llava"), "coupled", drafter=tmp_path / "heads", length=HEADS
+    )
+    one = here.generate(**given).stats.per_step_accepted
+    assert there.generate(**given).stats.per_step_accepted == one
+    there.save_pretrained(tmp_path / "saved")
+    again = mmspec.load(tmp_path / "saved", toys.model("llava"))
+    assert again.generate(**given).stats.per_step_accepted == one
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 32}, "states 32 wide and speak 160 tokens, .* 64 wide and 160 tokens"),
+        ({"vocab_size": 99}, "states 64 wide and speak 99 tokens"),
+    ],
+)
+def test_the_heads_of_another_target_are_refused(changes: dict[str, Any], message: str) -> None:
+    heads = zeroed("llava", **changes)
+    with pytest.raises(ValueError, match=message):
+        mmspec.accelerate(toys.model("llava"), "coupled", drafter=heads, length=2)
+    with pytest.raises(ValueError, match=message):
+        learn_multi_token(backbone(toys.model("llava")), heads, iter(()), 1)
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    toy, heads = toys.model("llava"), zeroed("llava", num_heads=2)
+    with pytest.raises(ValueError, match=r"3 tokens deep, .* next 2 only; give length=2"):
+        mmspec.accelerate(toy, "coupled", drafter=heads, length=3)
+    with pytest.raises(ValueError, match=r"3 tokens deep, .* next 2 only"):
+        mmspec.accelerate(toy, "coupled", drafter=heads, tree=SHAPES["dynamic"])
+    with pytest.raises(ValueError, match="sees='pixels' does not fit: multi-token heads"):
+        mmspec.accelerate(toy, "coupled", drafter=heads, sees="pixels", length=2)
+    with pytest.raises(ValueError, match="needs a feature head, but a MultiTokenHeads is none"):
+        mmspec.accelerate(toy, "eagle", drafter=heads)
+    with pytest.raises(ValueError, match="hides the states of its decoder"):
+        mmspec.accelerate(toys.model("whisper"), "coupled", drafter=heads, length=2)
+    heads.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no feature head"):
+        mmspec.accelerate(toy, "eagle", drafter=tmp_path)
