@@ -13,19 +13,23 @@ from mmspec.errors import reading
 from mmspec.modalities import examining
 from mmspec.modalities.examining import Bind, both
 from mmspec.modality import Finding, Outcome
-from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
+from mmspec.models.heads.feature_head import FeatureHead
+from mmspec.models.heads.multi_token import MultiTokenHeads
 from mmspec.models.loading import auto_class, model_type
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.reader import Reader
 
+HEADS: tuple[Any, ...] = (FeatureHead, MultiTokenHeads)  # on the states of a target
+
 
 def skeleton(name: str) -> Any:
-    """A model or a feature head without memory. Raises ValueError for one that is not known."""
-    is_head = model_type(name) == FeatureHeadConfig.model_type
+    """A model, or heads for one, without memory. Raises ValueError for one that is not known."""
+    found = model_type(name)
+    head = next((one for one in HEADS if one.config_class.model_type == found), None)
     with reading(name):
-        if is_head:
-            config = FeatureHeadConfig.from_pretrained(name)
-            return examining.skeleton(lambda: FeatureHead(config))
+        if head is not None:
+            config = head.config_class.from_pretrained(name)
+            return examining.skeleton(lambda: head(config))
         known = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         auto = auto_class(known)
         return examining.skeleton(lambda: auto.from_config(known, trust_remote_code=False))
@@ -45,7 +49,7 @@ def examine(
         both("weights", list(zip(names, models, strict=True)), lambda one: examining.weights(*one)),
         both("model", models, lambda model: type(model).__name__),
     ]
-    if isinstance(models[-1], FeatureHead) and drafter is not None:
+    if isinstance(models[-1], HEADS) and drafter is not None:
         return [*found, *_head(reader(models[0]), models[1])]
     found += [
         both("family", models, lambda model: reader(model).family.name),
@@ -67,13 +71,13 @@ def examine(
     return [*found, *examining.fitting("tokens", session, models[0], small)]
 
 
-def _head(reader: Reader, head: FeatureHead) -> Iterator[Finding]:
-    """A feature head continues states of one width and speaks one vocabulary."""
+def _head(reader: Reader, head: Any) -> Iterator[Finding]:
+    """Heads read states of one width and speak one vocabulary."""
     pairs = (
         ("states", int(reader.config.hidden_size), head.config.hidden_size),
         ("vocabulary", reader.vocabulary, head.config.vocab_size),
     )
-    remark = "a head for another target; train one with mmspec.training.heads.learn_head"
+    remark = "made for another target; train one for this with mmspec.training"
     for check, ours, theirs in pairs:
         yield Finding(check, ours, theirs, *(() if ours == theirs else ("refused", remark)))
 

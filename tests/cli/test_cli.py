@@ -228,7 +228,7 @@ def test_every_modality_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None
         assert len(found["findings"]) < 15
         assert any("numbers, safetensors" in str(one["target"]) for one in found["findings"])
     for pair, message in (
-        (("zoo:llava", "zoo:image-head"), "a head for another target"),
+        (("zoo:llava", "zoo:image-head"), "made for another target"),
         (("zoo:mar", "zoo:llava"), "not a MAR"),
         (("zoo:diffusion", "zoo:mar"), "neither a pipeline nor a denoiser"),
     ):

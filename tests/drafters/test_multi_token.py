@@ -17,6 +17,7 @@ from mmspec.drafters.growth import Chain, Shape, StaticTree
 from mmspec.drafters.length import Fixed
 from mmspec.drafters.neural.multi_token import MULTI_TOKEN_HEADS, MultiTokenDraft
 from mmspec.drafters.neural.small_model import Autoregressive
+from mmspec.modalities.examining_tokens import examine
 from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConfig
 from mmspec.training.heads import Lesson, read
 from mmspec.training.multi_token import heads_loss, learn_multi_token
@@ -46,7 +47,8 @@ def said(family: str, batch: int) -> tuple[Lesson, Tensor]:
 def zeroed(family: str, **changes: Any) -> MultiTokenHeads:
     reader = backbone(toys.model(family))
     config = MultiTokenHeadsConfig.of(reader.config, reader.vocabulary, **changes)
-    return MultiTokenHeads(config).train(False)
+    heads: MultiTokenHeads = MultiTokenHeads(config).train(False)
+    return heads
 
 
 @lru_cache(maxsize=8)
@@ -247,3 +249,16 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     heads.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="no feature head"):
         mmspec.accelerate(toy, "eagle", drafter=tmp_path)
+
+
+def test_doctor_knows_heads_by_their_folder(tmp_path: Path) -> None:
+    toys.model("llama").save_pretrained(tmp_path / "target")
+    for name, changes in {"own": {}, "other": {"vocab_size": 99}}.items():
+        zeroed("llama", **changes).save_pretrained(tmp_path / name)
+
+    def refused(name: str) -> list[str]:
+        found = examine(str(tmp_path / "target"), str(tmp_path / name), lambda *_: None, backbone)
+        return [one.check for one in found if one.verdict == "refused"]
+
+    assert refused("own") == []
+    assert refused("other") == ["vocabulary"]
