@@ -7,6 +7,7 @@ WAV is read and written by the standard library; other files need soundfile, whi
 from __future__ import annotations
 
 import wave
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,14 @@ def sound(source: Any, rate_hz: int | None = None) -> Sound:
     """
     if isinstance(source, Sound):
         return source
+    if isinstance(source, Mapping):  # as data sets hold them
+        unknown = sorted({*source} - {"array", "sampling_rate", "path"})
+        if unknown or "array" not in source:
+            raise ValueError(
+                f"a sound of {', '.join(map(str, source))} is not known; give array and "
+                "sampling_rate, or the samples themselves"
+            )
+        return sound(source["array"], source.get("sampling_rate", rate_hz))
     if isinstance(source, str | Path):
         found = read(source)
         if rate_hz is not None and rate_hz != found.rate_hz:

@@ -23,36 +23,41 @@ class EncodedOnce:
     """
 
     def __init__(self, encoder: Any) -> None:
-        self.encoder = encoder
+        self.held = vars(encoder).get("forward")  # what hooks of others put there
+        self.forward, self.users = encoder.forward, 0
         self.states: dict[bytes, Tensor] = {}
         self.features: Tensor | None = None
 
     def __call__(self, input_features: Tensor, *args: Any, **options: Any) -> Any:
         """As the encoder's forward; only unknown rows go through it."""
         if args or any(_asks(value) for name, value in options.items() if name != "return_dict"):
-            return self._forward(input_features, *args, **options)
+            return self.forward(input_features, *args, **options)
         self.features = input_features
         keys = [_bytes(row) for row in input_features]
         new = {key: row for row, key in enumerate(keys) if key not in self.states}
         if new:
-            found = self._forward(input_features[list(new.values())])[0]
-            self.states |= dict(zip(new, found, strict=True))
+            found = self.forward(input_features[list(new.values())])[0]
+            known = {key: state for key, state in self.states.items() if key in keys}
+            self.states = {**known, **dict(zip(new, found, strict=True))}  # of this window alone
         return BaseModelOutput(last_hidden_state=torch.stack([self.states[key] for key in keys]))
-
-    def _forward(self, *args: Any, **options: Any) -> Any:
-        return type(self.encoder).forward(self.encoder, *args, **options)
 
 
 @contextmanager
 def encoded_once(model: Any) -> Iterator[EncodedOnce]:
     """The model's encoder remembers within this block."""
     encoder = model.get_encoder()
-    once = EncodedOnce(encoder)
+    held = vars(encoder).get("forward")  # of a stream that is still being read
+    once = held if isinstance(held, EncodedOnce) else EncodedOnce(encoder)
+    once.users += 1
     encoder.forward = once
     try:
         yield once
     finally:
-        del encoder.forward
+        once.users -= 1
+        if not once.users:
+            del encoder.forward
+            if once.held is not None:
+                encoder.forward = once.held
 
 
 def _bytes(row: Tensor) -> bytes:

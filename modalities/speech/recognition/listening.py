@@ -80,6 +80,12 @@ def inputs(
         made = _features(model, processor, waves, rate)
     else:
         made = _request(model, processor, waves, prompt, language)
+        mask = made.get("attention_mask")
+        if mask is not None and not bool(mask[:, -1].all()):
+            raise ValueError(
+                "the processor pads on the right, and a model writes behind its prompt; set "
+                "processor.tokenizer.padding_side = 'left'"
+            )
     names = _hf.forward_names(model)
     kept = {name: value for name, value in made.items() if name in names}
     return {name: _placed(value, model) for name, value in kept.items()}

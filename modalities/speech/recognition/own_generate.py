@@ -7,13 +7,12 @@ transformers once per window and temperature, and that loop is ours.
 
 from __future__ import annotations
 
-import inspect
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationMixin
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
 from mmspec import _hf
@@ -67,6 +66,9 @@ def generate(text: Text, arguments: Mapping[str, Any], loop: Loop) -> Written:
             "there is nothing to encode; give input_features, as the processor makes them"
         )
     _check_language(model, given)
+    forced = given.pop("forced_decoder_ids", None)
+    if forced is not None:
+        given["generation_config"] = _forced(model, forced, given)
     text.check({name: one for name, one in given.items() if name in text.inputs})
     own = {name: given.pop(name, None) for name in ("seed", "row_ids")}
     own["drafter_inputs"] = given.pop("drafter_inputs", None)
@@ -88,6 +90,11 @@ class _WindowHook:
 
     def __call__(self, *args: Any, **arguments: Any) -> Any:
         seed, rows = self.own["seed"], self.own["row_ids"]
+        if rows is not None and len(rows) != len(args[1]):
+            raise ValueError(
+                f"row_ids={list(rows)}, but Whisper goes on with {len(args[1])} of these rows; ask "
+                "row by row, as transcribe() does"
+            )
         seen = {"input_features": self.once.features, "encoder_outputs": None}
         given = {
             "seed": None if seed is None else seed + self.count,
@@ -102,10 +109,9 @@ def _tried(given: dict[str, Any]) -> dict[str, Any]:
     """Sampling as `generate` here takes it; several temperatures are Whisper's own affair."""
     if isinstance(given.get("temperature"), list | tuple):
         return given
-    made = sampled(given)
-    if made.get("do_sample") and made.get("temperature") is None:
-        made = {**made, "temperature": 1.0}  # Whisper samples where it is told a temperature
-    return made
+    made = sampled(given)  # Whisper samples where it is told a temperature, and there alone
+    usual = 1.0 if made.get("do_sample") else 0.0
+    return {**made, "temperature": made.get("temperature", usual)}
 
 
 def _check_language(model: Any, given: Mapping[str, Any]) -> None:
@@ -118,10 +124,17 @@ def _check_language(model: Any, given: Mapping[str, Any]) -> None:
         )
 
 
-def own_arguments() -> frozenset[str]:
-    """What Whisper's `generate()` takes and the loop of transformers does not."""
-    ours, theirs = (
-        set(inspect.signature(kind.generate).parameters)
-        for kind in (WhisperGenerationMixin, GenerationMixin)
-    )
-    return frozenset(ours - theirs)
+def _forced(model: Any, forced: Any, given: Mapping[str, Any]) -> Any:
+    """A configuration that begins with these tokens, (place, id) from place 1 on.
+
+    Raises ValueError where a language or a task is told as well, which Whisper obeys instead.
+    """
+    told = [name for name in ("language", "task") if given.get(name) is not None]
+    if told:
+        raise ValueError(
+            f"forced_decoder_ids and {' and '.join(told)} both say how the transcript begins; give "
+            "one of them"
+        )
+    config = copy.deepcopy(given.get("generation_config") or model.generation_config)
+    config.forced_decoder_ids = [list(pair) for pair in forced]
+    return config

@@ -10,6 +10,7 @@ from mmspec import zoo
 from mmspec.modalities import tokens
 from mmspec.modalities.speech.recognition import own_generate
 from mmspec.modalities.speech.recognition.families import reader
+from mmspec.modalities.speech.recognition.transcribing import transcribe
 from mmspec.modalities.text import HOOK, Text, placed
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal
@@ -32,9 +33,15 @@ class RecognitionSession(tokens.TokenSession):
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         if call == "__call__":
             return self.text.hook(args, arguments, loop)
+        if call == "transcribe":
+            return transcribe(self, args, arguments, loop)
+        return self.ask(placed(args, arguments), loop)
+
+    def ask(self, arguments: Mapping[str, Any], loop: Loop) -> Any:
+        """`generate`: as the model's own, whatever that does beside the loop."""
         if own_generate.is_own(self.model):
-            return own_generate.generate(self.text, placed(args, arguments), loop)
-        return self.text.generate(args, arguments, loop)
+            return own_generate.generate(self.text, arguments, loop)
+        return self.text.generate((), arguments, loop)
 
     def _prepared(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(self.bound.backbone, EncoderDecoder):
