@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from mmspec import _hf
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.modalities import asking, examining_tokens
-from mmspec.modalities.speech.recognition import RecognitionSettings, listening, own_generate
+from mmspec.modalities.speech.recognition import RecognitionSettings, hearing, own_generate
 from mmspec.modalities.speech.recognition.families import reader
 from mmspec.modalities.speech.recognition.plug import load, session
 from mmspec.modalities.speech.sound import Sound, read
@@ -56,9 +56,9 @@ class RecogniserAsker:
         heard = [self.heard] * len(prompts) if sounds is None else sounds
         said = next((one for one in prompts if one.strip()), None)
         told = None if own_generate.is_own(self.model) else self.settings.language
-        made = listening.inputs(self.model, self.processor, heard, said, told)
+        made = hearing.inputs(self.model, self.processor, heard, said, told)
         most = self.settings.max_new_tokens
-        room = listening.room(self.model, heard) if most is None else {"max_new_tokens": most}
+        room = hearing.room(self.model, heard) if most is None else {"max_new_tokens": most}
         return {**made, **self.sampling, **room}
 
     @property
@@ -70,7 +70,7 @@ class RecogniserAsker:
 
     def words(self, tokens: Sequence[int]) -> str:
         """New tokens as text, without marks of language, task or time."""
-        return listening.words(self.model, self.processor, tokens)
+        return hearing.words(self.model, self.processor, tokens)
 
     def text(self, output: Any) -> str:
         """What was said in a single sound."""

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from mmspec.errors import check_flag
-from mmspec.modalities.speech.recognition import listening, own_generate
+from mmspec.modalities.speech.recognition import hearing, own_generate
 from mmspec.modalities.speech.sound import Sound, sound
 from mmspec.stats import Stats
 from mmspec.targets.generation_settings import sampled
@@ -81,16 +81,16 @@ def transcribe(
         raise ValueError("transcribe() takes one sound or a list of them: transcribe(audio, ...)")
     audio = args[0] if args else given.pop("audio")
     own = {name: given.pop(name, None) for name in OURS}
-    processor = session.processor or listening.processor_of(session.model)
-    rate = listening.rate_hz(processor)
+    processor = session.processor or hearing.processor_of(session.model)
+    rate = hearing.rate_hz(processor)
     sounds = [sound(one, own["sampling_rate"]).at(rate) for one in _several(audio)]
-    _check_words(session.model, own, sounds, listening.window(processor))
+    _check_words(session.model, own, sounds, hearing.window(processor))
     rows = range(len(sounds)) if own["row_ids"] is None else own["row_ids"]
     if len(rows) != len(sounds):
         raise ValueError(f"row_ids={list(rows)} are not one per sound, of which are {len(sounds)}")
     found: dict[int, Transcript] = {}
     is_drawn = _is_drawn(session.model, given)
-    for group in _groups(sounds, listening.window(processor), is_drawn):
+    for group in _groups(sounds, hearing.window(processor), is_drawn):
         heard = [sounds[at] for at in group]
         asked = _asked(session.model, processor, heard, own, given)
         drawn = {"row_ids": [rows[at] for at in group]} if is_drawn else {}
@@ -132,7 +132,7 @@ def _check_words(
         raise ValueError(
             f"language={own['language']!r}: a {type(model).__name__} is told none; drop it"
         )
-    if not is_own or listening.first_timestamp(model) is not None:
+    if not is_own or hearing.first_timestamp(model) is not None:
         return
     longest = max(one.seconds for one in sounds)
     if own["timestamps"] or longest > window:
@@ -169,13 +169,13 @@ def _asked(
     """The arguments of `generate()`."""
     limits = ("max_new_tokens", "max_length", "generation_config")
     is_limited = any(given.get(name) is not None for name in limits)
-    room = {} if is_limited else listening.room(model, heard)
+    room = {} if is_limited else hearing.room(model, heard)
     if not own_generate.is_own(model):
-        made = listening.inputs(model, processor, heard, own["prompt"], own["language"])
+        made = hearing.inputs(model, processor, heard, own["prompt"], own["language"])
         return {**made, **room, **given}
-    made = listening.inputs(model, processor, heard, own["prompt"])
+    made = hearing.inputs(model, processor, heard, own["prompt"])
     told = {name: own[name] for name in TOLD if own[name] is not None}
-    timed = bool(own["timestamps"]) or heard[0].seconds > listening.window(processor)
+    timed = bool(own["timestamps"]) or heard[0].seconds > hearing.window(processor)
     told |= {"return_timestamps": True} if timed else {}
     return {**made, **room, **given, **told, "return_segments": True}
 
@@ -187,7 +187,7 @@ def _written(model: Any, processor: Any, asked: Mapping[str, Any], answer: Any) 
         return [_of_segments(model, processor, row, timed) for row in answer.segments]
     length = 1 if model.config.is_encoder_decoder else asked["input_ids"].shape[1]
     rows = [_until_end(model, row) for row in answer.sequences[:, length:].tolist()]
-    return [Transcript(listening.words(model, processor, row), row) for row in rows]
+    return [Transcript(hearing.words(model, processor, row), row) for row in rows]
 
 
 def _of_segments(
@@ -196,10 +196,10 @@ def _of_segments(
     pieces = []
     for one in segments:
         tokens = one["tokens"].tolist()
-        text = listening.words(model, processor, tokens)
+        text = hearing.words(model, processor, tokens)
         pieces.append(Piece(float(one["start"]), float(one["end"]), text, tokens))
     every = [token for piece in pieces for token in piece.tokens]
-    text = listening.words(model, processor, every)
+    text = hearing.words(model, processor, every)
     return Transcript(text, every, tuple(pieces) if timed else ())
 
 

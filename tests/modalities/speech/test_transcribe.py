@@ -123,9 +123,7 @@ def encoded() -> Iterator[list[int]]:
 def test_the_encoder_runs_once_per_window() -> None:
     """Though the language is detected first, and tokens are written at two temperatures."""
     with encoded() as rows:
-        fast().transcribe(
-            CLIPS[:1], sampling_rate=RATE_HZ, max_new_tokens=1
-        )
+        fast().transcribe(CLIPS[:1], sampling_rate=RATE_HZ, max_new_tokens=1)
     assert rows == [1]
     with encoded() as rows:
         how = {"temperature": (0.0, 0.5), "logprob_threshold": 0.0}  # falls back for sure
