@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from PIL import Image, ImageDraw
 
 if TYPE_CHECKING:
+    from mmspec.zoo.grounds import Ground
     from mmspec.zoo.scene import Thing
 
 Point = tuple[float, float]
@@ -40,32 +41,47 @@ _STROKES: dict[int, tuple[tuple[Point, ...], ...]] = {
 }
 
 
-def draw(things: Iterable[Thing], size: int, board: int) -> Image.Image:
-    """Draw things on a `board` x `board` grid filling a square canvas of `size` pixels."""
-    big = size * _OVERSAMPLING
-    canvas = Image.new("RGB", (big, big), PAPER)
-    pen = ImageDraw.Draw(canvas)
-    cell = big / board
+def draw(
+    things: Iterable[Thing], size: int, board: int, ground: Ground | None = None
+) -> Image.Image:
+    """Draw things on a `board` x `board` grid filling a square canvas of `size` pixels.
+
+    They stand on paper, if on no other ground.
+    """
+    big = (size * _OVERSAMPLING, size * _OVERSAMPLING)
+    if ground is None:
+        canvas = Image.new("RGB", big, PAPER)
+    else:
+        canvas = ground.paint(size).resize(big, Image.Resampling.BICUBIC)
+    cell = big[0] / board
     for thing in things:
         x = (thing.column + 0.5 + thing.shift[0]) * cell
         y = (thing.row + 0.5 + thing.shift[1]) * cell
-        _draw_thing(pen, thing, x, y, RADIUS[thing.size] * cell)
+        mask = Image.new("1", big)
+        cover(ImageDraw.Draw(mask), thing, x, y, thing.radius * cell)
+        canvas.paste(RGB[thing.colour], mask=mask)
     return canvas.resize((size, size), Image.Resampling.BICUBIC)
 
 
-def _draw_thing(pen: ImageDraw.ImageDraw, thing: Thing, x: float, y: float, r: float) -> None:
-    ink = RGB[thing.colour]
+def cover(pen: ImageDraw.ImageDraw, thing: Thing, x: float, y: float, r: float) -> None:
+    """Mark the pixels that a thing covers."""
+    turn = math.radians(thing.turn)
+    across, down = r * math.cos(turn), r * math.sin(turn)
+
+    def placed(points: Iterable[Point]) -> list[Point]:
+        return [(x + across * u - down * v, y + down * u + across * v) for u, v in points]
+
     if thing.digit is not None:
         width = max(1, round(_STROKE * r))
         for stroke in _digit(thing.digit):
-            _stroke(pen, [(x + r * u, y + r * v) for u, v in stroke], width, ink)
+            _stroke(pen, placed(stroke), width)
     elif thing.shape == "circle":
-        pen.ellipse(_box(x, y, r), fill=ink)
+        pen.ellipse(_box(x, y, r), fill=1)
     elif thing.shape == "ring":
-        pen.ellipse(_box(x, y, r), fill=ink)
-        pen.ellipse(_box(x, y, 0.52 * r), fill=PAPER)
+        pen.ellipse(_box(x, y, r), fill=1)
+        pen.ellipse(_box(x, y, 0.52 * r), fill=0)
     else:
-        pen.polygon([(x + r * u, y + r * v) for u, v in _outline(thing.shape)], fill=ink)
+        pen.polygon(placed(_outline(thing.shape)), fill=1)
 
 
 def _box(x: float, y: float, r: float) -> tuple[float, float, float, float]:
@@ -127,9 +143,7 @@ def _arc(
     return tuple((x + rx * math.cos(a), y + ry * math.sin(a)) for a in angles)
 
 
-def _stroke(
-    pen: ImageDraw.ImageDraw, points: list[Point], width: int, ink: tuple[int, int, int]
-) -> None:
-    pen.line(points, fill=ink, width=width, joint="curve")
+def _stroke(pen: ImageDraw.ImageDraw, points: list[Point], width: int) -> None:
+    pen.line(points, fill=1, width=width, joint="curve")
     for x, y in points:
-        pen.ellipse(_box(x, y, width / 2), fill=ink)
+        pen.ellipse(_box(x, y, width / 2), fill=1)

@@ -6,16 +6,19 @@ computed from it, so that what a model says about a picture can be checked word 
 
 from __future__ import annotations
 
+import math
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFilter
 
-from mmspec.zoo.drawing import draw
+from mmspec.zoo.drawing import RADIUS, RGB, draw
+from mmspec.zoo.grounds import Ground, ground
 
 Split = Literal["train", "held-out"]
+Style = Literal["plain", "textured"]
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "diamond")
 COLOURS = ("red", "green", "blue", "yellow", "orange", "purple", "pink", "black")
@@ -31,6 +34,11 @@ _PLACES = (
 _COUNT_LAW = (0.08, 0.27, 0.40, 0.25)  # how often a scene has one, two, three, four things
 _DIGIT_RATE = 0.35
 _SHIFT = 0.06  # largest displacement from the middle of a cell, in cells
+_FREE = 0.36  # the same in textured scenes
+_SCALE = 0.08  # how much things of a size differ there, at most
+_TURN = 12.0  # how far they are turned there at most, in degrees
+_EDGE, _GAP = 0.04, 0.12  # least room to the edge, and between two things, in cells
+_BLUR, _NOISE = 0.035, 0.03  # of the camera there, at most
 _HELD_OUT_ONE_IN = 8
 
 
@@ -45,6 +53,13 @@ class Thing:
     column: int
     digit: int | None = None
     shift: tuple[float, float] = (0.0, 0.0)  # (x, y), in cells
+    scale: float = 1.0  # how large it is among those of its size
+    turn: float = 0.0  # degrees, clockwise
+
+    @property
+    def radius(self) -> float:
+        """Half the height of one that stands upright, in cells."""
+        return RADIUS[self.size] * self.scale
 
     @property
     def name(self) -> str:
@@ -58,14 +73,33 @@ class Thing:
 
 
 @dataclass(frozen=True)
+class Camera:
+    """What a lens and a sensor add to a picture."""
+
+    blur: float  # standard deviation, in cells
+    noise: float  # standard deviation, of 0 to 1
+    seed: int
+
+    def take(self, picture: Image.Image) -> Image.Image:
+        """The picture as it comes out, of the same size."""
+        soft = picture.filter(ImageFilter.GaussianBlur(self.blur * picture.width / BOARD))
+        grain = np.random.default_rng(self.seed).normal(size=(*soft.size[::-1], 3))
+        pixels = np.asarray(soft) + 255 * self.noise * grain
+        return Image.fromarray(np.clip(pixels.round(), 0, 255).astype(np.uint8))
+
+
+@dataclass(frozen=True)
 class Scene:
     """Some things, in reading order. No two of them share both colour and name."""
 
     things: tuple[Thing, ...]
+    ground: Ground | None = None  # None = paper
+    camera: Camera | None = None  # None = a perfect one
 
     def render(self, size: int = 192) -> Image.Image:
         """Draw the scene on a square RGB canvas of `size` pixels."""
-        return draw(self.things, size, BOARD)
+        picture = draw(self.things, size, BOARD, self.ground)
+        return picture if self.camera is None else self.camera.take(picture)
 
     def facts(self) -> tuple[tuple[str, str, str, str], ...]:
         """What is true of the picture: (size, colour, name, place) of every thing."""
@@ -87,8 +121,53 @@ BUNDLED = Scene(  # the picture shipped as scene.png
 )
 
 
-def sample(seed: int) -> Scene:
-    """Draw a scene. The same seed gives the same scene on every machine."""
+def sample(seed: int, style: Style = "plain") -> Scene:
+    """Draw a scene. The same seed gives the same scene on every machine.
+
+    "textured" has the things of "plain" at free places of their cells, turned and of many sizes,
+    on a material, and taken with a camera.
+    """
+    scene = _plain(seed)
+    return scene if style == "plain" else textured(scene, np.random.default_rng((seed, 5)))
+
+
+def textured(scene: Scene, generator: np.random.Generator) -> Scene:
+    """The things of a scene at free places of their cells, on some ground."""
+    things: list[Thing] = []
+    while len(things) < len(scene.things):
+        loose = _loosened(scene.things[len(things)], generator)
+        if all(_apart(loose, other) for other in things):
+            things.append(loose)
+        elif generator.random() < 0.05:  # hardly any room is left
+            things.clear()
+    below = ground(generator, [RGB[thing.colour] for thing in things])
+    blur, noise = generator.uniform(0, _BLUR), generator.uniform(0, _NOISE)
+    camera = Camera(float(blur), float(noise), int(generator.integers(1 << 31)))
+    return Scene(tuple(things), below, camera)
+
+
+def _loosened(thing: Thing, generator: np.random.Generator) -> Thing:
+    scale = float(generator.uniform(1 - _SCALE, 1 + _SCALE))
+    turn = float(generator.uniform(-_TURN, _TURN))
+    radius = 1.06 * RADIUS[thing.size] * scale  # of what reaches farthest, a star
+    x, y = (_free(at, radius, generator) for at in (thing.column, thing.row))
+    return replace(thing, shift=(x, y), scale=scale, turn=turn)
+
+
+def _free(at: int, radius: float, generator: np.random.Generator) -> float:
+    """A displacement that keeps a thing on the canvas."""
+    first = max(-_FREE, radius + _EDGE - at - 0.5)
+    last = min(_FREE, BOARD - at - 0.5 - radius - _EDGE)
+    return float(generator.uniform(first, last))
+
+
+def _apart(one: Thing, other: Thing) -> bool:
+    across = one.column + one.shift[0] - other.column - other.shift[0]
+    down = one.row + one.shift[1] - other.row - other.shift[1]
+    return math.hypot(across, down) > one.radius + other.radius + _GAP
+
+
+def _plain(seed: int) -> Scene:
     generator = np.random.default_rng(seed)
     count = 1 + int(generator.choice(len(_COUNT_LAW), p=_COUNT_LAW))
     cells = sorted(int(c) for c in generator.choice(BOARD * BOARD, count, replace=False))

@@ -6,6 +6,7 @@ from PIL import Image
 
 from mmspec.zoo import bundled_scene
 from mmspec.zoo.drawing import PAPER, RGB
+from mmspec.zoo.grounds import MATERIALS, Ground
 from mmspec.zoo.scene import BUNDLED, COLOURS, SHAPES, Scene, Thing, sample
 
 
@@ -22,6 +23,37 @@ def test_scenes_keep_their_promises(seed: Any) -> None:
     assert list(things) == sorted(things, key=lambda t: (t.row, t.column))
     assert len({t.place for t in things}) == len(things)
     assert len({(t.colour, t.name) for t in things}) == len(things)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_textured_scenes_have_the_same_facts_and_keep_their_distance(seed: int) -> None:
+    scene = sample(seed, "textured")
+    assert scene.facts() == sample(seed).facts()
+    assert scene == sample(seed, "textured")
+    for thing in scene.things:
+        x, y = (
+            at + 0.5 + by for at, by in zip((thing.column, thing.row), thing.shift, strict=True)
+        )
+        assert all(thing.radius < at < 3 - thing.radius for at in (x, y))
+    assert scene.ground is not None
+    tones = np.array([scene.ground.dark, scene.ground.light])
+    inks = np.array([RGB[thing.colour] for thing in scene.things]) / 255
+    assert np.linalg.norm(tones[:, None] - inks, axis=-1).min() > 0.4
+
+
+@pytest.mark.parametrize("material", MATERIALS)
+def test_no_material_leaves_a_blank_place(material: str) -> None:
+    """One tone of a flat ground varies with the light alone; the others all vary within a cell."""
+    ground = Ground(material, (0.2, 0.2, 0.2), (0.8, 0.8, 0.8), 7)
+    assert np.array_equal(np.asarray(ground.paint(48)), np.asarray(ground.paint(48)))
+    pixels = np.asarray(ground.paint(48)).astype(float)
+    cells = pixels.reshape(3, 16, 3, 16, 3).transpose(0, 2, 1, 3, 4).reshape(9, -1)
+    assert cells.std(1).min() > 10
+
+
+def test_all_materials_come_up() -> None:
+    grounds = [sample(seed, "textured").ground for seed in range(60)]
+    assert {ground.material for ground in grounds if ground is not None} == {*MATERIALS}
 
 
 @pytest.mark.parametrize("colour", COLOURS)
