@@ -67,14 +67,16 @@ def _noise(generator: np.random.Generator, power: float, stretch: float = 1.0) -
     spectrum = np.fft.fft2(generator.normal(size=(_GRAIN, _GRAIN))) / frequency**power
     spectrum[0, 0] = 0
     field = np.fft.ifft2(spectrum).real
-    return np.clip(0.5 + 0.22 * field / field.std(), 0, 1)
+    found: Field = np.clip(0.5 + 0.22 * field / field.std(), 0, 1)
+    return found
 
 
 def _flat(generator: np.random.Generator) -> Field:
     """A slope of light in some direction."""
     angle = generator.uniform(0, 2 * math.pi)
     y, x = np.mgrid[0:_GRAIN, 0:_GRAIN] / _GRAIN - 0.5
-    return 0.5 + 0.7 * (x * math.cos(angle) + y * math.sin(angle))
+    slope: Field = 0.5 + 0.7 * (x * math.cos(angle) + y * math.sin(angle))
+    return slope
 
 
 def _clouds(generator: np.random.Generator) -> Field:
@@ -106,7 +108,8 @@ def _water(generator: np.random.Generator) -> Field:
     y, _ = np.mgrid[0:_GRAIN, 0:_GRAIN]
     waves = generator.uniform(5, 9)
     bent = 2 * math.pi * waves * y / _GRAIN + 5 * _noise(generator, 1.5)
-    return 0.5 + 0.45 * np.sin(bent)
+    found: Field = 0.5 + 0.45 * np.sin(bent)
+    return found
 
 
 _PATTERNS: dict[str, Callable[[np.random.Generator], Field]] = {

@@ -87,7 +87,8 @@ class _Drawings:
         around = (_dot(far, whole) - mixed * (_INKS @ whole)) / plain
         fitted = 2 * (_INKS @ seen - behind - ink * (there - ground))
         drawn = fitted - square * (inks - 2 * there + ground)
-        return 2 * around - room * ground - whole.square().sum(0) / room + drawn
+        gain: Tensor = 2 * around - room * ground - whole.square().sum(0) / room + drawn
+        return gain
 
     def seen(self, place: Tensor, drawing: int, colour: int, slack: float = 1) -> Tensor | None:
         """What a place is without that drawing, (P, 3); None where it is not to be seen there.
@@ -155,7 +156,8 @@ def _varied(room: Tensor) -> Tensor:  # -> (S, S) bool
         torch.stack([room, room.square()]).flatten(0, 1)[:, None], near[None, None]
     )
     whole, squares = sums[:, 0].unflatten(0, (2, 3))
-    return (squares - whole.square() / near.sum()).sum(0) >= _FAINTEST
+    off: Tensor = squares - whole.square() / near.sum()
+    return off.sum(0) >= _FAINTEST
 
 
 def _places(room: Tensor, spots: Tensor) -> Tensor:  # (N, 2) -> (P, N, 3)
@@ -167,9 +169,9 @@ def _places(room: Tensor, spots: Tensor) -> Tensor:  # (N, 2) -> (P, N, 3)
 def _thing(drawn: tuple[tuple[str, int | None], _Pose], colour: int, x: int, y: int) -> Thing:
     """A drawing in the middle of a pixel of the canvas."""
     (shape, digit), pose = drawn
-    x, y = (x + 0.5 + pose.x) / _CELL, (y + 0.5 + pose.y) / _CELL
-    column, row = (min(max(int(at), 0), BOARD - 1) for at in (x, y))
-    shift = (x - column - 0.5, y - row - 0.5)
+    across, down = (x + 0.5 + pose.x) / _CELL, (y + 0.5 + pose.y) / _CELL
+    column, row = (min(max(int(at), 0), BOARD - 1) for at in (across, down))
+    shift = (across - column - 0.5, down - row - 0.5)
     size, ink = pose.size, COLOURS[colour]
     return Thing(shape, ink, size, row, column, digit, shift, pose.scale, pose.turn)
 

@@ -65,8 +65,9 @@ def test_an_empty_ground_shows_nothing() -> None:
 
 
 def test_what_has_the_colour_of_its_ground_is_not_seen() -> None:
-    blue = tuple(channel / 255 for channel in RGB["blue"])
-    ground = Ground("flat", blue, blue, 0)
+    red, green, blue = (channel / 255 for channel in RGB["blue"])
+    tone = (red, green, blue)
+    ground = Ground("flat", tone, tone, 0)
     thing = Thing("circle", "blue", "large", 1, 1)
     assert read(Scene((thing,), ground).render(48)) == Scene(())
     assert len(read(Scene((replace(thing, colour="yellow"),), ground).render(48)).things) == 1
