@@ -10,8 +10,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mmspec.draft import Drafter
 from mmspec.drafters.growth import DraftModel, News, Nodes
-from mmspec.drafters.neural.small_model import committed, draft_law, state_logits
+from mmspec.drafters.neural.small_model import (
+    committed,
+    draft_law,
+    head_of_target,
+    state_logits,
+)
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.multi_token import (
     MultiTokenHeads,
@@ -20,12 +26,13 @@ from mmspec.models.heads.multi_token import (
 )
 from mmspec.models.loading import model_type
 from mmspec.models.random_weights import random_model
-from mmspec.recipe import DraftModelKind
+from mmspec.recipe import DraftModelKind, Kit
 from mmspec.targets.context import Context
 from mmspec.targets.hooks import HiddenStateHook
 from mmspec.targets.reader import Reader
 
 SEES = "target-states"
+_BIGRAMS = 64  # pairs that random heads have counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +132,11 @@ def check_heads(heads: MultiTokenHeads, target: Reader) -> None:
         )
 
 
+def multi_token_heads(kit: Kit) -> Drafter:
+    """Heads that say several tokens at once of the target's last state."""
+    return head_of_target(kit)
+
+
 @dataclass(frozen=True)
 class MultiTokenHeadsKind(DraftModelKind):
     """`MultiTokenHeads`, bound to the target as a `MultiTokenDraft`."""
@@ -156,8 +168,15 @@ class MultiTokenHeadsKind(DraftModelKind):
         return MultiTokenDraft(target, moved)
 
     def random(self, target: Reader, seed: int) -> MultiTokenHeads:
-        config = MultiTokenHeadsConfig.of(target.config, target.vocabulary)
+        size = target.vocabulary
+        count = min(_BIGRAMS, size)
+        config = MultiTokenHeadsConfig.of(target.config, size, num_bigrams=count)
         heads: MultiTokenHeads = random_model(lambda: MultiTokenHeads(config), seed)
+        generator = torch.Generator().manual_seed(seed)
+        first = torch.randint(size, (count,), generator=generator)
+        often = torch.randint(1, 10, (count,), generator=generator)
+        second = (first + torch.arange(count)) % size  # no pair twice
+        heads.bigrams.copy_(torch.stack((first, second, often), 1))
         return heads
 
 

@@ -53,6 +53,7 @@ class MultiTokenHeads(PreTrainedModel):
     config: MultiTokenHeadsConfig
     config_class = MultiTokenHeadsConfig
     base_model_prefix = "model"
+    bigrams: Tensor  # (P, 3) int32: a token, the next one, how often
 
     def __init__(self, config: MultiTokenHeadsConfig) -> None:
         super().__init__(config)
@@ -62,7 +63,7 @@ class MultiTokenHeads(PreTrainedModel):
             for _ in range(config.num_heads)
         )
         table = torch.zeros(config.num_bigrams, 3, dtype=torch.int32)
-        self.register_buffer("bigrams", table)  # (P, 3): a token, the next one, how often
+        self.register_buffer("bigrams", table)
         self.post_init()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
