@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 from mmspec.declared import declared
 from mmspec.errors import nothing_drawn
 from mmspec.laws.categorical import Categorical
-from mmspec.trees import Tree, children_of, reach_of
+from mmspec.trees import Tree, all_real, children_of, reach_of
 
 if TYPE_CHECKING:
     from mmspec.laws.law import Law
@@ -95,7 +95,7 @@ class Draft:
         """Wrap proposals (B, N) laid out as `tree`."""
         padded = mask is not None
         if mask is None:
-            mask = _ones(tokens.shape[0], tokens.shape[1], tokens.device)
+            mask = all_real(tokens.shape[0], tokens.shape[1], tokens.device)
         parents = tree.parents_on(tokens.device).expand(tokens.shape[0], -1)
         return cls(tokens, parents, mask, kind, law, tree, padded, extras=extras)
 
@@ -284,6 +284,11 @@ class Drafter(ABC):
         return False
 
     @declared
+    def opens(self) -> bool:
+        """Whether it proposes the first token, too: a prompt is read with its draft, or never."""
+        return False
+
+    @declared
     def records_law(self) -> bool:
         """Whether drafts carry the laws that their tokens were drawn from."""
         return True
@@ -386,11 +391,6 @@ class Gate(ABC):
 
     @abstractmethod
     def skip(self, context: Any, draft: Draft) -> Verdict | None: ...  # `next` is None in it
-
-
-@lru_cache(maxsize=64)
-def _ones(batch: int, nodes: int, device: torch.device) -> Tensor:
-    return torch.ones(batch, nodes, dtype=torch.bool, device=device)
 
 
 def categorical(law: Law | None) -> Categorical:

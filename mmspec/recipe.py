@@ -130,6 +130,7 @@ class Recipe:
     records_law: bool = True  # whether drafts carry the laws that their tokens were drawn from
     decodes: str = "tokens"  # ids; "latents": a chain; "patches": continuous tokens; as a modality
     kv: Any | None = None  # of the target's, that the drafter reads; None = it reads none
+    hears: bool = False  # whether it needs a CTC head on the target's encoder
     name: str = ""  # the file name; filled by `recipes.get`
 
     @property

@@ -171,3 +171,9 @@ def children_of(parents: Tensor) -> Tensor:  # (B, N) -> (B, N + 1, C) node inde
     table = torch.full((batch, (count + 1) * width), -1, device=rank.device)
     table.scatter_(1, (parents + 1) * width + rank, nodes)
     return table.view(batch, count + 1, width)
+
+
+@lru_cache(maxsize=64)
+def all_real(batch: int, nodes: int, device: torch.device) -> Tensor:  # (B, N) bool
+    """The mask of drafts without padding."""
+    return torch.ones(batch, nodes, dtype=torch.bool, device=device)

@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from mmspec import _hf
 from mmspec.targets.backbone import Backbone
+from mmspec.targets.ctc import CtcHead
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.family import Family
 from mmspec.targets.reader import Reader
@@ -25,6 +29,29 @@ _MARKS = (
 )
 
 
+def _granite_frames(model: Any, inputs: Mapping[str, Any], frames: int) -> Tensor | None:
+    """Frames (B, T) that are heard, to the window: `input_features_mask` counts what it gives."""
+    mask = inputs.get("input_features_mask")
+    if mask is None:
+        return None
+    window = model.config.window_size
+    made = window // model.config.downsample_rate  # embeddings of a window
+    heard = mask.sum(-1, keepdim=True) // made * window
+    seen: Tensor = torch.arange(frames, device=mask.device) < heard
+    return seen
+
+
+_GRANITE_CTC = CtcHead(
+    "input_features",
+    lambda model: model.model.encoder,
+    lambda model: model.model.encoder.out,
+    _granite_frames,
+)
+# classes whose logits are not divided as those of the language model in them: what generate() draws
+# from them is sharper than the model, by that factor in the temperature
+_UNDIVIDED = {"granite_speech": "logits_scaling", "granite_speech_plus": "logits_scaling"}
+
+
 def family(model: Any, families: Mapping[str, Family]) -> Family:
     """The family of a model by its config's `model_type`; else what the model itself tells.
 
@@ -38,7 +65,8 @@ def family(model: Any, families: Mapping[str, Family]) -> Family:
     if not media and not composite:
         return Family(direct=kind in _PLAIN_HEADS)
     marks = tuple(name for name in _MARKS if getattr(model.config, name, None) is not None)
-    return Family(kind, media, placeholders=marks)
+    ctc = _GRANITE_CTC if kind == "granite_speech" else None
+    return Family(kind, media, placeholders=marks, undivided=_UNDIVIDED.get(kind), ctc=ctc)
 
 
 def reader(model: Any, families: Mapping[str, Family]) -> Reader:

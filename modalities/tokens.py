@@ -39,8 +39,9 @@ class BoundTokens:
     target: CausalTarget = field(init=False)
 
     def __post_init__(self) -> None:
+        own = self.drafter
         self.target = CausalTarget(
-            self.backbone, self.drafter.wants, checks=self.checks, trees=self.drafter.trees
+            self.backbone, own.wants, checks=self.checks, trees=own.trees, late=own.opens
         )
 
     @property
@@ -101,6 +102,12 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     compressor = parts.get("compressor")
     _check_sight(recipe, drafter, compressor, parts.get("sees"))
     _check_kv(recipe, parts.get("kv"))
+    if recipe.hears and backbone.family.ctc is None:
+        raise ValueError(
+            f"recipe {recipe.name or 'custom'!r} drafts with the CTC head of a recogniser's "
+            f"encoder, and {type(backbone.model).__name__} has none; use it with Granite-Speech, "
+            "or choose another recipe"
+        )
     recipe = replace(
         recipe,
         compressor=recipe.compressor if compressor is None else compressor,

@@ -31,6 +31,12 @@ class Groups:
             raise ValueError(f"token {alone} is in no group; give it one of its own")
 
     @classmethod
+    def single(cls, vocabulary: int) -> Groups:
+        """Every token alone: speculative sampling."""
+        alone = torch.arange(vocabulary)
+        return cls(alone, alone, vocabulary, vocabulary)
+
+    @classmethod
     def near(cls, codebook: Codebook, threshold: float) -> Groups:
         """A group around each code: those whose vectors have a cosine of at least `threshold`.
 

@@ -6,7 +6,7 @@ equal neighbours and dropping blanks: a a _ a b b _ says a a b.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +24,13 @@ class Run:
     label: int
     start: int
     stop: int
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """How unsure a drafter was of a whole draft, where its laws do not tell (`Draft.extras`)."""
+
+    nats: Tensor  # (B,) float
 
 
 def collapse(path: Sequence[int], blank: int = 0) -> list[int]:
@@ -60,9 +67,13 @@ def confidences(
     """
     if not said:
         return log_probs.new_zeros(0)
-    pooled = {"max": Tensor.amax, "mean": Tensor.mean, "min": Tensor.amin}
     spans = [log_probs[one.start : one.stop, one.label].exp() for one in said]
-    return torch.stack([pooled[how](span, 0) for span in spans])
+    pooled: dict[Confidence, Callable[[Tensor], Tensor]] = {
+        "max": torch.max,
+        "mean": torch.mean,
+        "min": torch.min,
+    }
+    return torch.stack([pooled[how](span) for span in spans])
 
 
 def entropies(log_probs: Tensor) -> Tensor:  # (..., V) -> (...), nats

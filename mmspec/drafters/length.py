@@ -93,6 +93,43 @@ class Heuristic(Length):
 
 
 @dataclass(frozen=True)
+class AcceptanceBand(Length):
+    """One more while a smoothed share of accepted tokens is above `high`, one less below `low`.
+
+    UGSD's block (Xue et al. 2026), whose constants are not public. A block may fill all the room
+    there is: where a gate keeps it, no token of the target's own follows.
+    """
+
+    start: int = 4
+    most: int = 16
+    low: float = 0.5
+    high: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.start <= self.most or not 0 <= self.low <= self.high <= 1:
+            raise ValueError(
+                f"start={self.start}, most={self.most}, low={self.low}, high={self.high}; start "
+                "lies within 1..most, and 0 <= low <= high <= 1"
+            )
+
+    def begin(self) -> tuple[int, float]:
+        return self.start, (self.low + self.high) / 2
+
+    def budget(self, state: tuple[int, float], context: Context) -> int:
+        return min(state[0], useful(context) + 1)
+
+    def observe(self, state: tuple[int, float], kept: Round) -> tuple[int, float]:
+        (size, rate), seen = state, tries(kept)
+        if not seen:
+            return state
+        now = sum(accepted for accepted, _ in seen) / sum(tried for _, tried in seen)
+        rate = (rate + now) / 2
+        size += (rate > self.high) - (rate < self.low)
+        return min(max(size, 1), self.most), rate
+
+
+@dataclass(frozen=True)
 class Entropy(Length):
     """Draft on while sqrt(c H(q)) <= h (SVIP, Zhang et al. 2024): stop where the drafter is unsure.
 

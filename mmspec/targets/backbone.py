@@ -132,7 +132,7 @@ class Backbone(Reader):
                 weigh(one, sizes[row])
             memories.append(one)
         memory = memories[0] if is_shared else RowMemories(memories)
-        return memory, out.logits[:, -1], out
+        return memory, self.divided(out.logits[:, -1]), out
 
     def read(
         self, memory: Memory | RowMemories, block: TokenBlock, hidden: bool = False
@@ -177,7 +177,8 @@ class Backbone(Reader):
         if "logits_to_keep" in self.names:
             arguments["logits_to_keep"] = rows
         out = self.model(**arguments, output_hidden_states=hidden, return_dict=True)
-        return out.logits[:, -rows:], out.hidden_states[-1][:, -rows:] if hidden else None
+        logits = self.divided(out.logits[:, -rows:])
+        return logits, out.hidden_states[-1][:, -rows:] if hidden else None
 
     def own_inputs(self, inputs: Mapping[str, Any], memory: Any) -> Mapping[str, Any]:
         """A request as the model's own preparation takes it."""

@@ -18,9 +18,11 @@ from mmspec.targets.attention_tap import OFFERED, AttentionTap, ClassTokenTap
 from mmspec.targets.backbone import Backbone
 from mmspec.targets.check import check, check_unasked, has_room
 from mmspec.targets.context import Context, Request
+from mmspec.targets.ctc import hear, remembered
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.hooks import HiddenStateHook, SnapshotHook
-from mmspec.targets.memory import block
+from mmspec.targets.late import Unread
+from mmspec.targets.memory import Memory, RowMemories, block
 from mmspec.targets.reader import Reader
 from mmspec.targets.turns import prompt_slots, whole_mask
 
@@ -34,8 +36,9 @@ class CausalTarget:
     after the prefill, "vision" (the picture encoders' outputs by modality), "cls" (what the class
     token of the vision tower attends to, (n,) per picture), attention of several kinds (see
     `mmspec.targets.attention_tap`), "states" (hidden states embedded and early on, (2, B, L, H)),
-    and, with "hidden", "embeds" and "hidden" of the whole prompt, (B, L, H) each. Under guidance
-    hidden states are those of both branches, 2B rows.
+    "ctc" (a `Heard`: what the labels of a recogniser's encoder say), and, with "hidden", "embeds"
+    and "hidden" of the whole prompt, (B, L, H) each. Under guidance hidden states are those of both
+    branches, 2B rows.
     Recurrent models replay lazily: their state stays at the last point where everything was
     accepted, and the tokens kept since then stay pending and are read again with the next draft.
     No forward is spent on that until `longest_replay` tokens wait.
@@ -49,8 +52,16 @@ class CausalTarget:
     longest_replay: int = 16
     checks: bool = True
     trees: bool = False  # whether the drafter proposes any
+    late: bool = False  # whether the first token is drafted, too: see `mmspec.targets.late`
 
     def __post_init__(self) -> None:
+        early = sorted(self.wants - {"ctc"}) if self.late else []
+        if early:
+            raise ValueError(
+                f"the first token is drafted before the prompt is read, and the drafter wants "
+                f"{', '.join(early)} of that; give sees='nothing', or what the draft model sees by "
+                "itself"
+            )
         self._tap([])  # refuses what cannot be tapped
         self._states()
         self._snapshots()
@@ -61,14 +72,33 @@ class CausalTarget:
         request = replace(request, inputs=_masked(self.backbone, request.inputs))
         if isinstance(self.backbone, Backbone) and self.backbone.border is not None:
             self.backbone.border.check(_longest(request), request.room)
-        inputs, offer = request.inputs, dict[str, Any](request.shared)
+        offer = dict[str, Any](request.shared)
+        if "ctc" in self.wants:
+            assert self.backbone.family.ctc is not None  # or it could not be bound
+            offer["ctc"] = hear(self.backbone.model, self.backbone.family.ctc, request.inputs)
+        if self.late:
+            slots = prompt_slots(request.inputs, request.past)
+            rows = len(request.noise.rows)
+            unread = Unread(slots, rows, lambda: self._read_all(request, offer)[0])
+            return self._context(request, unread, [slots] * rows, self.backbone.vocabulary, offer)
+        memory, logits = self._read_all(request, offer)
+        context = self._context(request, memory, memory.kept, logits.shape[-1], offer)
+        position = context.position()
+        law = request.sampling.law(logits[:, None], prefix(context, None), position)
+        features = {"logits": logits[:, None]} if "logits" in self.wants else {}
+        return replace(context, scores=Scores(law, position, features))
+
+    def _read_all(self, request: Request, offer: dict[str, Any]) -> tuple[Any, Tensor]:
+        """Memory and logits (B, V) of a prompt; what drafters asked for comes into `offer`."""
+        inputs = request.inputs
         if "vision" in self.wants:
             with self._class_token() as token:
                 inputs = _encoded(self.backbone, inputs)
             offer["vision"] = inputs["mm_encoder_outputs"]
             offer["cls"] = None if token is None else token.attention
         rows = questions(request.inputs, self.backbone.visual_ids) if self.wants & OFFERED else []
-        with self._tap(rows) as tap, self._states() as states, self._snapshots() as early:
+        once = remembered(self.backbone.model, self.backbone.family.ctc, offer.get("ctc"))
+        with once, self._tap(rows) as tap, self._states() as states, self._snapshots() as early:
             memory, logits = self._read_prompt(request, inputs)
         if self._is_read_otherwise(request, memory, logits):
             memory, logits = self._read_prompt(request, inputs)
@@ -78,26 +108,33 @@ class CausalTarget:
             offer["states"] = early.offer()
         if states is not None:
             offer["embeds"], offer["hidden"] = states.embeds, states.hidden
-        history = _prompt(request.inputs, memory.batch)
+        return memory, logits
+
+    def _context(
+        self,
+        request: Request,
+        memory: Any,
+        slots: Sequence[int],
+        vocabulary: int,
+        offer: Mapping[str, Any],
+    ) -> Context:
+        """What is known behind a prompt of so many slots per row."""
+        history = _prompt(request.inputs, len(slots))
         mask = whole_mask(request.inputs, request.past)
         pads = [0] * len(history) if mask is None else (mask == 0).sum(-1).tolist()
-        slots = zip(memory.kept, pads, history, strict=True)
-        context = Context(
+        rows = zip(slots, pads, history, strict=True)
+        return Context(
             request=request,
             history=history,
             prompt=tuple(len(row) for row in history),
             padding=tuple(pads),
-            unknown=tuple(kept - pad - len(row) for kept, pad, row in slots),
-            vocabulary=logits.shape[-1],
+            unknown=tuple(kept - pad - len(row) for kept, pad, row in rows),
+            vocabulary=vocabulary,
             memory=memory,
             noise=request.noise,
-            finished=(False,) * memory.batch,
+            finished=(False,) * len(slots),
             shared=offer,
         )
-        position = context.position()
-        law = request.sampling.law(logits[:, None], prefix(context, None), position)
-        features = {"logits": logits[:, None]} if "logits" in self.wants else {}
-        return replace(context, scores=Scores(law, position, features))
 
     def score(self, context: Context, draft: Draft) -> Scores:
         """One forward over the pending tokens and the draft nodes."""
@@ -106,7 +143,7 @@ class CausalTarget:
                 f"{type(self.backbone.model).__name__} {self.backbone.obstacle} and scores chains "
                 "only, but the drafter proposed a tree; give length= instead of tree="
             )
-        memory, calls = context.memory, 1
+        memory, calls = _opened(context.memory), 1
         if memory.saved is not None and max(context.pending) > self.longest_replay:
             self._settle(context)
             calls = 2
@@ -123,12 +160,15 @@ class CausalTarget:
 
     def keep(self, context: Context, draft: Draft, kept: Round) -> Context:
         """Commit what was kept: cache slots first, then the history."""
+        memory = context.memory
         if kept.calls:
-            context.memory.commit(_alive(context), kept.path, draft.nodes)
+            memory = _opened(memory)
+            memory.commit(_alive(context), kept.path, draft.nodes)
         for history, tokens in zip(context.history, kept.tokens, strict=True):
             history.extend(tokens)
         skipped = context.skipped + 1 if kept.skips else 0
-        return replace(context, scores=None, finished=kept.finished, skipped=skipped)
+        context = replace(context, memory=memory, scores=None, skipped=skipped)
+        return replace(context, finished=kept.finished)
 
     def _read_prompt(self, request: Request, inputs: Mapping[str, Any]) -> tuple[Any, Tensor]:
         """Memory and logits (B, V). What a class reads but not so is refused by name."""
@@ -176,10 +216,15 @@ class CausalTarget:
 
     def _settle(self, context: Context) -> None:
         """Read all pending tokens but the last, so that the recurrent state moves on."""
-        memory = context.memory
+        memory = _opened(context.memory)
         settled = [row[:-1] or row for row in context.waiting()]
         self.backbone.read(memory, block(settled, None, memory.like))
         memory.advance([len(row) - 1 for row in context.waiting()])
+
+
+def _opened(memory: Any) -> Memory | RowMemories:
+    found: Memory | RowMemories = memory.opened() if isinstance(memory, Unread) else memory
+    return found
 
 
 def _refuse_if_readable(

@@ -27,7 +27,6 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from mmspec import _hf
 from mmspec.draft import Draft, Kind
 from mmspec.errors import first_line
 from mmspec.targets.backbone import Backbone, windows_of
@@ -200,7 +199,7 @@ class _Shape:
             memory, logits, _ = apart(reader).prefill(self.inputs, RIGHT + WRONG)
         given = reader.own_inputs(self.inputs, memory)
         try:
-            own = _hf.own_steps(reader.model, given, behind)
+            own = reader.own_steps(given, behind)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a class may want more than the request says
@@ -212,7 +211,7 @@ class _Shape:
         chain = compared.trouble(memory, logits, None)
         if not chain:
             return Trust(tree=tree)
-        again = _hf.own_steps(reader.model, given, behind) if reader.model.training else own
+        again = reader.own_steps(given, behind) if reader.model.training else own
         if not torch.equal(own, again):
             return None  # dropout: no two forwards agree
         use, chain = USES[self.memory.batch > 1], chain + compared.cause(chain)
@@ -237,7 +236,7 @@ class _Shape:
             if few is None:
                 return False
             memory = few.prefill(self.inputs, RIGHT + WRONG)[0] if memory is None else memory
-            own = _hf.own_steps(few.model, few.own_inputs(self.inputs, memory), behind)
+            own = few.own_steps(few.own_inputs(self.inputs, memory), behind)
             compared = _Compared(few, self.inputs, own, own_words)
             shapes = (FORK, None) if self.trees else (None,)
             return not any(compared.trouble(memory, None, shape) for shape in shapes)

@@ -38,7 +38,7 @@ class Context:
     prompt: tuple[int, ...]  # of them the prompt's, per row
     padding: tuple[int, ...]  # slots per row that nobody sees
     vocabulary: int  # the target's
-    memory: Memory | RowMemories  # the target's
+    memory: Memory | RowMemories  # the target's; an `Unread` stands for it till it is read
     noise: KeyedNoise  # this round's
     scores: Scores | None = None  # the law after the prompt, until its token is chosen
     shared: Mapping[str, Any] = field(default_factory=dict)  # what target and call offer drafters

@@ -10,6 +10,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from mmspec.codes.image_family import ImageFamily
+    from mmspec.targets.ctc import CtcHead
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Family:
     tower: TowerFeatures | None = None  # None = only what comes behind the model's own projector
     deepstack: bool = False  # the decoder adds further features where its vision config says so
     image_family: Callable[[Any], ImageFamily] | None = None  # of a model that draws
+    undivided: str | None = None  # name, in the decoder's config, of what its class forgets to
+    # divide logits by: greedy decoding does not mind, but every probability would be off
+    ctc: CtcHead | None = None  # of a recogniser whose encoder says labels of its own
     writes: bool = True  # speaks text: `generate`
     only_size: Callable[[Any], tuple[int, int]] | None = None  # config -> rows, columns of pictures
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from mmspec.laws.categorical import Categorical
 from mmspec.targets.backbone import Backbone
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request
+from mmspec.targets.late import Unread
 from mmspec.targets.memory import RowMemories, block
 from mmspec.targets.turns import release
 
@@ -53,8 +54,13 @@ class OutcomeRecorder:
             self.target = replace(self.target, wants=self.target.wants | {"logits"})
 
     def prefill(self, request: Request) -> Context:
-        self.context = context = self.target.prefill(request)
-        self.start, self.last = context.memory.kept[0], context.scores
+        context = self.target.prefill(request)
+        memory: Any = context.memory
+        if isinstance(memory, Unread):  # what is wanted is there once the prompt is read
+            context = replace(context, memory=memory.opened())
+        self.context = context
+        self.start = context.memory.kept[0] + (context.scores is None)
+        self.last = context.scores
         self.logits = [[] for _ in context.history]
         self.scores = [[] for _ in context.history]
         return context
@@ -79,6 +85,9 @@ class OutcomeRecorder:
         """
         context = self.context
         assert context is not None
+        behind_it = [max(self.start - kept, 0) for kept in context.memory.kept]
+        if any(behind_it):  # the last slot of the prompt is written, and waited for a draft
+            context.memory.advance(behind_it)
         count, read = len(tokens[0]), [kept - self.start for kept in context.memory.kept]
         ended = [len(row) for row in context.emitted()]
         missing = [row[done : count - 1] for row, done in zip(tokens, read, strict=True)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from mmspec import _hf
 from mmspec.targets import visual
 from mmspec.targets.family import Family
 from mmspec.targets.thinned import layer_list
@@ -59,6 +60,15 @@ class Reader(ABC):
     @abstractmethod
     def read(self, memory: Any, block: Any, hidden: bool = False) -> tuple[Tensor, Tensor | None]:
         """Read a block: logits of its places, and hidden states where asked for."""
+
+    def divided(self, logits: Tensor) -> Tensor:  # (..., V) -> (..., V)
+        """Logits of the law that the model was trained for, where its class forgets a division."""
+        name = self.family.undivided
+        return logits if name is None else logits / getattr(self.config, name)
+
+    def own_steps(self, inputs: Mapping[str, Any], behind: Tensor) -> Tensor:  # (B, 1 + n, V)
+        """What the model itself says behind a prompt and each of the tokens (B, n), divided."""
+        return self.divided(_hf.own_steps(self.model, inputs, behind))
 
     @property
     def networks(self) -> Sequence[nn.Module]:

@@ -218,7 +218,7 @@ def test_a_recipe_of_tokens_is_what_it_says(name: str, everywhere: bool) -> None
     if not found:
         pytest.skip(f"no model that is counted takes it: {refused}")
     assert {fast.recipe.exact for fast in found} == {not loss}
-    if loss:
+    if loss and any(fast.last_stats and fast.last_stats.num_spec_steps for fast in found):
         tells = any(mass(fast) is not None for fast in found)
         assert tells == (f"`{name}`" not in unmeasured())
 
@@ -235,7 +235,8 @@ def unmeasured() -> str:
     return next(line for line in guide.split(". ") if "measure no such mass" in line)
 
 
-GATES = [name for name in recipes.names() if recipes.get(name).gate is not None]
+GATED = {name: recipes.get(name) for name in recipes.names()}
+GATES = [name for name, one in GATED.items() if one.gate is not None and not one.hears]
 
 
 @pytest.mark.parametrize("name", GATES)

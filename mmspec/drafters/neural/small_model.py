@@ -58,6 +58,7 @@ class Autoregressive(OfModel):
 
     shape: Shape
     kind: Kind | None = None
+    opens: bool = False  # whether it proposes the first token, too
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -120,6 +121,15 @@ class SmallModel(DraftModel):
         return _Reading(memory, [context.prompt[row] for row in range(context.batch)])
 
     def listen(self, context: Context, state: _Reading) -> Categorical:
+        back = [
+            -1 if read == len(row) and not finished else 0  # nothing new: its last token, again
+            for read, row, finished in zip(
+                state.read, context.history, context.finished, strict=True
+            )
+        ]
+        if any(back):
+            state.memory.advance(back)
+            state.read = [read + step for read, step in zip(state.read, back, strict=True)]
         layout, counts = waiting_block(context, state.read, state.memory.like)
         logits, _ = self.backbone.read(state.memory, layout)
         state.memory.advance(counts)

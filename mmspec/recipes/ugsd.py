@@ -1,0 +1,52 @@
+"""UGSD: blocks that a small model is sure of stay on the device, the others are checked by rank.
+
+Xue et al. 2026, "Uncertainty-guided speculative decoding" of edge and cloud. The small model drafts
+a block; where no entropy of it exceeds `tau_h` nats it is kept unverified, and the target reads it
+with the next block that is sent. A token of a sent block passes among the target's `ranks` best;
+the first that does not is replaced by the target. Blocks grow and shrink with what was accepted.
+The first token is drafted, too: a text the small model is sure of never reaches the target. Lossy;
+greedy decoding with ranks=1 and tau_h=-1 is exact, tau_h=inf is the small model alone.
+`unverified_tokens` and `target_calls` say what was sent; `mmspec.edge` has the target elsewhere.
+Reconstructed: all constants, and how blocks adapt.
+"""
+
+from dataclasses import replace
+
+from mmspec.draft import Drafter, Gate, Verifier
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import AcceptanceBand
+from mmspec.drafters.neural.small_model import SMALL_MODEL, Autoregressive, small_model
+from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.verifiers.entropy_gate import EntropyGate
+from mmspec.verifiers.rank_limit import RankLimit
+from mmspec.verifiers.recursive import Recursive
+
+
+def edge_model(kit: Kit) -> Drafter:
+    """An independent small model that proposes the first token, too."""
+    made = small_model(kit)
+    assert isinstance(made, Autoregressive)
+    return replace(made, opens=True)
+
+
+def rank(kit: Kit) -> Verifier:
+    """The rule of what was sent."""
+    return Recursive(RankLimit(kit.options["ranks"]))
+
+
+def sure(kit: Kit) -> Gate:
+    """What is not sent."""
+    return EntropyGate(kit.options["tau_h"])
+
+
+RECIPE = Recipe(
+    architecture=edge_model,
+    execution=Chain(AcceptanceBand()),
+    verifier=Deferred(rank, "Recursive, within the ranks best"),
+    gate=Deferred(sure, "blocks the drafter is sure of are kept"),
+    options={"tau_h": 2.0, "ranks": 3},
+    sees="auto",
+    draft_model=(SMALL_MODEL,),
+    paper="Xue et al. 2026",
+    reconstructed="thresholds, ranks, and how blocks adapt",
+)
