@@ -6,6 +6,7 @@ from mmspec.draft import Rule, RuleSchedule, Verifier
 from mmspec.verifiers.additive_tolerance import AdditiveTolerance
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.block import Block
+from mmspec.verifiers.confidence_floor import ConfidenceFloor
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
@@ -31,6 +32,7 @@ RULES: tuple[Rule | RuleSchedule, ...] = (
     AdditiveTolerance(beta=0.1, exempt=(0,)),
     RankLimit(ranks=2),
     LikelihoodFloor(floor=0.2),
+    ConfidenceFloor(floor=0.4),
 )
 
 ALL: tuple[Verifier, ...] = (

@@ -18,6 +18,7 @@ from mmspec.trees import Tree
 from mmspec.verifiers.additive_tolerance import AdditiveTolerance
 from mmspec.verifiers.all_or_nothing import AllOrNothing
 from mmspec.verifiers.coarse_groups import CoarseGroups, Groups
+from mmspec.verifiers.confidence_floor import ConfidenceFloor
 from mmspec.verifiers.distances import measure, total_variation
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.grouped import Grouped
@@ -221,6 +222,18 @@ def test_a_lower_floor_is_not_greedy_decoding() -> None:
     assert law(p, q, LikelihoodFloor(0.51), kind=Kind.DET).tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("floor", [0.0, 0.3, 0.5, 0.8, 1.5])
+def test_who_is_sure_is_not_asked(floor: float) -> None:
+    for p, q in PAIRS:
+        is_sure = bool(q.max() >= floor)
+        step = measure(ConfidenceFloor(floor), p, q)
+        assert step.accept.unique().tolist() == [float(is_sure)]
+        close(step.output, q if is_sure else p)
+        greedy = Categorical(q.log() + 3, hard=True)  # the law behind the point mass
+        taken = law(p, greedy, ConfidenceFloor(floor), kind=Kind.IID)
+        close(taken, greedy.probs if is_sure else p)
+
+
 def test_starting_anew_forgets_what_was_accepted() -> None:
     p = vector(0.6, 0.3, 0.1)
     q = vector(0.1, 0.3, 0.6)  # proposes 2 after each prefix
@@ -335,6 +348,7 @@ def test_bad_settings_are_refused() -> None:
         (lambda: AdditiveTolerance(float("nan")), "beta is nan"),
         (lambda: RankLimit(0), "ranks=0"),
         (lambda: LikelihoodFloor(-1), "floor is -1"),
+        (lambda: ConfidenceFloor(-1), "floor is -1"),
         (lambda: groups([0, 1], [3], size=4), "token 2 is in no group"),
     ):
         with pytest.raises(ValueError, match=says):
