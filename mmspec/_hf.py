@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
@@ -313,6 +314,20 @@ def encode_source(model: Any, inputs: Mapping[str, Any]) -> Any:
     source, name, kept = model._prepare_model_inputs(None, config.bos_token_id, given)
     made = model._maybe_prepare_encoder_kwargs_for_generation(source, kept, name, config)
     return made["encoder_outputs"]
+
+
+def encode_guided_text(
+    model: Any, inputs: Mapping[str, Any], guidance: float
+) -> tuple[Tensor, Tensor]:
+    """States (B, L, D) of a text encoder and their mask, and below them a null text if guided."""
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask
+    config = deepcopy(model.generation_config)
+    config.guidance_scale = guidance
+    made = model._prepare_text_encoder_kwargs_for_generation(
+        ids, {"attention_mask": mask}, "input_ids", config
+    )
+    return made["encoder_outputs"].last_hidden_state, made["attention_mask"]
 
 
 def encode_media(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,9 +63,7 @@ class Draft:
     kept. That is padding, a place that holds noise, or a token behind a gap (`Reading.ahead`).
     """
 
-    tokens: (
-        Tensor  # (B, N) int64, or (B, N, *E) float for continuous tokens; parents before children
-    )
+    tokens: Tensor  # (B, N) int64, or events (B, N, *E), such as frames; parents before children
     parents: Tensor  # (B, N) int64 node index, -1 = hangs from the context
     mask: Tensor  # (B, N) bool, False = no proposal; then its descendants are none either
     kind: Kind
@@ -217,10 +215,7 @@ class RequestLike(Protocol):
 
 
 class ContextLike(Protocol):
-    """What the loop asks of a context: how far every row has come.
-
-    `Context` is that of tokens, `Trajectory` that of a denoising chain, `Patches` of a picture.
-    """
+    """What the loop asks of a context: `Context`, `Trajectory`, `Patches`, `Frames`."""
 
     @property
     def batch(self) -> int: ...
@@ -345,6 +340,11 @@ class Verifier(ABC):
     @declared
     def random(self) -> bool:
         """Whether every step of a drafted path must add noise."""
+        return False
+
+    @declared
+    def couples(self) -> bool:
+        """Whether its output is that of plain decoding with the same seed."""
         return False
 
     @declared

@@ -102,6 +102,7 @@ class Deferred(Generic[Made]):
     make: Callable[[Kit], Made]
     words: str  # walk and rule, or what the gate looks at
     lossless: bool = False  # whether whatever is made is
+    couples: bool = False  # as for a `Verifier`
     kinds: tuple[Kind, ...] = (Kind.WOR, Kind.IID, Kind.DET)  # what rules can judge
 
 

@@ -29,6 +29,7 @@ class Coupled(Verifier):
     """
 
     lossless: ClassVar[bool] = True
+    couples: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.DET, Kind.IID, Kind.WOR, Kind.HUB)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:

@@ -12,7 +12,6 @@ from mmspec.bench.frequency import Frequencies, Subject, frequencies
 from mmspec.draft import Verifier
 from mmspec.modality import Contestant
 from mmspec.recipe import Deferred, Recipe
-from mmspec.verifiers.coupled import Coupled
 
 MODELS = (0, 1)  # seeds of the tiny models that are sampled
 ITSELF = "this recipe is plain decoding itself, which proves nothing"
@@ -23,7 +22,7 @@ def enumeration(
 ) -> Check:
     """The verifier by itself: all drafts, decisions and corrections."""
     name = "enumeration"
-    if isinstance(verifier, Coupled):
+    if verifier.couples:
         return Check(name, "skipped", "coupled noise leaves nothing to enumerate; see the seeds")
     if isinstance(verifier, Deferred):
         return Check(name, "skipped", f"no model made the verifier ({verifier.words})")
@@ -93,7 +92,7 @@ def seeded_equality(
 ) -> Check:
     """Samples against plain decoding with the same seed, which coupled noise promises."""
     name = "seeded equality"
-    if not isinstance(plan.verifier, Coupled):
+    if not plan.verifier.couples:
         return Check(name, "skipped", "other draws of the same law; see enumeration")
     if plain is None:
         return Check(name, "skipped", ITSELF)

@@ -10,6 +10,7 @@ from torch import Tensor
 import mmspec
 from mmspec import _hf
 from mmspec.bench.tiny import tiny
+from mmspec.modalities.speech.frames import toys as frames
 from mmspec.targets.stop import Stop
 from tests import toys
 from tests.toys import readers as families
@@ -210,6 +211,16 @@ def test_encode_source_is_what_the_encoder_makes() -> None:
     model, request = toys.model("whisper"), toys.inputs("whisper")
     made = _hf.encode_source(model, request).last_hidden_state
     assert torch.equal(made, model.get_encoder()(**request).last_hidden_state)
+
+
+@torch.no_grad()
+def test_a_guided_text_has_a_null_text_below() -> None:
+    model, ids = frames.musicgen(), torch.tensor([[4, 5, 6]])
+    states, mask = _hf.encode_guided_text(model, {"input_ids": ids}, 3.0)
+    own = model.text_encoder(input_ids=ids).last_hidden_state
+    assert torch.equal(states, torch.cat((own, torch.zeros_like(own))))
+    assert mask.tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert torch.equal(_hf.encode_guided_text(model, {"input_ids": ids}, 1.0)[0], own)
 
 
 @torch.no_grad()

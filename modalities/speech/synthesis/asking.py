@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,8 @@ from transformers import AutoConfig, AutoModel
 
 from mmspec.errors import reading
 from mmspec.modalities import asking, examining, examining_tokens, readers, tokens
+from mmspec.modalities.speech.asking import SpeakingAsker
 from mmspec.modalities.speech.codecs import Codec
-from mmspec.modalities.speech.spectrogram import spectrogram
-from mmspec.modalities.speech.spoken import Speech
 from mmspec.modalities.speech.synthesis import CODEC, SpeechSettings
 from mmspec.modalities.speech.synthesis.layout import SpeechCodes
 from mmspec.modalities.speech.synthesis.plug import load, tokenizer
@@ -21,48 +21,14 @@ from mmspec.recipe import Recipe
 from mmspec.targets.reader import Reader
 
 
-class SpeechAsker:
+class SpeechAsker(SpeakingAsker):
     """Asks one model to speak."""
 
     def __init__(self, source: str, model: Any, settings: SpeechSettings, **options: Any) -> None:
-        self.source, self.settings = source, settings
+        said = {name: one for name, one in asdict(settings).items() if name != "rounds"}
+        said["repetition_aware"] = settings.repetition_aware or None
+        super().__init__(source, settings.rounds, said)
         self.processor = tokenizer(asking.origin(source, model))
-        said = {
-            "voice": settings.voice,
-            "max_new_tokens": settings.max_new_tokens,
-            "seconds": settings.seconds,
-            "temperature": settings.temperature,
-            "top_k": settings.top_k,
-            "top_p": settings.top_p,
-            "repetition_aware": settings.repetition_aware or None,
-        }
-        self.sampling = {name: value for name, value in said.items() if value is not None}
-
-    def request(self, prompts: Sequence[str]) -> dict[str, Any]:
-        """The texts, spoken by one voice."""
-        return {"text": asking.checked(prompts), **self.sampling}
-
-    def text(self, output: Any) -> None:
-        """Nothing is printed: what comes out is sound."""
-
-    def data(self, output: Speech) -> dict[str, Any]:
-        """The codes of each text, the round each frame came in, and how long it sounds."""
-        return {
-            "codes": [row.tolist() for row in output.codes],
-            "rounds": [row.tolist() for row in output.rounds],
-            "seconds": [len(row) / output.sampling_rate for row in output.waveforms],
-            "sampling_rate": output.sampling_rate,
-            "settings": self.sampling,
-        }
-
-    def render(self, output: Speech, path: Path) -> tuple[Path, ...]:
-        """The sound, and a spectrogram where it is wanted."""
-        written = [*output.save(path)]
-        if self.settings.rounds is not None:
-            written.append(Path(self.settings.rounds))
-            shown = spectrogram(output.waveform, output.rounds[0], output.sampling_rate)
-            shown.save(written[-1])
-        return tuple(written)
 
 
 asker = SpeechAsker

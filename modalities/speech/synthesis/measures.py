@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import fmean
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -17,12 +15,12 @@ from mmspec.bench.certificate import Check, Trial
 from mmspec.bench.environment import dtype_name
 from mmspec.bench.workload import grouped, repeated
 from mmspec.drafters.plain import Silent
-from mmspec.modalities.speech.listening import listener, word_errors
+from mmspec.modalities.speech.judging import heard, timing
 from mmspec.modalities.speech.spoken import Speech
 from mmspec.modalities.speech.synthesis import toys
 from mmspec.modalities.speech.synthesis.plug import SpeechSession
 from mmspec.modalities.speech.zoo.sentences import sentence
-from mmspec.modality import Answer, Answers, Contestant, Quality, Selection, Workload
+from mmspec.modality import Answer, Contestant, Selection, Workload
 from mmspec.recipe import Recipe
 
 OWN = "generate"
@@ -48,21 +46,17 @@ def of_requests(model: Any, requests: Sequence[Request], batch: int = 1, **parts
     """Requests are arguments of `synthesize`; words are judged by a recogniser of the zoo."""
     parts["modality"] = "tts"
     plain = accelerate(model, "plain", **parts)
-    texts = [text for one in requests for text in one.get("text", ())]
-    ear, why = listener()
-    heard: list[Quality] = []
-    if ear is not None and len(texts) == batch * len(requests):
-        heard = [Quality("word error rate", partial(_errors, ear, texts))]
+    ears, why = heard(requests)
     said = {name: one for name, one in requests[0].items() if isinstance(one, str | int | float)}
     return Workload(
         timed=requests,
         plain=SpeculativeSpeech(plain),
         fast=SpeculativeSpeech,
         baselines={OWN: OwnSpeech(plain)},
-        missing={} if ear is not None else {"word error rate": why},
+        missing=why,
         controls=partial(constant.controls, model, **parts),
-        qualities=heard,
-        extras=_heard,
+        qualities=ears,
+        extras=timing,
         batch=batch,
         is_greedy=said.get("temperature") == 0,
         replayed=REPLAYED,
@@ -99,14 +93,12 @@ class OwnSpeech(Contestant):
         session: SpeechSession = self.plain.session
         asked = session.asked((), request)
         torch.manual_seed(seed)
-        begun = perf_counter()
         ids = session.model.generate(**asked)[:, asked["input_ids"].shape[1] :]
         rows, layout = ids.tolist(), session.layout
         ended = [row[: row.index(layout.end)] if layout.end in row else row for row in rows]
         codes = [torch.tensor(row, dtype=torch.int64)[None] - layout.first for row in ended]
         waveforms = [session.codec.decode(one) for one in codes]
-        seconds, rate = perf_counter() - begun, session.codec.sampling_rate
-        spoken = OwnAudio(waveforms, rate, seconds)
+        spoken = OwnAudio(waveforms, session.codec.sampling_rate)
         count = sum(map(len, ended)) + sum(layout.end in row for row in rows)
         return Answer([row[0].tolist() for row in codes], count, ids.shape[1] - 1, output=spoken)
 
@@ -120,7 +112,6 @@ class OwnAudio:
 
     waveforms: list[torch.Tensor]
     sampling_rate: int
-    seconds: float
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
@@ -159,25 +150,3 @@ def _unwarped(request: Request) -> dict[str, Any]:
 
 def _endless(request: Request) -> dict[str, Any]:
     return {name: value for name, value in request.items() if name != "seconds"}
-
-
-def _errors(
-    ear: Any, texts: Sequence[str], answers: Sequence[Answer], others: Answers
-) -> list[tuple[float, float]]:
-    waveforms = [waveform for answer in answers for waveform in answer.output.waveforms]
-    rate = answers[0].output.sampling_rate
-    return word_errors(ear, texts, waveforms, rate)
-
-
-def _heard(answers: Sequence[Answer], others: Answers) -> dict[str, Any]:
-    """How fast speech came, where our loop made it."""
-    told = [answer.stats for answer in answers if answer.stats is not None]
-    audio = [one.audio_seconds for one in told if one.audio_seconds]
-    if not audio:
-        return {}
-    spent = [one.total_seconds + (one.codec_seconds or 0) for one in told]
-    first = [one.first_audio_ms for one in told if one.first_audio_ms is not None]
-    jitter = [one.jitter_ms for one in told if one.jitter_ms is not None]
-    found = {"real-time factor": sum(spent) / sum(audio)}
-    found |= {"first audio ms": fmean(first)} if first else {}
-    return {**found, **({"jitter ms": fmean(jitter)} if jitter else {})}

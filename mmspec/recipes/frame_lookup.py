@@ -1,0 +1,20 @@
+"""Frames that were said before: what followed the last frame, or one like it, is proposed again.
+
+Prompt lookup (Saxena 2023) over frames of several codebooks. Exact, and needs no draft model; wins
+where sound stands still or repeats.
+"""
+
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
+from mmspec.drafters.lookup.frame_lookup import frame_lookup
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled_frames import CoupledFrames
+
+RECIPE = Recipe(
+    architecture=frame_lookup,
+    execution=Chain(Fixed(4)),
+    verifier=CoupledFrames(),
+    paper="Saxena 2023",
+    reconstructed="the carry-over to frames of several codebooks",
+    decodes="frames",
+)

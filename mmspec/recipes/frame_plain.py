@@ -1,0 +1,17 @@
+"""Plain decoding of frames: no drafter, one frame per forward, under the noise of coupled recipes.
+
+Exact. The baseline that every exact coupled recipe of frames reproduces code for code.
+"""
+
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
+from mmspec.drafters.plain import no_drafter
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled_frames import CoupledFrames
+
+RECIPE = Recipe(
+    architecture=no_drafter,
+    execution=Chain(Fixed(1)),
+    verifier=CoupledFrames(),
+    decodes="frames",
+)

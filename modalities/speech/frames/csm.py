@@ -1,0 +1,175 @@
+"""CSM: a backbone says the first code of a frame, a small depth decoder the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from mmspec.laws.categorical import Categorical
+from mmspec.laws.sampling import Sampling
+from mmspec.modalities.speech.codecs import Codec
+from mmspec.modalities.speech.frames.asked import drawn
+from mmspec.targets.cache import SlotCache
+from mmspec.targets.frame_laws import DepthLaw
+from mmspec.targets.frames import FrameMemory, FrameSettings, FrameStop, Outputs
+
+
+@dataclass(frozen=True, eq=False)
+class CsmReader:
+    """A frame is whole when all its codes are said; it ends speech if all but the last are EOS."""
+
+    model: Any
+    is_parallel = False
+
+    @property
+    def books(self) -> int:
+        return int(self.model.config.num_codebooks)
+
+    @property
+    def size(self) -> int:
+        return int(self.model.config.vocab_size)
+
+    @property
+    def least(self) -> int:
+        """New tokens of one frame."""
+        return 1
+
+    def like(self, model: Any) -> CsmReader:
+        if model.config.model_type != "csm":
+            raise ValueError(f"{type(model).__name__} cannot draft for CSM; give a smaller one")
+        return CsmReader(model)
+
+    def begin(
+        self, inputs: Mapping[str, Any], settings: FrameSettings
+    ) -> tuple[list[FrameMemory], list[Outputs]]:
+        """Read the prompts, sounds of earlier speech among them, without their padding."""
+        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+        mask = torch.ones_like(ids) if mask is None else mask
+        memories, outputs = [], []
+        for row in range(len(ids)):
+            own = ids[row][mask[row].bool()][None]
+            cache = SlotCache(self.model.config, own.shape[1] + 64)
+            cache.plan_uniform(0, own.shape[1])
+            heard = {
+                name: inputs[name][row : row + 1]
+                for name in ("input_values", "input_values_cutoffs")
+                if inputs.get(name) is not None
+            }
+            outputs.append(self._read(cache, own, 1, **heard))
+            memories.append(FrameMemory(cache, own.shape[1]))
+        return memories, outputs
+
+    def read(self, memory: FrameMemory, frames: Tensor) -> Outputs:
+        """Logits (n, V) of first codes, and states (n, H) for the depth decoder."""
+        return self._read(memory.cache, frames[None], len(frames))
+
+    def _read(self, cache: SlotCache, ids: Tensor, count: int, **heard: Any) -> Outputs:
+        out = self.model(
+            input_ids=ids,
+            past_key_values=cache,
+            use_cache=True,
+            output_hidden_states=True,
+            logits_to_keep=count,
+            return_dict=True,
+            **heard,
+        )
+        return out.logits[0], out.hidden_states[-1][0, -count:]
+
+    def law(self, outputs: Outputs, steps: Tensor, settings: FrameSettings) -> DepthLaw:
+        decoder = CsmDepth(self.model.depth_decoder, settings.depth)
+        return DepthLaw(settings.sampling.law(outputs[0]), outputs[1], decoder, self.books)
+
+    def stop(self, most: int) -> FrameStop:
+        return FrameStop(most, int(self.model.config.codebook_eos_token_id), self.books - 1)
+
+    def framing(self, most: int) -> WholeFrames:
+        return WholeFrames(self.books, self.stop(most))
+
+    def steps(self, frames: int) -> int:
+        """New tokens that so many frames take."""
+        return frames
+
+    def own_sound(self, inputs: Mapping[str, Any], settings: FrameSettings) -> list[Tensor]:
+        """What the model's own `generate()` gives, per row (S,), to the frame that ends speech."""
+        own = copy(self.model)  # it writes the settings of its depth decoder into that
+        own.depth_decoder = copy(own.depth_decoder)
+        own.depth_decoder.generation_config = deepcopy(own.depth_decoder.generation_config)
+        depth = {f"depth_decoder_{name}": one for name, one in drawn(settings.depth).items()}
+        how = {"max_new_tokens": settings.most, **drawn(settings.sampling), **depth}
+        rows, framing = own.generate(**inputs, **how), self.framing(settings.most)
+        return [self.codec().decode(framing.until_end(row)) for row in rows]
+
+    def codec(self) -> Codec:
+        return Codec.of(self.model.codec_model)
+
+    def prepared(self, processor: Any, texts: Sequence[str], voice: str | None) -> dict[str, Any]:
+        """Texts as turns of a speaker, "0" if none is named."""
+        who = "0" if voice is None else voice
+        turns = [[{"role": who, "content": [{"type": "text", "text": text}]}] for text in texts]
+        made = processor.apply_chat_template(
+            turns, tokenize=True, return_dict=True, padding=True, return_tensors="pt"
+        )
+        return {name: made[name] for name in ("input_ids", "attention_mask")}
+
+
+@dataclass(frozen=True)
+class CsmDepth:
+    """The depth decoder: its place 0 is the state of the backbone."""
+
+    model: Any
+    sampling: Sampling
+
+    def laws(self, states: Tensor, codes: Tensor) -> Categorical:  # (R, H), (R, n) -> (R, n)
+        ids = torch.nn.functional.pad(codes, (1, 0))
+        return self.sampling.law(self.model(ids, backbone_last_hidden_state=states).logits)
+
+    def begin(self, states: Tensor) -> dict[str, Any]:
+        return {"cache": DynamicCache(config=self.model.config), "states": states}
+
+    def step(self, memory: dict[str, Any], code: Tensor) -> Categorical:  # (R,) -> (R,)
+        ids, states = code[:, None], memory.pop("states", None)
+        if states is not None:
+            ids = torch.nn.functional.pad(ids, (1, 0))
+        out = self.model(
+            ids,
+            backbone_last_hidden_state=states,
+            past_key_values=memory["cache"],
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return self.sampling.law(out.logits)[:, 0]
+
+
+@dataclass(frozen=True)
+class WholeFrames:
+    """Frames as they are said; the one that ends speech does not sound."""
+
+    books: int
+    stop: FrameStop
+    latest = 0
+
+    def codes(self, tokens: Sequence[Tensor]) -> Tensor:  # (K, T)
+        count = self.whole(tokens)
+        if not count:
+            return torch.zeros(self.books, 0, dtype=torch.int64)
+        return torch.stack(list(tokens[:count]), -1)
+
+    def until_end(self, frames: Tensor) -> Tensor:  # (T, K) -> (K, T')
+        """What sounds of a row that was padded behind its end."""
+        ended = frames[:, : self.stop.books].eq(self.stop.eos or 0).all(-1).int()
+        return frames[: int(ended.argmax()) if bool(ended.any()) else len(frames)].T
+
+    def whole(self, tokens: Sequence[Tensor]) -> int:
+        return len(tokens) - self._has_ended(tokens)
+
+    def is_over(self, tokens: Sequence[Tensor]) -> bool:
+        return len(tokens) >= self.stop.most or self._has_ended(tokens)
+
+    def _has_ended(self, tokens: Sequence[Tensor]) -> bool:
+        return bool(tokens) and bool(tokens[-1][: self.stop.books].eq(self.stop.eos or 0).all())
