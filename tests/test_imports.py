@@ -39,7 +39,7 @@ FLOORS = (
     ("draft_models",),
     ("modalities",),  # what binds a model to a recipe
     ("streaming", "saving", "api", "__init__"),
-    ("bench",),
+    ("bench", "edge"),
     ("making and measuring",),  # modalities/<name>/zoo and measures: how it is trained and judged
     ("cli",),
 )

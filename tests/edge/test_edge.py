@@ -1,0 +1,296 @@
+"""A small model here, its target behind a real server that may be down, slow or talk nonsense."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmspec
+from mmspec.edge import messages
+from mmspec.edge.device import connect, link_of
+from mmspec.edge.service import Service, application
+from tests import toys
+from tests.conftest import noisy
+from tests.toys import hearing
+
+pytest.importorskip("fastapi")
+uvicorn: Any = pytest.importorskip("uvicorn")
+
+TOKEN, ROOM = "a token that is long enough", 14
+
+
+@contextmanager
+def served(model: Any, **limits: Any) -> Iterator[tuple[str, Service]]:
+    """A model behind uvicorn, on a free port of this machine."""
+    service = Service(model, most=limits.pop("most", 8))
+    config = uvicorn.Config(application(service, TOKEN, **limits), port=0, log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", service
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[str]:
+    with served(toys.model("llama")) as (url, _):
+        yield url
+
+
+def small() -> Any:
+    return noisy("llama", scale=0.1)
+
+
+def alone(request: dict[str, Tensor]) -> Tensor:
+    found: Tensor = small().generate(**request, max_new_tokens=ROOM, do_sample=False)
+    return found
+
+
+@pytest.mark.parametrize("batch", [{}, {"batch": 3, "ragged": True}], ids=["one", "ragged"])
+def test_one_rank_without_a_gate_is_the_service_s_greedy_decoding(
+    service: str, batch: dict[str, Any]
+) -> None:
+    request = toys.inputs("llama", **batch)
+    wanted = toys.model("llama").generate(**request, max_new_tokens=ROOM, do_sample=False)
+    fast = connect(small(), service, TOKEN, tau_h=-1.0, ranks=1)
+    out = fast.generate(**request, max_new_tokens=ROOM)
+    assert torch.equal(out.sequences, wanted)
+    assert out.stats.num_accepted_draft_tokens > 0
+    assert torch.equal(fast.generate(**request, max_new_tokens=ROOM).sequences, wanted)
+
+
+@pytest.mark.parametrize("tau_h", [-1.0, 3.4, 3.7, 4.0, 4.2])
+def test_what_comes_over_the_wire_is_what_comes_in_process(service: str, tau_h: float) -> None:
+    request = toys.inputs("llama", batch=2)
+    here = mmspec.accelerate(toys.model("llama"), "ugsd", drafter=small(), tau_h=tau_h)
+    there = connect(small(), service, TOKEN, tau_h=tau_h)
+    wanted = here.generate(**request, max_new_tokens=ROOM)
+    found = there.generate(**request, max_new_tokens=ROOM)
+    assert torch.equal(found.sequences, wanted.sequences)
+    assert found.stats.target_calls == wanted.stats.target_calls
+
+
+def test_the_more_is_kept_the_less_is_sent(service: str) -> None:
+    sent = []
+    for tau_h in (-1.0, 3.4, 4.0, float("inf")):
+        fast = connect(small(), service, TOKEN, tau_h=tau_h)
+        before = link_of(fast).sent_bytes
+        out = fast.generate(**toys.inputs("llama"), max_new_tokens=ROOM)
+        sent.append(link_of(fast).sent_bytes - before)
+    assert sent == sorted(sent, reverse=True)
+    assert sent[0] > sent[-1] == 0
+    assert torch.equal(out.sequences, alone(toys.inputs("llama")))
+
+
+def test_sounds_go_along(service: str) -> None:
+    request, model = hearing.inputs((3,), seed=1), hearing.model()
+    with served(model) as (url, _):
+        fast = connect(model, url, TOKEN, tau_h=-1.0, ranks=1)
+        out = fast.generate(**request, max_new_tokens=8)
+    wanted = model.generate(**request, max_new_tokens=8, do_sample=False)
+    assert torch.equal(out.sequences, wanted)
+
+
+# What may go wrong
+
+
+def lonely(url: str, caplog: pytest.LogCaptureFixture, says: str, **more: Any) -> None:
+    """A request through a bad service: the device's own text, and one warning."""
+    request = toys.inputs("llama")
+    fast = connect(small(), url, TOKEN, tau_h=-1.0, **more)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "mmspec"):
+        out = fast.generate(**request, max_new_tokens=ROOM)
+    assert torch.equal(out.sequences, alone(request))
+    told = [one.message for one in caplog.records if "cannot be used" in one.message]
+    assert len(told) == 1
+    assert says in told[0]
+    assert out.stats.num_new_tokens == out.stats.unverified_tokens == ROOM
+
+
+def test_a_service_that_is_down(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    lonely(f"http://127.0.0.1:{port}", caplog, "refused")
+
+
+@contextmanager
+def answering(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
+    """A server that is none of ours."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            status, body = answer(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+SIZE = int(toys.model("llama").config.vocab_size)
+HELLO = json.dumps({"vocabulary": SIZE}).encode()
+NONSENSE: dict[str, tuple[bytes, str]] = {
+    "no JSON": (b"<html>", "no JSON"),
+    "a list": (b"[]", "a JSON list"),
+    "no rows": (b'{"best": 5}', "other rows"),
+    "few places": (b'{"best": [[[1]]]}', "no 5 rows"),
+    "no ids": (b'{"best": [[[-1], [1], [1], [1], [1]]]}', "no id of"),
+    "empty": (b'{"best": [[[], [1], [1], [1], [1]]]}', "names no id"),
+    "twice": (b'{"best": [[[1, 1], [1], [1], [1], [1]]]}', "or one twice"),
+    "huge": (b" " * (1 << 20) + b"{}", "more than 1048576 bytes"),
+    "deep": (b"[" * 100_000, "no JSON"),
+}
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+def test_a_service_that_talks_nonsense(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    body, says = NONSENSE[case]
+
+    def answer(path: str) -> tuple[int, bytes]:
+        if path.startswith(messages.CHECK):
+            return 200, body
+        return 200, HELLO if path == messages.HELLO else b'{"request": "x"}'
+
+    with answering(answer) as url:
+        lonely(url, caplog, says)
+
+
+def test_a_service_that_is_slow_or_breaks_off(caplog: pytest.LogCaptureFixture) -> None:
+    def slow(path: str) -> tuple[int, bytes]:
+        if path.startswith(messages.CHECK):
+            time.sleep(0.6)
+        return 200, HELLO if path == messages.HELLO else b'{"request": "x"}'
+
+    with answering(slow) as url:
+        lonely(url, caplog, "timed out", timeout_s=0.2)
+    with answering(lambda path: (500, b"oh")) as url:
+        lonely(url, caplog, "500 oh")
+
+
+def test_a_service_that_dies_in_the_middle_loses_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What it checked stays, the device goes on from there; the next request asks it again."""
+    request = toys.inputs("llama")
+    greedy = toys.model("llama").generate(**request, max_new_tokens=ROOM, do_sample=False)
+    with served(toys.model("llama")) as (url, service):
+        fast = connect(small(), url, TOKEN, tau_h=-1.0, ranks=1)
+        said: list[int] = []
+        for kept in fast.stream(**request, max_new_tokens=ROOM):
+            said += kept.tokens[0]
+            if kept.index == 0:
+                checked = len(said)
+                service.talks.clear()  # as if it had been started anew
+        start = request["input_ids"].shape[1]
+        assert said[:checked] == greedy[0, start : start + checked].tolist()
+        assert len(said) == ROOM
+        assert "404 no such request" in caplog.text
+        rest = torch.tensor([request["input_ids"][0].tolist() + said[:checked]])
+        alone_ = small().generate(rest, max_new_tokens=ROOM - checked, do_sample=False)
+        assert said[checked:] == alone_[0, rest.shape[1] :].tolist()
+        assert torch.equal(fast.generate(**request, max_new_tokens=ROOM).sequences, greedy)
+
+
+def posted(url: str, body: bytes, token: str = TOKEN) -> tuple[int, bytes]:
+    headers = {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(url, data=body, headers=headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_strangers_and_bad_messages_are_turned_away(service: str) -> None:
+    packed = messages.pack(toys.inputs("llama"))
+    for path in (messages.HELLO, f"{messages.BEGIN}?room=4", messages.CHECK):
+        assert posted(service + path, b"", "another token that is long") == (401, b"")
+    begin = f"{service}{messages.BEGIN}"
+    for address, body, says in (
+        (begin, packed, b"room is no number"),
+        (f"{begin}?room=-1", packed, b"room is no number"),
+        (f"{begin}?room={10**30}", packed, b"room is no number"),
+        (f"{begin}?room=4", b"nothing", b"no tensors"),
+        (f"{begin}?room=4", messages.pack({"x": torch.ones(1)}), b"needs input_ids"),
+        (f"{begin}?room=4", messages.pack({"input_ids": torch.full((1, 3), 10**6)}), b"1000000"),
+        (service + messages.CHECK, b"{}", b"request is no name"),
+    ):
+        status, told = posted(address, body)
+        assert (status, says in told) == (422, True), told
+    name = json.loads(posted(f"{begin}?room=4", packed)[1])["request"]
+    good = {"request": name, "ranks": 2, "tokens": [[]], "draft": [[5, 6]], "accepted": [0]}
+    for wrong, says in (
+        ({"ranks": 0}, b"ranks is no number"),
+        ({"draft": [[5] * 65]}, b"longer than 64"),
+        ({"draft": [["a"]]}, b"no id"),
+        ({"tokens": [[1] * 5]}, b"longer than 4"),
+        ({"accepted": [1]}, b"is not a beginning"),
+        ({"draft": [[1], [2]]}, b"no 1 rows"),
+    ):
+        body = json.dumps({**good, **wrong, "request": name}).encode()
+        status, told = posted(service + messages.CHECK, body)
+        assert (status, says in told) == (422, True), told
+        assert posted(service + messages.CHECK, body)[0] == 404  # forgotten
+        name = json.loads(posted(f"{begin}?room=4", packed)[1])["request"]
+    status, told = posted(service + messages.CHECK, json.dumps({**good, "request": name}).encode())
+    assert status == 200
+    assert [len(place) for place in json.loads(told)["best"][0]] == [2, 2, 2]
+
+
+def test_what_is_too_large_is_not_read_and_old_requests_are_forgotten() -> None:
+    with served(toys.model("llama"), largest=2000, most=1) as (url, service):
+        begin = f"{url}{messages.BEGIN}?room=4"
+        assert posted(begin, b"x" * 5000)[0] == 413
+        packed = messages.pack(toys.inputs("llama"))
+        first = json.loads(posted(begin, packed)[1])["request"]
+        assert posted(begin, packed)[0] == 200
+        assert len(service.talks) == 1
+        assert posted(url + messages.CHECK, json.dumps({"request": first}).encode())[0] == 404
+
+
+def test_what_cannot_work_is_refused(service: str) -> None:
+    for make, says in (
+        (lambda: application(Service(toys.model("llama")), "short"), "a token of 5 characters"),
+        (lambda: connect(small(), "nowhere", TOKEN), "url='nowhere' is no address"),
+        (lambda: connect(small(), service, TOKEN, timeout_s=0), "timeout_s=0"),
+        (lambda: connect(hearing.model(), service, TOKEN), f"speaks {SIZE} tokens and this model"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            make()
+    with pytest.raises(ValueError, match="decodes greedily"):
+        connect(small(), service, TOKEN).generate(
+            **toys.inputs("llama"), max_new_tokens=4, temperature=0.7
+        )
