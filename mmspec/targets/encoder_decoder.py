@@ -167,10 +167,9 @@ def source_inputs(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     made = {name: value for name, value in inputs.items() if name not in own}
     outputs = made.get("encoder_outputs")
     ids, reads_words = inputs.get("decoder_input_ids"), model.main_input_name == "input_ids"
-    if reads_words:
-        made["source_mask"] = inputs.get("attention_mask")
-        if outputs is None:
-            made["source_ids"] = inputs.get("input_ids")
+    made["source_mask"] = inputs.get("attention_mask")
+    if reads_words and outputs is None:
+        made["source_ids"] = inputs.get("input_ids")
     if ids is None and (outputs is not None or not reads_words):
         ids = inputs.get("input_ids")
     if ids is None:

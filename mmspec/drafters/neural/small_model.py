@@ -21,7 +21,7 @@ from mmspec.laws.sampling import Prefix
 from mmspec.models.loading import load_causal, model_type
 from mmspec.models.random_weights import random_model
 from mmspec.models.words import check_words
-from mmspec.recipe import DraftModelKind, Kit
+from mmspec.recipe import LINEAR, DraftModelKind, Kit
 from mmspec.targets.backbone import FULL
 from mmspec.targets.context import Context
 from mmspec.targets.guidance import guided, scale_of
@@ -67,7 +67,7 @@ class Autoregressive(OfModel):
     @property
     def trees(self) -> bool:
         """Whether it proposes anything but chains."""
-        return not isinstance(self.shape, Chain)
+        return self.shape.walk != LINEAR
 
     def drawing(self, kind: Kind) -> Drafter:
         return replace(self, kind=kind)

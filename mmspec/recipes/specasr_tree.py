@@ -1,0 +1,23 @@
+"""SpecASR with a two-pass sparse tree: one long trunk, and branches only where it is unsure.
+
+Wei et al. 2025 (arXiv 2507.18181). The second best tokens of unsure places begin branches that grow
+together, a forward at a time, until each is in step with the trunk; the rest of that is copied. The
+refused rest of a trunk is recycled as in specasr. `TwoPassTree(most, theta, window, branches)` as
+`tree=` sets all of it. Exact. Reconstructed: theta, window and caps, and that a branch ends where
+it is unsure itself.
+"""
+
+from mmspec.drafters.neural.shared_encoder import SHARED_ENCODER, ending
+from mmspec.drafters.two_pass_tree import TwoPassTree
+from mmspec.recipe import Recipe
+from mmspec.verifiers.coupled import Coupled
+
+RECIPE = Recipe(
+    architecture=ending,
+    execution=TwoPassTree(),
+    verifier=Coupled(),
+    sees="auto",
+    draft_model=(SHARED_ENCODER,),
+    paper="Wei et al. 2025",
+    reconstructed="theta, window and caps, and where a branch ends",
+)

@@ -1,0 +1,146 @@
+"""A small decoder on the target's encoder: the tokens are the target's, and encoded is once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import mmspec
+from tests import toys
+from tests.conftest import noisy
+from tests.modalities.speech.recognisers import RATE_HZ, noise, processor, whisper
+
+ROOM = 20
+SHAPES: list[dict[str, Any]] = [{"length": 4}, {"tree": [2, 2, 1]}]
+
+
+@cache
+def target() -> Any:
+    return toys.model("whisper")
+
+
+def decoder_of(model: Any) -> Any:
+    """Its decoder alone, as Distil-Whisper is used."""
+    alone = transformers.WhisperForCausalLM(copy.deepcopy(model.config)).eval()
+    alone.model.decoder.load_state_dict(model.model.decoder.state_dict())
+    alone.proj_out = model.proj_out
+    return alone
+
+
+def sharing() -> Any:
+    """A whole model with the target's encoder and a decoder of its own."""
+    made = noisy("whisper", 0.1)
+    made.get_encoder().load_state_dict(target().get_encoder().state_dict())
+    return made
+
+
+MODELS = {
+    "a decoder alone": (lambda: decoder_of(noisy("whisper", 0.1)), "encoder"),
+    "the same encoder": (sharing, "encoder"),
+    "an encoder of its own": (lambda: noisy("whisper", 0.1), "pixels"),
+}
+
+
+@contextmanager
+def encoded(*models: Any) -> Iterator[list[int]]:
+    """How often each model's encoder ran."""
+    counts = [0] * len(models)
+
+    def count(at: int) -> Any:
+        def hook(*_: Any) -> None:
+            counts[at] += 1
+
+        return hook
+
+    handles = [
+        model.get_encoder().conv1.register_forward_hook(count(at))
+        for at, model in enumerate(models)
+    ]
+    try:
+        yield counts
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["chain", "tree"])
+@pytest.mark.parametrize("name", MODELS)
+def test_four_ragged_rows_are_the_targets(name: str, shape: dict[str, Any]) -> None:
+    make, sees = MODELS[name]
+    fast = mmspec.accelerate(target(), "whisper-assisted", drafter=make(), **shape)
+    assert fast.sees == sees
+    request = toys.inputs("whisper", batch=4)
+    out = fast.generate(**request, max_new_tokens=ROOM)
+    expected = target().generate(**request, max_new_tokens=ROOM, do_sample=False)
+    assert torch.equal(out.sequences, expected)
+    drawn = {"max_new_tokens": ROOM, "temperature": 1.0, "seed": 2}
+    plain = mmspec.decode_plain(target(), **request, **drawn)
+    assert torch.equal(fast.generate(**request, **drawn).sequences, plain.sequences)
+    assert out.stats.num_accepted_draft_tokens > 0
+
+
+def test_the_sound_is_encoded_once() -> None:
+    small = sharing()
+    fast = mmspec.accelerate(target(), "whisper-assisted", drafter=small)
+    fast.generate(**toys.inputs("whisper"), max_new_tokens=2)  # checks how the class is read
+    with encoded(target(), small) as counts:
+        fast.generate(**toys.inputs("whisper"), max_new_tokens=ROOM)
+    assert counts == [1, 0]
+    own = noisy("whisper", 0.1)
+    with encoded(target(), own) as counts:
+        mmspec.accelerate(target(), "coupled", drafter=own).generate(
+            **toys.inputs("whisper"), max_new_tokens=ROOM
+        )
+    assert counts == [1, 1]
+
+
+def test_transcripts_with_a_small_decoder() -> None:
+    model = whisper()
+    fast = mmspec.accelerate(
+        model, "whisper-assisted", drafter=decoder_of(whisper(1, 1)), processor=processor()
+    )
+    plain = mmspec.accelerate(model, "plain", processor=processor())
+    clips = [noise(seconds, at) for at, seconds in enumerate((0.3, 1.0, 2.0, 3.0))]
+    for how in ({}, {"timestamps": True}):
+        ours, theirs = (
+            one.transcribe(clips, sampling_rate=RATE_HZ, **how) for one in (fast, plain)
+        )
+        assert ours.transcripts == theirs.transcripts
+
+
+def test_a_saved_decoder_is_loaded_alone(tmp_path: Path) -> None:
+    model, small = whisper(), decoder_of(whisper(1, 1))
+    fast = mmspec.accelerate(model, "whisper-assisted", drafter=small)
+    fast.save_pretrained(tmp_path)
+    again = mmspec.load(tmp_path, model)
+    assert (fast.sees, again.sees) == ("encoder", "encoder")
+    saved = again.session.bound.draft_model.model
+    assert type(saved) is transformers.WhisperForCausalLM
+    for name, value in small.state_dict().items():
+        assert torch.equal(saved.state_dict()[name], value)
+
+
+def test_a_decoder_of_another_width_is_refused() -> None:
+    config = copy.deepcopy(target().config)
+    config.d_model = 32
+    with pytest.raises(ValueError, match=r"64 wide.*reads 32"):
+        mmspec.accelerate(
+            target(), "whisper-assisted", drafter=transformers.WhisperForCausalLM(config)
+        )
+
+
+def test_the_encoder_is_compared_by_its_weights() -> None:
+    other = sharing()
+    with torch.no_grad():
+        other.get_encoder().conv1.weight[0, 0, 0] += 1e-3
+    assert mmspec.accelerate(target(), "whisper-assisted", drafter=other).sees == "pixels"
+    asked = mmspec.accelerate(target(), "whisper-assisted", drafter=sharing(), sees="pixels")
+    assert asked.sees == "pixels"

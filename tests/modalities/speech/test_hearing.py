@@ -1,0 +1,94 @@
+"""Recognisers beside Whisper: padded sounds, language models that hear, and whose they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+import mmspec
+from mmspec import registry
+from mmspec.modalities.speech.recognition import MODALITY
+from mmspec.modalities.vlm.survey import build
+from mmspec.modality import Source
+from mmspec.models.random_weights import random_model
+from tests import toys
+
+ROOM = 16
+
+
+def moonshine() -> Any:
+    config = hf.MoonshineConfig(
+        vocab_size=60,
+        hidden_size=32,
+        intermediate_size=48,
+        encoder_num_hidden_layers=1,
+        decoder_num_hidden_layers=2,
+        encoder_num_attention_heads=2,
+        decoder_num_attention_heads=2,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=None,
+        decoder_start_token_id=1,
+    )
+    return random_model(lambda: hf.MoonshineForConditionalGeneration(config), 0)
+
+
+def test_the_padding_of_a_sound_is_not_heard() -> None:
+    model, mask = moonshine(), torch.ones(2, 8000, dtype=torch.int64)
+    mask[1, 3000:] = 0
+    generator = torch.Generator().manual_seed(0)
+    sounds = torch.randn(2, 8000, generator=generator) * mask
+    request = {"input_values": sounds, "attention_mask": mask}
+    how: dict[str, Any] = {"max_new_tokens": ROOM, "do_sample": False}
+    expected = model.generate(**request, **how)
+    unmasked = model.generate(input_values=sounds, **how)
+    assert not torch.equal(expected, unmasked)
+    for drafter in (None, moonshine()):
+        recipe = "prompt-lookup" if drafter is None else "whisper-assisted"
+        fast = mmspec.accelerate(model, recipe, drafter=drafter)
+        assert torch.equal(fast.generate(**request, **how).sequences, expected)
+        hooked = model.generate(**request, **how, custom_generate=fast)
+        assert torch.equal(hooked, expected)
+
+
+OWNED = {
+    "WhisperForConditionalGeneration": True,
+    "MoonshineForConditionalGeneration": True,
+    "GraniteSpeechForConditionalGeneration": True,
+    "Qwen2AudioForConditionalGeneration": True,
+    "VoxtralForConditionalGeneration": True,
+    "Speech2TextForConditionalGeneration": True,
+    "WhisperForCausalLM": False,  # a decoder alone hears nothing
+    "Qwen2_5OmniThinkerForConditionalGeneration": False,  # sees, too
+    "MusicgenForConditionalGeneration": False,  # is heard
+    "LlavaForConditionalGeneration": False,
+    "Wav2Vec2ForCTC": False,  # writes frame by frame
+}
+
+
+@pytest.mark.parametrize("name", OWNED)
+def test_whose_a_class_is(name: str) -> None:
+    bases = tuple(base.__name__ for base in getattr(hf, name).__mro__)
+    assert MODALITY.owns(Source(None, "any", bases)) is OWNED[name]
+    assert MODALITY.owns(Source("folder", "any", (name,))) is OWNED[name]
+
+
+def test_a_model_object_is_the_recognisers() -> None:
+    assert registry.of(toys.model("whisper")).name == "asr"
+    assert registry.of(toys.model("llama")).name == "vlm"
+    assert not registry.get("asr").owns(registry.describe("openai/whisper-tiny"))
+
+
+def test_granite_is_sampled_as_its_own_generate_samples() -> None:
+    """transformers leaves its logits undivided by `logits_scaling`, and so do we: one law."""
+    model = build("GraniteSpeechForConditionalGeneration")
+    model.config.text_config.logits_scaling = 7.0
+    asked = {"input_ids": torch.tensor([[7, 9, 12, 9]]), "max_new_tokens": 4, "output_logits": True}
+    own = model.generate(**asked, do_sample=False, return_dict_in_generate=True)
+    ours = mmspec.accelerate(model, "prompt-lookup").generate(**asked, do_sample=False)
+    for mine, theirs in zip(ours.logits, own.logits, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
