@@ -66,7 +66,8 @@ def test_whatever_is_recycled_the_tokens_are_the_targets(name: str, family: str)
 @cache
 def plain_of(family: str, batch: int) -> Tensor:
     request = toys.inputs(family, batch=batch)
-    return mmspec.decode_plain(pair(family)[0], **request, **SAMPLED).sequences
+    sequences: Tensor = mmspec.decode_plain(pair(family)[0], **request, **SAMPLED).sequences
+    return sequences
 
 
 def test_never_unsure_without_recycling_is_a_chain() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -42,7 +42,7 @@ def sharing() -> Any:
     return made
 
 
-MODELS = {
+MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "a decoder alone": (lambda: decoder_of(noisy("whisper", 0.1)), "encoder"),
     "the same encoder": (sharing, "encoder"),
     "an encoder of its own": (lambda: noisy("whisper", 0.1), "pixels"),

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from mmspec import _hf
@@ -121,7 +120,7 @@ def shares(model: Any, target: Reader) -> bool:
     )
 
 
-def whole(model: Any, target: Reader) -> nn.Module:
+def whole(model: Any, target: Reader) -> Any:
     """The draft model's decoder on the target's encoder; the weights are theirs."""
     inner, own = _hf.uncompiled(model), _hf.uncompiled(target.model)
     config = copy.deepcopy(inner.config)

@@ -231,4 +231,6 @@ def test_inside_a_pipeline_of_transformers() -> None:
         assert pipe(dict(sound), generate_kwargs=hooked, **more) == expected
         with pytest.raises(ValueError, match=r"num_beams=5.*pass num_beams=1"):
             pipe(dict(sound), generate_kwargs={"custom_generate": fast()}, **more)
-    assert fast().last_stats.target_calls > 0
+    stats = fast().last_stats
+    assert stats is not None
+    assert stats.target_calls > 0
