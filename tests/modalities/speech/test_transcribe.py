@@ -16,6 +16,7 @@ import transformers
 from torch import Tensor
 
 import mmspec
+from mmspec.draft import Round
 from mmspec.modalities.speech.sound import write
 from tests.modalities.speech.recognisers import RATE_HZ, noise, processor, tokenizer, whisper
 
@@ -139,7 +140,7 @@ def test_a_stream_is_broken_off_and_begun_again() -> None:
     next(broken), next(broken)
     rounds: list[int] = []
 
-    def read() -> Iterator[None]:
+    def read() -> Iterator[Round]:
         found = yield from fast().stream(**asked, on_round=lambda one: rounds.append(one.index))
         assert found.transcripts == expected.transcripts
 
