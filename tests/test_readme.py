@@ -19,7 +19,9 @@ from typer.testing import CliRunner
 import mmspec
 from mmspec import recipes, zoo
 from mmspec.cli.app import app
+from mmspec.modalities.speech.frames import toys as frames
 from mmspec.zoo import language
+from tests.toys import voices
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -190,10 +192,26 @@ def drawing_names() -> dict[str, Any]:
     return {"mmspec": mmspec, "model": zoo.load("image"), "processor": zoo.processor("image")}
 
 
+@lru_cache(maxsize=1)
+def speaking_names() -> dict[str, Any]:
+    return {
+        "mmspec": mmspec,
+        "lm": voices.speaker(),
+        "small": voices.speaker(seed=1, layers=1),
+        "codec": voices.codec(),
+        "tokenizer": voices.words(),
+        "musicgen": frames.musicgen(),
+        "small_musicgen": frames.musicgen(1, layers=1),
+        "inputs": {"input_ids": torch.tensor([[2, 3, 4]])},
+    }
+
+
 def given(page: str) -> dict[str, Any]:
     """What a page takes as there: a model, its processor, a request."""
     if page == "images.md":
         return drawing_names()
+    if page == "speech.md":
+        return speaking_names()
     if page == "vlm.md":
         names = language_names()
         return {**names, "fast": mmspec.accelerate(names["model"])}

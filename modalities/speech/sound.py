@@ -107,7 +107,7 @@ def write(path: str | Path, samples: Tensor, rate_hz: int) -> Path:
     if path.suffix.lower() not in SOUND_FILES:
         raise ValueError(f"{path}: sounds are written as WAV; name a file that ends in .wav")
     _check_finite(samples)
-    channels = samples.detach().cpu().float().reshape(-1, samples.shape[-1])
+    channels = torch.atleast_2d(samples.detach().cpu().float())
     whole = (channels.clamp(-1, 1) * 32767).round().to(torch.int16)
     with wave.open(str(path), "wb") as file:
         file.setnchannels(len(channels))

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from transformers import EncodecFeatureExtractor
 
+from mmspec.modalities.speech.frames import toys as frames
 from tests.cli.running import fail, run
 from tests.toys import voices
 
@@ -63,3 +65,22 @@ def test_recipes_are_certified_for_speech(capsys: pytest.CaptureFixture[str]) ->
     found = run(capsys, "certify", "prompt-lookup", *how)
     assert found["verdict"] == "exact"
     assert {one["outcome"] for one in found["checks"]} <= {"passed", "skipped"}
+
+
+def test_models_of_several_codebooks_play(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "musicgen"
+    frames.musicgen().save_pretrained(folder)
+    EncodecFeatureExtractor(sampling_rate=1000).save_pretrained(folder)
+    voices.words().save_pretrained(folder)
+    shown = {one["check"]: one["target"] for one in run(capsys, "doctor", str(folder))["findings"]}
+    assert (shown["frames"], shown["codebooks"]) == ("delay pattern", frames.BOOKS)
+    assert "frame-lookup" in shown["recipes that fit without a draft model"]
+    out = tmp_path / "played.wav"
+    asked = ("generate", "--model", str(folder), "--prompt", "a red circle", "--out", str(out))
+    found = run(capsys, *asked, "--seconds", "0.1", "--repeats", "1", "--guidance", "3")
+    assert (found["recipe"], found["identical_to_plain"]) == ("frame-lookup", True)
+    assert found["settings"] == {"seconds": 0.1, "guidance": 3.0}
+    assert len(found["codes"][0]) == frames.BOOKS
+    assert out.stat().st_size > 44

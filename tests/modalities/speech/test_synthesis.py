@@ -129,6 +129,17 @@ def test_a_folder_speaks_and_writes(tmp_path: Path) -> None:
     assert fast.synthesize("red", seconds=0.05).codes[0].shape[1] <= 7  # 8 ms per frame
 
 
+def test_speech_of_no_frame_is_a_file_all_the_same(tmp_path: Path) -> None:
+    """A model may end at once."""
+    fast = voices.speaking()
+    out = fast.synthesize("red", seed=3, prefix_allowed_tokens_fn=lambda row, ids: [11])
+    assert out.codes[0].shape == (1, 0)
+    assert out.stats.jitter_ms is None
+    (file,) = out.save(tmp_path / "nothing.wav")
+    with wave.open(str(file)) as read:
+        assert read.getnframes() == 0
+
+
 def test_accelerated_speech_can_be_saved(tmp_path: Path) -> None:
     fast = voices.speaking("coupled")
     fast.save_pretrained(tmp_path)
