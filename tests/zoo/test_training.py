@@ -16,15 +16,16 @@ from mmspec.modalities.diffusion.zoo import train as diffusion
 from mmspec.modalities.image.zoo import low_resolution
 from mmspec.modalities.image.zoo import train as image
 from mmspec.modalities.mar.zoo import train as mar
+from mmspec.modalities.speech.recognition.zoo import train as recognition
 from mmspec.modalities.vlm.zoo import train as vlm
 from mmspec.modality import Modality
 from mmspec.zoo.training import Trainer, kept
 from tests import toys
 
-TRAINERS: tuple[Trainer, ...] = (diffusion, image, low_resolution, mar, vlm)  # mypy compares them
+TRAINERS: tuple[Trainer, ...] = (diffusion, image, low_resolution, mar, recognition, vlm)  # mypy
 
 
-@pytest.mark.parametrize("module", [diffusion, image, low_resolution, mar, vlm])
+@pytest.mark.parametrize("module", TRAINERS)
 def test_every_checkpoint_has_a_plan(module: Any) -> None:
     entries = [zoo.info(name) for name in zoo.names()]
     assert {e.name for e in entries if import_module(e.trainer) is module} == set(module.PLANS)

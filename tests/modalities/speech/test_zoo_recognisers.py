@@ -1,0 +1,60 @@
+"""The recognisers of the zoo hear: recordings of the package, by transformers' own `generate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pytest
+import torch
+
+from mmspec import zoo
+from mmspec.modalities.speech.recognition.zoo import whisper
+from mmspec.modalities.speech.recognition.zoo.evaluate import word_errors
+from mmspec.modalities.speech.zoo.recordings import recordings
+
+SAID = [one.text for one in recordings()]
+TARGETS = {"whisper": whisper.transcribe}
+
+
+@pytest.fixture(scope="module")
+def sounds() -> list[torch.Tensor]:
+    return [one.waveform() for one in recordings()]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_held_out_recordings_are_understood(name: str, sounds: list[torch.Tensor]) -> None:
+    model, reader = zoo.load(name), zoo.processor(name)
+    assert word_errors(SAID, TARGETS[name](model, reader, sounds)).rate <= 0.12
+    shuffled = [sounds[-1], *sounds[:-1]]  # whoever does not listen cannot know
+    assert word_errors(SAID[:4], TARGETS[name](model, reader, shuffled[:4])).rate > 0.3
+
+
+def test_whisper_says_when_and_goes_on_where_a_window_ends(sounds: list[torch.Tensor]) -> None:
+    model, reader = zoo.load("whisper"), zoo.processor("whisper")
+    [first, second] = sounds[0], sounds[5]
+    both = torch.cat([first, second])
+    made = reader.feature_extractor(
+        both.numpy(), sampling_rate=16_000, truncation=False, padding="longest",
+        return_attention_mask=True, return_tensors="pt",
+    )  # fmt: skip
+    assert made.input_features.shape[-1] > 100 * whisper.CHUNK_S
+    out = model.generate(**made, return_timestamps=True, return_segments=True, language="en")
+    [segments] = out["segments"]
+    heard = " ".join(reader.decode(one["tokens"], skip_special_tokens=True) for one in segments)
+    assert word_errors([f"{SAID[0]} {SAID[5]}"], [" ".join(heard.split())]).rate <= 0.2
+    ends = [float(one["end"]) for one in segments]
+    assert ends == sorted(ends)
+    assert any(abs(end - len(first) / 16_000) < 0.5 for end in ends)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(which("espeak-ng") is None, reason="espeak-ng is not here")
+@pytest.mark.parametrize("name", ["whisper"])
+def test_training_writes_a_checkpoint_that_loads(name: str, tmp_path: Path) -> None:
+    stages: list[Any] = []
+    report = zoo.train(name, tmp_path, steps=1, progress=lambda *told: stages.append(told[0]))
+    assert report["parameters"] > 10_000
+    assert "write" in stages
+    assert f"zoo train {name}" in (tmp_path / "README.md").read_text()
