@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -89,9 +90,14 @@ def ctc_head(kit: Kit) -> Drafter:
 
     Raises ValueError for a draft of another shape.
     """
+    check_shape(kit)
+    return CtcDraft(spelling(kit), end_of(kit))
+
+
+def check_shape(kit: Kit) -> None:
+    """Refuse a draft of another shape than a whole text. Raises ValueError."""
     if not isinstance(kit.shape, WholeText):
         raise ValueError("a CTC head drafts a text at once; drop length= and tree=")
-    return CtcDraft(spelling(kit), end_of(kit))
 
 
 def end_of(kit: Kit) -> int:
@@ -124,6 +130,22 @@ def spelling(kit: Kit) -> Spelling:
         return ids
 
     return spelled
+
+
+def labels_of(kit: Kit) -> Callable[[int], Sequence[int]]:
+    """The labels of the head that say a token; none for one that cannot be heard."""
+    head = kit.target.family.ctc.head(kit.target.model)
+    if head.out_features == kit.target.vocabulary + 1:
+        return lambda token: (token + 1,)
+    tokenizer = tokenizer_of(kit)
+    marks = frozenset(tokenizer.all_special_ids)
+
+    @cache
+    def labels(token: int) -> tuple[int, ...]:
+        points = () if token in marks else tuple(map(ord, tokenizer.decode([token])))
+        return points if all(0 < point < head.out_features for point in points) else ()
+
+    return labels
 
 
 def tokenizer_of(kit: Kit) -> Any:
