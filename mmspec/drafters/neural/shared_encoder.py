@@ -143,6 +143,7 @@ def shared_encoder(kit: Kit) -> Drafter:
 
 def ending(kit: Kit) -> Drafter:
     """The same, drafting nothing behind a token that ends the text."""
-    ends = _hf.eos_ids(_hf.uncompiled(kit.target.model).generation_config)
+    model = _hf.uncompiled(kit.target.model)  # one that draws pictures ends no text
+    ends = _hf.eos_ids(model.generation_config) if model.can_generate() else frozenset()
     shape = replace(kit.shape, ends=ends) if "ends" in vars(kit.shape) else kit.shape
     return shared_encoder(replace(kit, shape=shape))
