@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import CsmProcessor, EncodecFeatureExtractor, PreTrainedTokenizerFast
 
 import mmspec
 from mmspec.decode import BrokenLogits
@@ -15,6 +16,7 @@ from mmspec.laws.noise import KeyedNoise
 from mmspec.modalities.speech.frames import toys
 from mmspec.modalities.speech.frames.asked import settings
 from mmspec.targets.frames import FrameRequest, FrameTarget
+from tests.toys import voices
 
 NAMES = list(toys.MODELS)
 RAGGED = {
@@ -206,3 +208,21 @@ def test_a_folder_is_loaded_and_saved(tmp_path: Path) -> None:
     read.save_pretrained(tmp_path / "saved")
     again = mmspec.load(tmp_path / "saved", model("depth"))
     assert codes(say(again)) == codes(say(read))
+
+
+def test_a_text_is_a_turn_of_its_speaker() -> None:
+    said = "{% for c in m['content'] %}{{ c['text'] }}{% endfor %}"
+    turns = "{% for m in messages %}{{ m['role'] }} " + said + "{% endfor %}"
+    marks = {"audio_token": "[UNK]", "audio_eos_token": "[PAD]"}
+    words: Any = PreTrainedTokenizerFast(
+        tokenizer_object=voices.words()._tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        extra_special_tokens=marks,
+    )
+    reads = CsmProcessor(EncodecFeatureExtractor(sampling_rate=1000), words, turns)
+    one = mmspec.accelerate(model("depth"), "frame-plain", processor=reads)
+    inputs, _ = one.session.asked({"text": ["a red circle", "blue"], "voice": "left", "seconds": 1})
+    assert inputs["input_ids"].tolist() == [[7, 2, 3, 4], [0, 0, 7, 5]]
+    out = one.synthesize(["a red circle", "blue"], voice="left", max_new_tokens=4, seed=1)
+    assert [row.shape[0] for row in out.codes] == [toys.BOOKS] * 2
