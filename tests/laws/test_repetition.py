@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
@@ -9,7 +11,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 from mmspec.laws.repetition import RepetitionAware
 
 SCORES = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0]]).double()
-NUCLEUS = {"top_k": 4, "top_p": 0.9}
+NUCLEUS: dict[str, Any] = {"top_k": 4, "top_p": 0.9}
 
 
 def near() -> torch.Tensor:  # (V,)
@@ -50,6 +52,6 @@ def test_a_temperature_is_inside() -> None:
 
 
 @pytest.mark.parametrize("given", [{"window": 0}, {"share": 2}, {"temperature": 0}])
-def test_what_is_no_setting_is_refused(given: dict[str, float]) -> None:
+def test_what_is_no_setting_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="give one"):
-        RepetitionAware(**given)  # type: ignore[arg-type]
+        RepetitionAware(**given)
