@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from mmspec import _hf
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.modalities import asking, examining_tokens
-from mmspec.modalities.speech.recognition import RecognitionSettings, hearing, own_generate
+from mmspec.modalities.speech.recognition import RecognitionSettings, hearing, own_generate, sheets
 from mmspec.modalities.speech.recognition.families import reader
 from mmspec.modalities.speech.recognition.plug import load, session
 from mmspec.modalities.speech.sound import Sound, read
@@ -35,8 +35,6 @@ class RecogniserAsker:
         if own_generate.is_own(self.model):
             told = {"language": settings.language, "task": settings.task}
             made |= {name: value for name, value in told.items() if value is not None}
-            if settings.timestamps:
-                made["return_timestamps"] = True
         elif settings.task is not None or settings.timestamps:
             raise ValueError(
                 f"--task and --timestamps are Whisper's, and {self.source} is none; drop them"
@@ -57,6 +55,9 @@ class RecogniserAsker:
         said = next((one for one in prompts if one.strip()), None)
         told = None if own_generate.is_own(self.model) else self.settings.language
         made = hearing.inputs(self.model, self.processor, heard, said, told)
+        limit, is_timed = hearing.window(self.processor), self.settings.timestamps
+        if own_generate.is_own(self.model) and hearing.times(self.model, heard, limit, is_timed):
+            made["return_timestamps"] = True
         most = self.settings.max_new_tokens
         room = hearing.room(self.model, heard) if most is None else {"max_new_tokens": most}
         return {**made, **self.sampling, **room}
@@ -81,8 +82,21 @@ class RecogniserAsker:
         return {"tokens": self._answer(output)}
 
     def render(self, output: Any, path: Path) -> tuple[Path, ...]:
-        """Writes nothing: the answer is a text."""
-        return ()
+        """The spectrogram, and which tokens each round brought.
+
+        Raises ValueError for a recogniser whose rounds are not noted: all but Whisper.
+        """
+        if not own_generate.is_own(self.model):
+            raise ValueError(
+                f"--out draws the rounds of Whisper, and {self.source} is none; drop it"
+            )
+        tokens = self._answer(output)
+        rounds = output.rounds
+        spoken = asking.tokenizer(self.processor).convert_ids_to_tokens(tokens)
+        words = [str(one).replace("\u0120", " ") for one in spoken]
+        words += [""] * (sum(rounds) - len(words))  # the end, which is taken away
+        sheets.sheet(self.heard, rounds, words, self.text(output)).save(path)
+        return (path,)
 
     def _answer(self, output: Any) -> list[int]:
         row: list[int] = output.sequences[0].tolist()

@@ -157,6 +157,23 @@ def words(model: Any, processor: Any, tokens: Sequence[int]) -> str:
     return str(_tokenizer(processor).decode(kept, skip_special_tokens=True)).strip()
 
 
+def times(model: Any, sounds: Sequence[Sound], window: float, is_asked: bool) -> bool:
+    """Whether Whisper marks times: where it is asked to, and to walk through a long sound.
+
+    Raises ValueError for a checkpoint that has no such marks.
+    """
+    longest = max(one.seconds for one in sounds)
+    if not is_asked and longest <= window:
+        return False
+    if first_timestamp(model) is None:
+        what = "timestamps=True" if is_asked else f"a sound of {longest:.1f} s"
+        raise ValueError(
+            f"{what} needs marks of time, which this checkpoint has none of; give sounds of at "
+            f"most {window:g} s without timestamps"
+        )
+    return True
+
+
 def first_timestamp(model: Any) -> int | None:
     """The id of Whisper's first mark of time; all above it are marks."""
     none: int | None = vars(model.generation_config).get("no_timestamps_token_id")

@@ -8,7 +8,7 @@ transformers once per window and temperature, and that loop is ours.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,11 @@ from torch import Tensor
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
 from mmspec import _hf
+from mmspec.draft import Round
 from mmspec.errors import described
 from mmspec.modalities.speech.recognition.encoded_once import EncodedOnce, encoded_once
 from mmspec.modalities.text import HOOK, Text
-from mmspec.modality import Loop
+from mmspec.modality import Call, Loop
 from mmspec.stats import Stats
 from mmspec.targets.generation_settings import sampled
 
@@ -44,6 +45,7 @@ class Written:
     scores: tuple[Tensor, ...] | None = None  # (B, V) per new token, where they were asked for
     logits: tuple[Tensor, ...] | None = None
     past_key_values: None = None  # a window is read whole
+    rounds: tuple[int, ...] = ()  # tokens of each round, of all rows and windows
 
 
 def is_own(model: Any) -> bool:
@@ -72,12 +74,36 @@ def generate(text: Text, arguments: Mapping[str, Any], loop: Loop) -> Written:
     text.check({name: one for name, one in given.items() if name in text.inputs})
     own = {name: given.pop(name, None) for name in ("seed", "row_ids")}
     own["drafter_inputs"] = given.pop("drafter_inputs", None)
+    noted = _Noted(loop)
     with encoded_once(model) as once:
-        found = model.generate(**_tried(given), custom_generate=_WindowHook(text, loop, once, own))
+        found = model.generate(**_tried(given), custom_generate=_WindowHook(text, noted, once, own))
+    told = {"stats": loop.stats(), "rounds": tuple(noted.rounds)}
     if isinstance(found, Tensor):
-        return Written(found, loop.stats())
+        return Written(found, **told)
     rest = {name: found.get(name) for name in ("segments", "scores", "logits")}
-    return Written(found["sequences"], loop.stats(), **rest)
+    return Written(found["sequences"], **told, **rest)
+
+
+class _Noted:
+    """The loop, and how many tokens each of its rounds brought."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop, self.rounds = loop, list[int]()
+
+    @property
+    def is_watched(self) -> bool:
+        return self.loop.is_watched
+
+    def __call__(self, call: Call) -> Iterator[Round]:
+        for kept in self.loop(call):
+            self.rounds.append(sum(map(len, kept.tokens)))
+            yield kept
+
+    def stats(self) -> Stats:
+        return self.loop.stats()
+
+    def report(self, stats: Stats) -> None:
+        self.loop.report(stats)
 
 
 class _WindowHook:

@@ -84,7 +84,7 @@ def transcribe(
     processor = session.processor or hearing.processor_of(session.model)
     rate = hearing.rate_hz(processor)
     sounds = [sound(one, own["sampling_rate"]).at(rate) for one in _several(audio)]
-    _check_words(session.model, own, sounds, hearing.window(processor))
+    _check_words(session.model, own)
     rows = range(len(sounds)) if own["row_ids"] is None else own["row_ids"]
     if len(rows) != len(sounds):
         raise ValueError(f"row_ids={list(rows)} are not one per sound, of which are {len(sounds)}")
@@ -115,9 +115,7 @@ def _is_sound(one: Any) -> bool:
     return named or (isinstance(one, Tensor | np.ndarray) and one.ndim > 0)
 
 
-def _check_words(
-    model: Any, own: Mapping[str, Any], sounds: Sequence[Sound], window: float
-) -> None:
+def _check_words(model: Any, own: Mapping[str, Any]) -> None:
     """Refuse what this model cannot be told. Raises ValueError."""
     if own["timestamps"] is not None:
         check_flag("timestamps", own["timestamps"])
@@ -131,15 +129,6 @@ def _check_words(
     if own["language"] is not None and not is_own and model.config.is_encoder_decoder:
         raise ValueError(
             f"language={own['language']!r}: a {type(model).__name__} is told none; drop it"
-        )
-    if not is_own or hearing.first_timestamp(model) is not None:
-        return
-    longest = max(one.seconds for one in sounds)
-    if own["timestamps"] or longest > window:
-        what = "timestamps=True" if own["timestamps"] else f"a sound of {longest:.1f} s"
-        raise ValueError(
-            f"{what} needs marks of time, which this checkpoint has none of; give sounds of at "
-            f"most {window:g} s without timestamps"
         )
 
 
@@ -175,8 +164,8 @@ def _asked(
         return {**made, **room, **given}
     made = hearing.inputs(model, processor, heard, own["prompt"])
     told = {name: own[name] for name in TOLD if own[name] is not None}
-    timed = bool(own["timestamps"]) or heard[0].seconds > hearing.window(processor)
-    told |= {"return_timestamps": True} if timed else {}
+    limit = hearing.window(processor)
+    told |= {"return_timestamps": hearing.times(model, heard, limit, bool(own["timestamps"]))}
     return {**made, **room, **given, **told, "return_segments": True}
 
 

@@ -61,6 +61,7 @@ def whisper(seed: int = 0, layers: int = 2) -> Any:
     )
     model = random_model(lambda: hf.WhisperForConditionalGeneration(config), seed)
     own = model.generation_config
+    own._from_model_config = False  # a saved one is read as it is
     own.max_length, own.is_multilingual = 20, True
     own.suppress_tokens = ids([*MARKS[1:], *MORE[:3]])
     own.begin_suppress_tokens = ids(["<|endoftext|>"])
