@@ -14,7 +14,6 @@ from PIL import Image, ImageDraw
 from mmspec.modalities.asking import checked
 
 SIDE, MARGIN, LINE = 144, 8, 13  # pixels
-RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))  # dark = early
 LETTERS = 24  # of a line above a panel
 MOST = 64  # pictures of a sheet that are drawn as one batch
 
@@ -107,14 +106,3 @@ def tiled(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
     tiles = [pil_to_tensor(picture.convert("RGB")) for picture in pictures]
     made: Image.Image = to_pil_image(make_grid(tiles, columns, padding=2, pad_value=255))
     return made
-
-
-def colour(turn: int, last: int) -> tuple[int, int, int]:
-    """The colour of a round on a ramp from dark to light."""
-    place = (len(RAMP) - 1) * (turn / last if last else 0.0)
-    low = min(int(place), len(RAMP) - 2)
-    share = place - low
-    red, green, blue = (
-        round(a + share * (b - a)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True)
-    )
-    return red, green, blue

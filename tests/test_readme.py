@@ -13,14 +13,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 import typer
 from typer.testing import CliRunner
 
 import mmspec
 from mmspec import recipes, zoo
 from mmspec.cli.app import app
+from mmspec.modalities.speech import sound
 from mmspec.modalities.speech.frames import toys as frames
 from mmspec.zoo import language
+from tests.modalities.speech import recognisers
 from tests.toys import voices
 
 ROOT = Path(__file__).parents[1]
@@ -161,6 +164,8 @@ def test_every_snippet_runs(
     for folder, name in FOLDERS.get(page, {}).items():
         (tmp_path / folder).symlink_to(zoo.path(name))
     names = dict(given(page))
+    if page == "speech.md":
+        sound.write(tmp_path / "memo.wav", names["samples"], recognisers.RATE_HZ)
     torch.manual_seed(0)
     exec(code, names)  # the page's own lines
     if "fast(" in code or "fast.generate" in code or "custom_generate=fast" in code:
@@ -203,6 +208,12 @@ def speaking_names() -> dict[str, Any]:
         "musicgen": frames.musicgen(),
         "small_musicgen": frames.musicgen(1, layers=1),
         "inputs": {"input_ids": torch.tensor([[2, 3, 4]])},
+        "transformers": transformers,
+        "whisper": recognisers.whisper(),
+        "small_whisper": recognisers.whisper(seed=1, layers=1),
+        "processor": recognisers.processor(),
+        "samples": recognisers.noise(1.0),
+        "transcripts": ["red circle", "red square"],
     }
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw
 
-from mmspec.modalities.sheets import colour
-
 CELL, EDGE, BAR = 36, 8, 10  # pixels
+RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))  # dark = early
 
 
 def steps_map(rounds: Sequence[Sequence[int]]) -> Image.Image:
@@ -29,6 +28,17 @@ def steps_map(rounds: Sequence[Sequence[int]]) -> Image.Image:
             pen.text((box[0] + CELL // 2, box[1] + CELL // 2), str(turn), fill=ink, anchor="mm")
     _legend(pen, last, sum(map(len, rounds)), height + 2 * EDGE, wide)
     return made
+
+
+def colour(turn: int, last: int) -> tuple[int, int, int]:
+    """The colour of a round on a ramp from dark to light."""
+    place = (len(RAMP) - 1) * (turn / last if last else 0.0)
+    low = min(int(place), len(RAMP) - 2)
+    share = place - low
+    red, green, blue = (
+        round(a + share * (b - a)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True)
+    )
+    return red, green, blue
 
 
 def _legend(pen: ImageDraw.ImageDraw, last: int, cells: int, top: int, wide: int) -> None:

@@ -14,8 +14,10 @@ FLOOR_DB = 70.0  # below the loudest
 GOLDEN = 0.381966  # of a turn of hue from round to round, so that neighbours differ
 
 
-def spectrogram(waveform: Tensor, rounds: Tensor, sampling_rate: int) -> Image.Image:
-    """Draw a waveform (S,) whose frames came in `rounds` (T,).
+def spectrogram(
+    waveform: Tensor, rounds: Tensor, sampling_rate: int, parts: str = "frames"
+) -> Image.Image:
+    """Draw a waveform (S,) whose `parts` came in `rounds` (T,).
 
     Brightness is the power at a frequency (linear, 0 Hz at the bottom), hue the round; below it a
     strip with one field per frame. Frames of one colour side by side came with one target call.
@@ -34,7 +36,7 @@ def spectrogram(waveform: Tensor, rounds: Tensor, sampling_rate: int) -> Image.I
         red, green, blue = (round(255 * part) for part in _hue(turn))
         pen.rectangle((left, top, max(right - 1, left), top + STRIP), fill=(red, green, blue))
     seconds = len(waveform) / sampling_rate
-    words = f"{seconds:.2f} s, {len(rounds)} frames in {len(rounds.unique())} rounds"
+    words = f"{seconds:.2f} s, {len(rounds)} {parts} in {len(rounds.unique())} rounds"
     pen.text((EDGE, top + STRIP + 2), words, fill="black")
     pen.text((WIDTH + EDGE, top + STRIP + 2), f"0 to {sampling_rate // 2} Hz", "black", anchor="ra")
     return made

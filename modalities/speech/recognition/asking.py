@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from mmspec import _hf
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.modalities import asking, examining_tokens
-from mmspec.modalities.speech.recognition import RecognitionSettings, hearing, own_generate, sheets
+from mmspec.modalities.speech.recognition import RecognitionSettings, hearing, own_generate
 from mmspec.modalities.speech.recognition.families import reader
 from mmspec.modalities.speech.recognition.plug import load, session
 from mmspec.modalities.speech.sound import Sound, read
+from mmspec.modalities.speech.spectrogram import spectrogram
 from mmspec.modality import Finding
 
 
@@ -82,20 +84,20 @@ class RecogniserAsker:
         return {"tokens": self._answer(output)}
 
     def render(self, output: Any, path: Path) -> tuple[Path, ...]:
-        """The spectrogram, and which tokens each round brought.
+        """The spectrogram, in the colour of the round that brought each part of the transcript.
 
-        Raises ValueError for a recogniser whose rounds are not noted: all but Whisper.
+        Tokens are spread evenly over the sound, in the order they were written: where in it they
+        were heard is not known. Raises ValueError for others than Whisper, of which no rounds are
+        noted.
         """
         if not own_generate.is_own(self.model):
             raise ValueError(
                 f"--out draws the rounds of Whisper, and {self.source} is none; drop it"
             )
-        tokens = self._answer(output)
-        rounds = output.rounds
-        spoken = asking.tokenizer(self.processor).convert_ids_to_tokens(tokens)
-        words = [str(one).replace("\u0120", " ") for one in spoken]
-        words += [""] * (sum(rounds) - len(words))  # the end, which is taken away
-        sheets.sheet(self.heard, rounds, words, self.text(output)).save(path)
+        turns = [turn for turn, count in enumerate(output.rounds) for _ in range(count)]
+        sound = self.heard
+        picture = spectrogram(sound.samples, torch.tensor(turns), sound.rate_hz, "tokens")
+        picture.save(path)
         return (path,)
 
     def _answer(self, output: Any) -> list[int]:
