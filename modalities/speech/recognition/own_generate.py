@@ -77,7 +77,7 @@ def generate(text: Text, arguments: Mapping[str, Any], loop: Loop) -> Written:
     noted = _Noted(loop)
     with encoded_once(model) as once:
         found = model.generate(**_tried(given), custom_generate=_WindowHook(text, noted, once, own))
-    told = {"stats": loop.stats(), "rounds": tuple(noted.rounds)}
+    told: dict[str, Any] = {"stats": loop.stats(), "rounds": tuple(noted.rounds)}
     if isinstance(found, Tensor):
         return Written(found, **told)
     rest = {name: found.get(name) for name in ("segments", "scores", "logits")}
