@@ -16,7 +16,7 @@ NUCLEUS: dict[str, Any] = {"top_k": 4, "top_p": 0.9}
 
 def near() -> torch.Tensor:  # (V,)
     ids = torch.zeros(1, 0, dtype=torch.int64)
-    cut = TopPLogitsWarper(0.9)(ids, TopKLogitsWarper(4)(ids, SCORES))
+    cut: torch.Tensor = TopPLogitsWarper(0.9)(ids, TopKLogitsWarper(4)(ids, SCORES))
     return cut.softmax(-1)[0]
 
 

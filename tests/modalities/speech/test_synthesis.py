@@ -51,6 +51,21 @@ def test_greedy_speech_is_that_of_generate() -> None:
         assert mine == [spoken]
 
 
+def test_the_models_own_call_says_the_same_codes() -> None:
+    """`generate` of tokens, and the hook of transformers, asked for what `synthesize` asks for."""
+    fast = voices.speaking("coupled")
+    given = {"voice": VOICES, **ROOM}
+    asked = {**fast.session.asked((voices.TEXTS,), given), "seed": 3}
+    start = asked["input_ids"].shape[1]
+    mine = fast.generate(**asked).sequences[:, start:].tolist()
+    theirs = voices.speaker().generate(**asked, custom_generate=fast)[:, start:].tolist()
+    spoken = [[code + voices.LAYOUT.first for code in row[0]] for row in codes(say(fast))]
+    for row, one, other in zip(spoken, mine, theirs, strict=True):
+        assert one == other
+        assert one[: len(row)] == row
+    assert codes(say(fast)) == codes(say(fast))  # a second call on the same object
+
+
 def test_a_row_does_not_depend_on_its_company() -> None:
     fast = voices.speaking("coupled")
     alone = fast.synthesize(text=voices.TEXTS[1], voice="ben", seed=3, row_ids=[1], **ROOM)
