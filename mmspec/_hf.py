@@ -330,6 +330,18 @@ def encode_guided_text(
     return made["encoder_outputs"].last_hidden_state, made["attention_mask"]
 
 
+def encode_melody(model: Any, inputs: Mapping[str, Any], guidance: float) -> tuple[Tensor, None]:
+    """What stands before the frames of MusicGen Melody (B, L, D): chroma and text, a null one."""
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    given = {"attention_mask": torch.ones_like(ids) if mask is None else mask}
+    config = deepcopy(model.generation_config)
+    config.guidance_scale = guidance
+    made = model._prepare_encoder_hidden_states_kwargs_for_generation(
+        ids, given, "input_ids", config
+    )
+    return made["encoder_hidden_states"], None
+
+
 def encode_media(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Run the picture encoders; their outputs replace the pixels (`mm_encoder_outputs`)."""
     encoded = model._prepare_multimodal_encoder_kwargs_for_generation(dict(inputs))

@@ -224,6 +224,16 @@ def test_a_guided_text_has_a_null_text_below() -> None:
 
 
 @torch.no_grad()
+def test_text_and_chroma_stand_before_a_melody() -> None:
+    model, ids = frames.melody(), torch.tensor([[4, 5, 6]])
+    states, _ = _hf.encode_melody(model, {"input_ids": ids}, 3.0)
+    text = model.text_encoder(input_ids=ids).last_hidden_state
+    assert states.shape[:2] == (2, 3 + text.shape[1])  # three of chroma
+    assert torch.equal(states[0, 3:], text[0])
+    assert not bool(states[1, 3:].any())
+
+
+@torch.no_grad()
 def test_encode_media_turns_pixels_into_the_encoders_own_output() -> None:
     vlm, request = toys.model("llava"), toys.inputs("llava")
     made = _hf.encode_media(vlm, request)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from mmspec.modality import Modality, Source, setting
 
 # what has frames; those of the second line are refused, and told why
-READ = ("musicgen", "csm")
-REFUSED = ("musicgen_melody", "dia", "moshi", "higgs_audio_v2")
+READ = ("musicgen", "musicgen_melody", "csm")
+REFUSED = ("dia", "moshi", "higgs_audio_v2")
 
 
 def owns(source: Source) -> bool:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mmspec import _hf
 from mmspec.modalities.speech.frames.csm import CsmReader
 from mmspec.modalities.speech.frames.musicgen import MusicgenReader
 
-_READERS: Mapping[str, Any] = {"musicgen": MusicgenReader, "csm": CsmReader}
+_READERS: Mapping[str, Any] = {
+    "musicgen": MusicgenReader,
+    "musicgen_melody": lambda model: MusicgenReader(model, _hf.encode_melody),
+    "csm": CsmReader,
+}
 _WHY = {
-    "musicgen_melody": "its prompt of sound and text stands in the decoder itself",
     "dia": "its end of speech goes through the channels by processors with a state",
     "moshi": "it hears another voice while it speaks, and its depth decoder has weights per book",
     "higgs_audio_v2": "it changes between text and frames while it speaks",

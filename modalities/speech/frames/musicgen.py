@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,15 +19,21 @@ from mmspec.targets.cache import SlotCache
 from mmspec.targets.frame_laws import FREE, ParallelLaw
 from mmspec.targets.frames import FrameMemory, FrameSettings, FrameStop, Outputs
 
+# (model, inputs, guidance) -> states, mask
+Encode = Callable[[Any, Mapping[str, Any], float], tuple[Tensor, Tensor | None]]
+
 
 @dataclass(frozen=True, eq=False)
 class MusicgenReader:
     """Book k of frame t is said at step t + k; what has no frame is forced, see `forced`.
 
-    Raises ValueError for stereo, whose books are interleaved.
+    `encode` gives states (B, L, D) of texts, doubled if guided, and a mask where the decoder
+    attends to them; none where they stand before the frames (MusicGen Melody). Raises ValueError
+    for stereo, whose books are interleaved.
     """
 
     model: Any
+    encode: Encode = _hf.encode_guided_text
     is_parallel = True
 
     def __post_init__(self) -> None:
@@ -62,49 +68,53 @@ class MusicgenReader:
         return int(self.config.vocab_size if found is None else found)
 
     def like(self, model: Any) -> MusicgenReader:
-        if model.config.model_type != "musicgen":
+        kind = self.model.config.model_type
+        if model.config.model_type != kind:
             raise ValueError(
-                f"{type(model).__name__} cannot draft for MusicGen; give a smaller one"
+                f"{type(model).__name__} cannot draft for MusicGen ({kind}); give a smaller one of "
+                "its own class"
             )
-        return MusicgenReader(model)
+        return MusicgenReader(model, self.encode)
 
     def begin(
         self, inputs: Mapping[str, Any], settings: FrameSettings
     ) -> tuple[list[FrameMemory], list[Outputs]]:
         """Encode the texts, once, and read the step that stands before all frames."""
         guided = settings.guidance > 1
-        states, mask = _hf.encode_guided_text(self.model, inputs, settings.guidance)
+        states, mask = self.encode(self.model, inputs, settings.guidance)
         batch = len(states) // (1 + guided)
         memories, outputs = [], []
         first = torch.full((1, self.books), self.start, device=states.device)
         for row in range(batch):
             rows = [row, batch + row] if guided else [row]
             cache = SlotCache(self.config)
-            carried = {
-                "encoder_outputs": BaseModelOutput(last_hidden_state=states[rows]),
-                "attention_mask": mask[rows],
-                "scale": settings.guidance,
-            }
-            beside = EncoderDecoderCache(cache, DynamicCache(config=self.config))
-            memory = FrameMemory(cache, 0, 0, carried, beside)
-            memory.plan(1)
+            told: dict[str, Any] = {"encoder_hidden_states": states[rows]}
+            carried: dict[str, Any] = {"scale": settings.guidance, "branches": len(rows)}
+            length, beside = states.shape[1], cast(Any, cache)
+            if mask is not None:  # the decoder attends to the text at every step
+                whole = BaseModelOutput(last_hidden_state=states[rows])
+                carried |= {"encoder_outputs": whole, "attention_mask": mask[rows]}
+                told, length = {}, 0
+                beside = EncoderDecoderCache(cache, DynamicCache(config=self.config))
+            memory = FrameMemory(cache, 0, 0, {**carried, **told}, beside)
+            memory.plan(length + 1)
             outputs.append(self.read(memory, first))
-            memory.prompt = 1
+            memory.prompt, memory.carried = length + 1, carried
             memories.append(memory)
         return memories, outputs
 
     def read(self, memory: FrameMemory, frames: Tensor) -> Outputs:  # (n, K) -> logits (n, K, V)
         """One pass; under guidance of both branches, side by side."""
         carried = dict(memory.carried)
-        scale, branches = carried.pop("scale"), len(carried["attention_mask"])
+        scale, branches = carried.pop("scale"), carried.pop("branches")
         logits = self.model(
             decoder_input_ids=frames.T.repeat(branches, 1),
             past_key_values=memory.beside,
             use_cache=True,
             return_dict=True,
             **carried,
-        ).logits
-        each = logits.view(branches, self.books, *logits.shape[1:]).transpose(1, 2)
+        ).logits[:, -len(frames) :]
+        each = logits.reshape(branches, self.books, *logits.shape[1:]).transpose(1, 2)
         return (guide(each[0], each[1] if branches > 1 else None, scale),)
 
     def law(self, outputs: Outputs, steps: Tensor, settings: FrameSettings) -> ParallelLaw:

@@ -16,6 +16,9 @@ from transformers import (
     MusicgenConfig,
     MusicgenDecoderConfig,
     MusicgenForConditionalGeneration,
+    MusicgenMelodyConfig,
+    MusicgenMelodyDecoderConfig,
+    MusicgenMelodyForConditionalGeneration,
     T5Config,
 )
 
@@ -29,8 +32,29 @@ BOOKS, CODES = 3, 4  # so few that frames can be counted
 _DECODER: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-def musicgen(seed: int = 0, layers: int = 2) -> MusicgenForConditionalGeneration:
+def musicgen(seed: int = 0, layers: int = 2) -> Any:
     """A delay pattern behind a text encoder, with an Encodec of three books."""
+    made: Any = MusicgenConfig
+    config = made(**_parts(MusicgenDecoderConfig, layers))
+    return _started(random_model(lambda: MusicgenForConditionalGeneration(config), seed))
+
+
+def melody(seed: int = 0, layers: int = 2) -> Any:
+    """The same with text and chroma before the frames."""
+    made: Any = MusicgenMelodyConfig
+    config = made(**_parts(MusicgenMelodyDecoderConfig, layers), num_chroma=4, chroma_length=3)
+    return _started(random_model(lambda: MusicgenMelodyForConditionalGeneration(config), seed))
+
+
+def _started(model: Any) -> Any:
+    for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id"):
+        setattr(model.generation_config, name, CODES)
+    model.generation_config.guidance_scale = 2.0
+    return model
+
+
+def _parts(kind: Any, layers: int) -> dict[str, Any]:
+    """Configurations of text encoder, codec and decoder."""
     text = T5Config(vocab_size=24, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2)
     sound = EncodecConfig(
         sampling_rate=1000,
@@ -43,8 +67,7 @@ def musicgen(seed: int = 0, layers: int = 2) -> MusicgenForConditionalGeneration
         num_lstm_layers=1,
         kernel_size=3,
     )
-    made: Any = MusicgenDecoderConfig  # takes what it does not declare
-    decoder = made(
+    decoder = kind(
         **{**_DECODER, "num_hidden_layers": layers},
         vocab_size=CODES,
         ffn_dim=24,
@@ -55,14 +78,7 @@ def musicgen(seed: int = 0, layers: int = 2) -> MusicgenForConditionalGeneration
         decoder_start_token_id=CODES,
     )
     parts = {"text_encoder": text, "audio_encoder": sound, "decoder": decoder}
-    made = MusicgenConfig
-    config = made(**{name: one.to_dict() for name, one in parts.items()})
-    model: Any = random_model(lambda: MusicgenForConditionalGeneration(config), seed)
-    for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id"):
-        setattr(model.generation_config, name, CODES)
-    model.generation_config.guidance_scale = 2.0
-    found: MusicgenForConditionalGeneration = model
-    return found
+    return {name: one.to_dict() for name, one in parts.items()}
 
 
 def csm(seed: int = 0, layers: int = 2) -> CsmForConditionalGeneration:
