@@ -58,9 +58,16 @@ class Recycled(Shape):
     ends: frozenset[int] = frozenset()  # tokens behind which nothing is drafted
     kinds: tuple[Kind, ...] = (Kind.RACE, Kind.DET)
     walk: ClassVar[str] = LINEAR
+    stops: ClassVar[bool] = True  # whether a trunk ends where it is unsure
+    choices: ClassVar[int] = 1  # tokens that the draft model is asked for at a place
 
     def __post_init__(self) -> None:
-        check_trunk(self.most, self.theta, self.window)
+        if self.most < 1:
+            raise ValueError(f"most={self.most} is no draft length; give 1 or more")
+        if not 0 <= self.theta <= 1:
+            raise ValueError(f"theta={self.theta} is no probability; give one within 0..1")
+        if self.window is not None and self.window < 0:
+            raise ValueError(f"window={self.window} is no distance; give 0 or more, or None")
 
     @property
     def words(self) -> str:
@@ -80,40 +87,29 @@ class Recycled(Shape):
         budget = min(self.most, useful(context))
         if not budget:
             return nothing(context)
-        forest = Forest(model, context, state, kind, 1)
-        trunks = trunks_of(context, own, self.window is not None)
-        rules = Rules(budget, self.theta, self.window, stops=True, ends=self.ends)
-        draft_trunks(forest, trunks, rules)
+        forest = Forest(model, context, state, kind, self.choices)
+        trunks = _trunks(context, own, self.window is not None)
+        _draft(forest, trunks, Rules(budget, self.theta, self.window, self.stops, self.ends))
         own.proposed = [list(row) for row in forest.tokens]
+        return self.finished(forest, trunks, budget)
+
+    def finished(self, forest: Forest, trunks: Sequence[Trunk], budget: int) -> Sprout:
+        """What is proposed, once the trunks of all rows stand."""
         return forest.chains()
 
     def observe(self, own: Tails, kept: Round) -> Tails:
-        return left_over(own, kept)
+        """What stands behind the first mismatch of every draft; of none there is nothing left."""
+        if not own.proposed:
+            return Tails([], [])
+        rows = zip(own.proposed, kept.accepted, strict=True)
+        return Tails([row[accepted + 1 :] for row, accepted in rows], [])
 
 
-def check_trunk(most: int, theta: float, window: int | None) -> None:
-    """Refuse what drafts nothing. Raises ValueError."""
-    if most < 1:
-        raise ValueError(f"most={most} is no draft length; give 1 or more")
-    if not 0 <= theta <= 1:
-        raise ValueError(f"theta={theta} is no probability; give one within 0..1")
-    if window is not None and window < 0:
-        raise ValueError(f"window={window} is no distance; give 0 or more, or None")
-
-
-def trunks_of(context: Context, own: Tails, recycles: bool) -> list[Trunk]:
+def _trunks(context: Context, own: Tails, recycles: bool) -> list[Trunk]:
     """A trunk per row; finished rows draft nothing."""
     stale = own.stale if recycles and own.stale else [[]] * context.batch
     done = context.finished or (False,) * context.batch
     return [Trunk(tail, is_open=not end) for tail, end in zip(stale, done, strict=True)]
-
-
-def left_over(own: Tails, kept: Round) -> Tails:
-    """What stands behind the first mismatch of every draft; of none there is nothing left."""
-    if not own.proposed:
-        return Tails([], [])
-    rows = zip(own.proposed, kept.accepted, strict=True)
-    return Tails([row[accepted + 1 :] for row, accepted in rows], [])
 
 
 @dataclass(frozen=True)
@@ -127,7 +123,7 @@ class Rules:
     ends: frozenset[int]  # tokens that end a text
 
 
-def draft_trunks(forest: Forest, trunks: Sequence[Trunk], rules: Rules) -> None:
+def _draft(forest: Forest, trunks: Sequence[Trunk], rules: Rules) -> None:
     """Let all trunks grow, one forward at a time."""
     choices = forest.root()
     while True:

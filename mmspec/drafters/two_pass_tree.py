@@ -11,24 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from mmspec.draft import Kind, Round
 from mmspec.drafters.forest import Forest
-from mmspec.drafters.growth import DraftModel, Shape, Sprout, nothing
-from mmspec.drafters.length import useful
-from mmspec.drafters.recycled import (
-    Rules,
-    Tails,
-    Trunk,
-    aligned,
-    check_trunk,
-    draft_trunks,
-    left_over,
-    trunks_of,
-)
+from mmspec.drafters.growth import Sprout
+from mmspec.drafters.recycled import Recycled, Trunk, aligned
 from mmspec.recipe import TREE
-from mmspec.targets.context import Context
 
 
 @dataclass
@@ -41,7 +29,7 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class TwoPassTree(Shape):
+class TwoPassTree(Recycled):
     """A trunk of `most` tokens, and at most `branches` behind places with less than `theta`.
 
     A branch begins with the second best token there; all grow together, a forward at a time, until
@@ -51,17 +39,14 @@ class TwoPassTree(Shape):
     Reconstructed: that a branch ends where it is unsure itself, and the caps.
     """
 
-    most: int = 24
-    theta: float = 0.4
-    window: int | None = 2
     branches: int = 4
     nodes: int = 64
-    ends: frozenset[int] = frozenset()  # tokens behind which nothing is drafted
-    kinds: tuple[Kind, ...] = (Kind.RACE, Kind.DET)
     walk: ClassVar[str] = TREE
+    stops: ClassVar[bool] = False
+    choices: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        check_trunk(self.most, self.theta, self.window)
+        super().__post_init__()
         if self.branches < 0 or self.nodes < self.most:
             raise ValueError(
                 f"branches={self.branches}, nodes={self.nodes}: give 0 branches or more, and room "
@@ -72,31 +57,11 @@ class TwoPassTree(Shape):
     def words(self) -> str:
         return f"trunk of at most {self.most}, then {self.branches} branches where unsure"
 
-    @property
-    def longest(self) -> int:
-        return self.most
-
-    def begin(self) -> Tails:
-        return Tails([], [])
-
-    def grow(
-        self, model: DraftModel, context: Context, state: Any, own: Tails, kind: Kind
-    ) -> Sprout:
-        budget = min(self.most, useful(context))
-        if not budget:
-            return nothing(context)
-        forest = Forest(model, context, state, kind, 2)
-        trunks = trunks_of(context, own, self.window is not None)
-        rules = Rules(budget, self.theta, self.window, stops=False, ends=self.ends)
-        draft_trunks(forest, trunks, rules)
-        own.proposed = [list(row) for row in forest.tokens]
+    def finished(self, forest: Forest, trunks: Sequence[Trunk], budget: int) -> Sprout:
         front = [one for row, trunk in enumerate(trunks) for one in self._forks(forest, row, trunk)]
         while front := self._open(forest, trunks, front, budget):
             front = self._on(forest, front)
         return forest.trees()
-
-    def observe(self, own: Tails, kept: Round) -> Tails:
-        return left_over(own, kept)
 
     def _forks(self, forest: Forest, row: int, trunk: Trunk) -> list[Branch]:
         """The second best token of every unsure place."""
