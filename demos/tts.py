@@ -7,7 +7,8 @@
 Writes what plain decoding and every recipe say, with the same seed, as WAV files, and of the first
 sentence a spectrogram whose spans have the colour of the round that accepted them. The table has
 calls of the target, the time to the first sound, the real-time factor and, where the zoo's
-recogniser is there, word errors. Coupled recipes say plain's very codes; lossy ones say so.
+recogniser is there, word errors. Coupled recipes say plain's very codes (in float32, as the zoo is
+loaded); lossy ones say so.
 """
 
 from __future__ import annotations
