@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+import mmspec
 from mmspec import zoo
 from mmspec.modalities.speech.recognition.zoo import whisper
-from mmspec.modalities.speech.recognition.zoo.evaluate import word_errors
+from mmspec.modalities.speech.recognition.zoo.evaluate import acceptance, word_errors
 from mmspec.modalities.speech.zoo.recordings import recordings
 
 SAID = [one.text for one in recordings()]
@@ -49,9 +50,20 @@ def test_whisper_says_when_and_goes_on_where_a_window_ends(sounds: list[torch.Te
     assert any(abs(end - len(first) / 16_000) < 0.5 for end in ends)
 
 
+def test_the_drafter_follows_and_changes_nothing(sounds: list[torch.Tensor]) -> None:
+    target, drafter = zoo.load("whisper"), zoo.load("whisper-drafter")
+    reader = zoo.processor("whisper")
+    asked = [whisper.inputs(reader, [sound]) for sound in sounds[:4]]
+    assert acceptance(target, "whisper-assisted", drafter, asked, 5) > 3
+    fast = mmspec.accelerate(target, "whisper-assisted", drafter=drafter)
+    for one in asked:
+        plain = target.generate(**one, do_sample=False)
+        assert torch.equal(fast.generate(**one, do_sample=False).sequences, plain)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(which("espeak-ng") is None, reason="espeak-ng is not here")
-@pytest.mark.parametrize("name", ["whisper"])
+@pytest.mark.parametrize("name", ["whisper", "whisper-drafter"])
 def test_training_writes_a_checkpoint_that_loads(name: str, tmp_path: Path) -> None:
     stages: list[Any] = []
     report = zoo.train(name, tmp_path, steps=1, progress=lambda *told: stages.append(told[0]))

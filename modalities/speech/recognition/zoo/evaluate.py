@@ -30,9 +30,11 @@ def word_errors(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
     return WordErrors(wrong, found.hits + found.substitutions + found.deletions)
 
 
-def acceptance(target: Any, drafter: Any, inputs: Sequence[dict[str, Any]], drafted: int) -> float:
+def acceptance(
+    target: Any, recipe: str, drafter: Any, inputs: Sequence[dict[str, Any]], drafted: int
+) -> float:
     """Tokens per round of greedy chain speculation with so many drafted tokens."""
-    fast = accelerate(target, "coupled", drafter=drafter, length=drafted)
+    fast = accelerate(target, recipe, drafter=drafter, length=drafted)
     made = [fast.generate(**one, do_sample=False).stats for one in inputs]
     accepted = sum(stats.num_accepted_draft_tokens for stats in made)
     length: float = 1 + accepted / max(sum(stats.num_spec_steps for stats in made), 1)

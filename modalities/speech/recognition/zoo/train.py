@@ -41,7 +41,7 @@ float16 weights, run in float32.
 HELD_OUT = 256
 BATCH, HEADS = 16, 4
 DRAFTED = 5  # tokens, where acceptance is measured; of heads, as many as there are
-_AT_ONCE = 32
+_AT_ONCE, FOLLOWED = 32, 48  # recordings: in a batch, and where acceptance is measured
 
 Hear = Callable[[Any, Any, Sequence[Tensor]], list[str]]
 
@@ -62,6 +62,7 @@ class HearingPlan:
 
 PLANS = {
     "whisper": HearingPlan(4000, Fall(600, 1.5e-3), Fall(600, 2e-3), Fall(400, 8e-4)),
+    "whisper-drafter": HearingPlan(2000, Fall(400, 3e-3)),
 }
 
 
@@ -82,12 +83,15 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     """Words wrong (a target), or tokens per round at five drafted tokens (a drafter)."""
     model, reader = load(entry, folder), processor(entry, folder)
     if entry.target is not None:
-        sounds = [utterance(seed, "held-out").waveform for seed in range(count)]
-        is_heads = entry.sees == "target-states"
-        ask: Any = granite.inputs if is_heads else whisper.inputs
-        drafted = HEADS if is_heads else DRAFTED
+        sounds = [utterance(seed, "held-out").waveform for seed in range(min(count, FOLLOWED))]
+        if entry.sees == "target-states":
+            ask: Any = granite.inputs
+            recipe, drafted = "speech-llama-mtp", HEADS
+        else:
+            ask, recipe, drafted = whisper.inputs, "whisper-assisted", DRAFTED
         asked = [ask(reader, [sound]) for sound in sounds]
-        return {"acceptance_length": acceptance(teacher(entry.target), model, asked, drafted)}
+        target = teacher(entry.target)
+        return {"acceptance_length": acceptance(target, recipe, model, asked, drafted)}
     ways: dict[str, Hear] = {"word_error_rate": _HEARERS[entry.name]}
     if entry.name == "granite-speech":
         ways["word_error_rate_of_ctc"] = granite.spell
