@@ -4,18 +4,18 @@ Gandhi et al. 2023 (Distil-Whisper, arXiv 2311.00430). `drafter` is a decoder al
 (`WhisperForCausalLM`), a whole model whose encoder has the target's weights, or any other draft
 model; the first two are handed the target's encoder states, so a sound is encoded once. Exact.
 transformers' own assistance takes one row at a time and no fall-back of temperatures; this takes
-both.
+both. Drafts end where the best token has less than 0.4, as they do there.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.length import Confidence
 from mmspec.drafters.neural.shared_encoder import SHARED_ENCODER, shared_encoder
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 
 RECIPE = Recipe(
     architecture=shared_encoder,
-    execution=Chain(Fixed(6)),
+    execution=Chain(Confidence(0.4, most=24)),
     verifier=Coupled(),
     sees="auto",
     draft_model=(SHARED_ENCODER,),

@@ -137,6 +137,11 @@ def test_a_decoder_of_another_width_is_refused() -> None:
         )
 
 
+def test_a_decoder_of_another_type_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"float32.*float16.*load both alike"):
+        mmspec.accelerate(target(), "whisper-assisted", drafter=decoder_of(noisy("whisper")).half())
+
+
 def test_the_encoder_is_compared_by_its_weights() -> None:
     other = sharing()
     with torch.no_grad():

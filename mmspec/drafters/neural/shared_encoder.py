@@ -78,7 +78,7 @@ class SharedEncoderKind(DraftModelKind):
         return SMALL_MODEL.default_sees(model, target, "auto" if asked == ENCODER else asked)
 
     def read(self, model: Any, target: Reader, sees: str) -> Reader:
-        """Raises ValueError for a decoder of states of another width."""
+        """Raises ValueError for a decoder of states of another width or type."""
         if sees != ENCODER:
             return SMALL_MODEL.read(model, target, sees)
         ours, theirs = (_hf.uncompiled(one).config.hidden_size for one in (target.model, model))
@@ -86,6 +86,12 @@ class SharedEncoderKind(DraftModelKind):
             raise ValueError(
                 f"the target's encoder gives states {ours} wide, but the draft model's decoder "
                 f"reads {theirs}; give a draft model with an encoder of its own"
+            )
+        kinds = [_hf.uncompiled(one).dtype for one in (target.model, model)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"the target's encoder gives states in {kinds[0]}, but the draft model is in "
+                f"{kinds[1]}; load both alike, or call .to({kinds[0]}) on it"
             )
         return SMALL_MODEL.read(whole(model, target), target, "auto")
 
