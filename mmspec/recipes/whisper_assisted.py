@@ -15,7 +15,7 @@ from mmspec.verifiers.coupled import Coupled
 
 RECIPE = Recipe(
     architecture=shared_encoder,
-    execution=Chain(Confidence(0.4, most=24)),
+    execution=Chain(Confidence(0.4, most=32)),
     verifier=Coupled(),
     sees="auto",
     draft_model=(SHARED_ENCODER,),
