@@ -101,8 +101,13 @@ class Codec:
         return len(self._decoded_probe) // (2 * PROBE)
 
     def settled(self, frames: int) -> int:
-        """Samples of so many frames that further ones would not change."""
-        return max(frames * self.hop - self.lookahead, 0) if frames >= self.least else 0
+        """Samples of so many frames that further ones would not change.
+
+        None where all of a probe changes, as in a codec that norms over time (X-codec 2).
+        """
+        if self.lookahead >= PROBE * self.hop or frames < self.least:
+            return 0
+        return max(frames * self.hop - self.lookahead, 0)
 
     @cached_property
     def lookahead(self) -> int:

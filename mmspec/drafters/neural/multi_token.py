@@ -128,7 +128,7 @@ def check_heads(heads: MultiTokenHeads, target: Reader) -> None:
         raise ValueError(
             f"these multi-token heads read states {theirs[0]} wide and speak {theirs[1]} tokens, "
             f"but {type(target.model).__name__} has states {ours[0]} wide and {ours[1]} tokens; "
-            "train heads for this target with mmspec.training.learn_multi_token"
+            "train heads for it with mmspec.training.multi_token.learn_multi_token"
         )
 
 

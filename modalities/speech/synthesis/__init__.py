@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmspec.modality import Entry, Modality, Source, setting
+from mmspec.models.folder import configuration
 
 CODEC = "codec"  # the folder of the codec, beside the weights of the language model
 LAYOUT = "speech_codes"  # the entry of its configuration: see `synthesis.layout.SpeechCodes`
@@ -14,7 +15,9 @@ LAYOUT = "speech_codes"  # the entry of its configuration: see `synthesis.layout
 def owns(source: Source) -> bool:
     """A language model whose configuration says where its codes of speech are."""
     if isinstance(source.given, str | Path):
-        return (Path(source.given) / CODEC / "config.json").is_file()
+        file = Path(source.given) / "config.json"
+        says = file.is_file() and LAYOUT in configuration(file)
+        return says or (Path(source.given) / CODEC / "config.json").is_file()
     config = vars(source.given).get("config") if hasattr(source.given, "__dict__") else None
     return LAYOUT in getattr(config, "__dict__", {})
 

@@ -1,0 +1,1 @@
+"""How the checkpoints that speak are made."""
