@@ -11,7 +11,7 @@ import torch
 
 import mmspec
 from mmspec import zoo
-from mmspec.modalities.speech.recognition.zoo import whisper
+from mmspec.modalities.speech.recognition.zoo import granite, whisper
 from mmspec.modalities.speech.recognition.zoo.evaluate import acceptance, word_errors
 from mmspec.modalities.speech.zoo.recordings import recordings
 
@@ -30,6 +30,15 @@ def test_held_out_recordings_are_understood(name: str, sounds: list[torch.Tensor
     assert word_errors(SAID, TARGETS[name](model, reader, sounds)).rate <= 0.12
     shuffled = [sounds[-1], *sounds[:-1]]  # whoever does not listen cannot know
     assert word_errors(SAID[:4], TARGETS[name](model, reader, shuffled[:4])).rate > 0.3
+
+
+def test_the_letters_of_the_ctc_head_are_nearly_right(sounds: list[torch.Tensor]) -> None:
+    model, reader = zoo.load("granite-speech"), zoo.processor("granite-speech")
+    spelt = word_errors(SAID, granite.spell(model, reader, sounds)).rate
+    written = word_errors(SAID, granite.transcribe(model, reader, sounds)).rate
+    assert spelt <= 0.12
+    assert written <= 0.5  # its language model is the worse half
+    assert model.config.text_config.logits_scaling != 1
 
 
 def test_whisper_says_when_and_goes_on_where_a_window_ends(sounds: list[torch.Tensor]) -> None:
@@ -63,7 +72,7 @@ def test_the_drafter_follows_and_changes_nothing(sounds: list[torch.Tensor]) -> 
 
 @pytest.mark.slow
 @pytest.mark.skipif(which("espeak-ng") is None, reason="espeak-ng is not here")
-@pytest.mark.parametrize("name", ["whisper", "whisper-drafter"])
+@pytest.mark.parametrize("name", ["whisper", "whisper-drafter", "granite-speech"])
 def test_training_writes_a_checkpoint_that_loads(name: str, tmp_path: Path) -> None:
     stages: list[Any] = []
     report = zoo.train(name, tmp_path, steps=1, progress=lambda *told: stages.append(told[0]))

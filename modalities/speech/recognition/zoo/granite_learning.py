@@ -15,17 +15,10 @@ from transformers import GraniteSpeechProcessor
 
 from mmspec.modalities.speech.recognition.hearing import ASKED, chat
 from mmspec.modalities.speech.recognition.zoo.ctc import ctc_loss
-from mmspec.modalities.speech.recognition.zoo.granite import (
-    AUDIO,
-    BLOCK,
-    QUERIES,
-    answers,
-    inputs,
-)
+from mmspec.modalities.speech.recognition.zoo.granite import AUDIO, BLOCK, QUERIES
 from mmspec.modalities.speech.recognition.zoo.misreading import misread
 from mmspec.modalities.speech.recognition.zoo.windows import windows
-from mmspec.training.fitting import Course, Fall, chunks, divided, fit
-from mmspec.training.heads import Lesson as Answered
+from mmspec.training.fitting import Course, Fall, divided, fit
 
 IGNORED = -100
 _LONGEST_S = 4.0
@@ -114,22 +107,6 @@ def learn_to_write(
     items = _alike([len(one) for one in states], batch, course.seed)
     matrices, others = divided(model.model.language_model.layers, learnt)
     fit(others, items, loss_of, fall, "write", course, matrices=matrices)
-
-
-def answered(
-    model: Any, processor: GraniteSpeechProcessor, count: int, batch: int, course: Course
-) -> list[Answered]:
-    """What the model itself says to recordings that it has not learnt from, in batches."""
-    sounds = [one for one in windows(count, course.seed, _LONGEST_S) if one.text is not None]
-    sounds.sort(key=lambda one: len(one.waveform))
-    found = []
-    for part in chunks(sounds, batch, "say", course.progress):
-        asked = inputs(processor, [one.waveform for one in part])
-        tokens = answers(model, asked)
-        found.append(
-            Answered(asked, tokens.where(tokens != model.config.text_config.pad_token_id, -1))
-        )
-    return found
 
 
 def _batch(

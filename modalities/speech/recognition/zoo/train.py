@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from mmspec.modalities.speech.recognition import families
 from mmspec.modalities.speech.recognition.zoo import (
     granite,
     granite_learning,
@@ -21,9 +19,7 @@ from mmspec.modalities.speech.recognition.zoo.evaluate import acceptance, word_e
 from mmspec.modalities.speech.recognition.zoo.loading import load, processor
 from mmspec.modalities.speech.zoo.speaking import Room, utterance
 from mmspec.modality import Entry
-from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConfig
-from mmspec.training.fitting import Course, Fall, chunks, shuffled
-from mmspec.training.multi_token import learn_multi_token
+from mmspec.training.fitting import Course, Fall, chunks
 from mmspec.training.reporting import Report
 from mmspec.zoo.training import kept, teacher
 
@@ -35,12 +31,11 @@ NOTES = """\
 `word error rate` is of greedy transcripts of held-out sentences, all words together, and
 `clean` of the same without the noise that half of the recordings have; `of ctc` is of the letters
 that the CTC head hears. `acceptance length` is tokens per round of greedy chain speculation on
-held-out sentences with five drafted tokens, or as many as there are heads. Measured on the
-float16 weights, run in float32.
+held-out sentences with five drafted tokens. Measured on the float16 weights, run in float32.
 """
 HELD_OUT = 256
-BATCH, HEADS = 16, 4
-DRAFTED = 5  # tokens, where acceptance is measured; of heads, as many as there are
+BATCH = 16
+DRAFTED = 5  # tokens, where acceptance is measured
 _AT_ONCE, FOLLOWED = 32, 48  # recordings: in a batch, and where acceptance is measured
 
 Hear = Callable[[Any, Any, Sequence[Tensor]], list[str]]
@@ -51,7 +46,7 @@ class HearingPlan:
     """How a recogniser is trained: `hearing` of its encoder, then `writing` on what that hears.
 
     Both learn from a pool of windows; `together` from another one. A language model learns to write
-    from two.
+    from two, and in the end once more from the first.
     """
 
     pool: int
@@ -63,6 +58,7 @@ class HearingPlan:
 PLANS = {
     "whisper": HearingPlan(4000, Fall(600, 1.5e-3), Fall(600, 2e-3), Fall(400, 8e-4)),
     "whisper-drafter": HearingPlan(2000, Fall(400, 3e-3)),
+    "granite-speech": HearingPlan(4000, Fall(600, 2e-3), Fall(500, 2e-3), Fall(450, 2e-3)),
 }
 
 
@@ -84,14 +80,9 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     model, reader = load(entry, folder), processor(entry, folder)
     if entry.target is not None:
         sounds = [utterance(seed, "held-out").waveform for seed in range(min(count, FOLLOWED))]
-        if entry.sees == "target-states":
-            ask: Any = granite.inputs
-            recipe, drafted = "speech-llama-mtp", HEADS
-        else:
-            ask, recipe, drafted = whisper.inputs, "whisper-assisted", DRAFTED
-        asked = [ask(reader, [sound]) for sound in sounds]
+        asked = [whisper.inputs(reader, [sound]) for sound in sounds]
         target = teacher(entry.target)
-        return {"acceptance_length": acceptance(target, recipe, model, asked, drafted)}
+        return {"acceptance_length": acceptance(target, "whisper-assisted", model, asked, DRAFTED)}
     ways: dict[str, Hear] = {"word_error_rate": _HEARERS[entry.name]}
     if entry.name == "granite-speech":
         ways["word_error_rate_of_ctc"] = granite.spell
@@ -141,32 +132,19 @@ def _drafter(entry: Entry, folder: Path, plan: HearingPlan, course: Course) -> A
 
 def _granite(entry: Entry, folder: Path, plan: HearingPlan, course: Course) -> Any:
     assert plan.hearing is not None
+    assert plan.together is not None
     reader = granite.build_processor()
     model = granite.build(reader.tokenizer).train()
     taught = granite_learning.lesson(reader, plan.pool, course)
     with kept(lambda: _save(model, reader, granite.generation_config(reader.tokenizer), folder)):
         granite_learning.learn_to_hear(model, taught, BATCH, plan.hearing, course)
         others = granite_learning.lesson(reader, plan.pool, course.later(1))
-        taught = granite_learning.together(taught, others)
-        states = granite_learning.heard(model, taught)
-        granite_learning.learn_to_write(model, reader, states, taught, BATCH, plan.writing, course)
+        both = granite_learning.together(taught, others)
+        states = granite_learning.heard(model, both)
+        write = granite_learning.learn_to_write
+        write(model, reader, states, both, BATCH, plan.writing, course)
+        write(model, reader, states[: len(taught.texts)], taught, BATCH, plan.together, course)
     return model
-
-
-def _heads(entry: Entry, folder: Path, plan: HearingPlan, course: Course) -> Any:
-    """Heads on the states of their target, from what the target itself writes."""
-    assert entry.target is not None
-    target, reader = teacher(entry.target), processor(entry, folder)
-    pool = course.cut(plan.pool, BATCH)
-    lessons = granite_learning.answered(target, reader, pool, BATCH, course.later(1))
-    bound = families.reader(target)
-    config = MultiTokenHeadsConfig.of(bound.config, bound.vocabulary, num_heads=HEADS, num_layers=2)
-    heads: Any = MultiTokenHeads(config)
-    order = shuffled(len(lessons), 1, np.random.default_rng((course.seed, 3)))
-    with kept(lambda: heads.half().save_pretrained(folder)):
-        steps, rate = course.cut(plan.writing.steps), plan.writing.rate
-        learn_multi_token(bound, heads, (lessons[i] for [i] in order), steps, rate, course.progress)
-    return heads
 
 
 def _save(model: Any, reader: Any, generation: Any, folder: Path) -> None:
@@ -179,6 +157,5 @@ _TRAINERS = {
     "whisper": _whisper,
     "whisper-drafter": _drafter,
     "granite-speech": _granite,
-    "granite-speech-heads": _heads,
 }
 _HEARERS: dict[str, Hear] = {"whisper": whisper.transcribe, "granite-speech": granite.transcribe}
