@@ -4,18 +4,17 @@ Gandhi et al. 2023 (Distil-Whisper, arXiv 2311.00430). `drafter` is a decoder al
 (`WhisperForCausalLM`), a whole model whose encoder has the target's weights, or any other draft
 model; the first two are handed the target's encoder states, so a sound is encoded once. Exact.
 transformers' own assistance takes one row at a time and no fall-back of temperatures; this takes
-both. Drafts end where the best token has less than 0.4, as they do there.
+both. Drafts end where the best token has less than 0.4, as they do there, and with the text.
 """
 
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Confidence
-from mmspec.drafters.neural.shared_encoder import SHARED_ENCODER, shared_encoder
+from mmspec.drafters.neural.shared_encoder import SHARED_ENCODER, ending
+from mmspec.drafters.recycled import Recycled
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 
 RECIPE = Recipe(
-    architecture=shared_encoder,
-    execution=Chain(Confidence(0.4, most=32)),
+    architecture=ending,
+    execution=Recycled(most=32, window=None),
     verifier=Coupled(),
     sees="auto",
     draft_model=(SHARED_ENCODER,),
