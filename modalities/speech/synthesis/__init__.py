@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmspec.modalities.speech.voice_settings import VoiceSettings
 from mmspec.modality import Entry, Modality, Source, setting
 from mmspec.models.folder import configuration
 
@@ -23,22 +24,11 @@ def owns(source: Source) -> bool:
 
 
 @dataclass(frozen=True)
-class SpeechSettings:
-    """Who speaks, for how long, and how freely codes are drawn."""
+class SpeechSettings(VoiceSettings):
+    """Codes are drawn, because greedy speech tends to loop."""
 
-    voice: str | None = setting(None, "A speaker by name; the model's first if not said.")
-    max_new_tokens: int | None = setting(None, "Codes to speak at most.", min=1)
-    seconds: float | None = setting(None, "The same in seconds of sound.", min=0)
     temperature: float = setting(1.0, "0 is greedy.", min=0)
-    top_k: int | None = setting(None, "Draw among the likeliest codes only.", min=1)
-    top_p: float | None = setting(None, "Draw among the likeliest codes of this mass only.", min=0)
     repetition_aware: bool = setting(False, "Codes that repeat are drawn anew from the whole law.")
-    rounds: str | None = setting(
-        None,
-        "A file for a spectrogram, coloured by the round each span was accepted in.",
-        only="generate",
-        writes=(".png",),
-    )
 
 
 MODALITY = Modality(
