@@ -96,6 +96,13 @@ def _prompt(layout: SpeechCodes, words: Any, text: Any, voice: str | None) -> li
         raise ValueError(f"text={text!r} has no words to speak; give some")
     who = layout.voice(voice)
     ids: list[int] = words(text, add_special_tokens=False)["input_ids"]
+    unknown = getattr(words, "tokenizer", words).unk_token_id
+    if unknown in ids:
+        strange = [one for one in text.split() if unknown in words(one)["input_ids"]]
+        raise ValueError(
+            f"text={text!r}: the tokenizer does not know {' '.join(strange) or 'all of it'}, which "
+            "would be passed over; say it in other words"
+        )
     if not ids:
         raise ValueError(f"text={text!r} has no word that the tokenizer knows; give some")
     return [*([] if who is None else [who]), *ids, layout.begin]

@@ -165,6 +165,7 @@ def test_accelerated_speech_can_be_saved(tmp_path: Path) -> None:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "empty text": ({"text": " "}, "has no words"),
+    "unknown word": ({"text": "red zebra"}, "does not know zebra"),
     "no text": ({"text": 3}, "neither a text"),
     "nothing": ({"text": None}, "give synthesize"),
     "too long": ({"text": "red " * 70}, "has 64 places"),
