@@ -17,13 +17,24 @@ from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import AcceptanceBand
 from mmspec.drafters.neural.small_model import SMALL_MODEL, Autoregressive, small_model
 from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.verifiers.entropy_gate import EntropyGate
 from mmspec.verifiers.rank_limit import RankLimit
 from mmspec.verifiers.recursive import Recursive
 
 
 def edge_model(kit: Kit) -> Drafter:
-    """An independent small model that proposes the first token, too."""
+    """An independent small model that proposes the first token, too.
+
+    Raises ValueError for one that does not get what the target encodes: what it is sure of is kept.
+    """
+    assert kit.drafter is not None
+    if isinstance(kit.target, EncoderDecoder) and not isinstance(kit.drafter, EncoderDecoder):
+        raise ValueError(
+            f"a {type(kit.drafter.model).__name__} has no encoder and knows nothing of the source, "
+            "but blocks that it is sure of are kept unread; give a small model with an encoder, or "
+            "use whisper-assisted"
+        )
     made = small_model(kit)
     assert isinstance(made, Autoregressive)
     return replace(made, opens=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 import mmspec
@@ -74,3 +76,11 @@ def test_a_drafter_that_waits_for_the_prompt_cannot_open() -> None:
         mmspec.accelerate(
             toys.model("llava"), "ugsd", drafter=noisy("llava"), sees="target-features"
         )
+
+
+def test_a_decoder_that_hears_nothing_is_refused() -> None:
+    whisper = toys.model("whisper")
+    alone = transformers.WhisperForCausalLM(copy.deepcopy(whisper.config))
+    with pytest.raises(ValueError, match="a WhisperForCausalLM has no encoder"):
+        mmspec.accelerate(whisper, "ugsd", drafter=alone)
+    mmspec.accelerate(whisper, "ugsd", drafter=noisy("whisper"))
