@@ -37,7 +37,7 @@ RECIPES = ("whisper-assisted", "specasr", "prompt-lookup")
 
 
 @dataclass
-class Heard:
+class Take:
     """What one recipe made of one sound."""
 
     text: str
@@ -81,7 +81,7 @@ def main(
     console.print(f"spectrograms written to {out.resolve()}")
 
 
-def listened(fast: Any, asker: Any, sound: Sound) -> Heard:
+def listened(fast: Any, asker: Any, sound: Sound) -> Take:
     """One transcript, its rounds watched."""
     rounds: list[Round] = []
     request = asker.request([""], sounds=[sound])
@@ -94,7 +94,7 @@ def listened(fast: Any, asker: Any, sound: Sound) -> Heard:
             style = "green" if place < kept.accepted[0] else ""
             words.append(_letters(asker, token), style)
     turns = [index for index, kept in enumerate(rounds) for _ in kept.tokens[0]]
-    return Heard(asker.text(output), words, turns, output.stats.target_calls, spent)
+    return Take(asker.text(output), words, turns, output.stats.target_calls, spent)
 
 
 def _letters(asker: Any, token: int) -> str:
@@ -105,11 +105,11 @@ def _letters(asker: Any, token: int) -> str:
     return str(spoken.decode([token], skip_special_tokens=True))
 
 
-def _texts(found: dict[str, list[Heard]]) -> list[str]:
+def _texts(found: dict[str, list[Take]]) -> list[str]:
     return [one.text for one in found["plain"]]
 
 
-def _table(found: dict[str, list[Heard]], sounds: list[Sound]) -> None:
+def _table(found: dict[str, list[Take]], sounds: list[Sound]) -> None:
     table = Table("recipe", "target calls", "real-time factor", "speed-up over plain", box=None)
     audio = sum(sound.seconds for sound in sounds)
     plain = sum(one.seconds for one in found["plain"])

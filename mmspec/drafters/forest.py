@@ -22,7 +22,7 @@ from mmspec.laws.categorical import Categorical
 from mmspec.targets.context import Context
 
 
-class Choice(NamedTuple):
+class NextTokens(NamedTuple):
     """What the draft model would say behind a node."""
 
     tokens: tuple[int, ...]  # the likeliest first
@@ -58,12 +58,12 @@ class Forest:
         for values in (self.tokens, self.parents, self.depths, self.places):
             del values[row][len(values[row]) - count :]
 
-    def root(self) -> list[Choice]:
+    def root(self) -> list[NextTokens]:
         """What comes behind the context, per row."""
         law = self.model.listen(self.context, self.state)
         return [row[0] for row in self._choices(law, self.context.position())]
 
-    def read(self, wanted: Sequence[Sequence[int]]) -> list[list[Choice]]:
+    def read(self, wanted: Sequence[Sequence[int]]) -> list[list[NextTokens]]:
         """One forward over new nodes per row; what comes behind each of them."""
         width, device = max(map(len, wanted)), self.context.device
         depths, tokens = (self._of(wanted, values, width) for values in (self.depths, self.tokens))
@@ -124,7 +124,7 @@ class Forest:
             node = self.parents[row][node]
         return columns
 
-    def _choices(self, law: Categorical, position: Tensor) -> list[list[Choice]]:
+    def _choices(self, law: Categorical, position: Tensor) -> list[list[NextTokens]]:
         """What each law chooses; `position` (B, n) is that of the tokens."""
         self.laws.append(law)
         index = torch.arange(law.batch[1], device=self.context.device)
@@ -132,7 +132,7 @@ class Forest:
         # by the scores: a point mass would make a greedy drafter always sure
         sure = law.scores.float().softmax(-1).amax(-1).tolist()
         return [
-            [Choice(tuple(one), value) for one, value in zip(*row, strict=True)]
+            [NextTokens(tuple(one), value) for one, value in zip(*row, strict=True)]
             for row in zip(tokens, sure, strict=True)
         ]
 

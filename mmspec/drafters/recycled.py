@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from mmspec.draft import Kind, Round
-from mmspec.drafters.forest import Choice, Forest
+from mmspec.drafters.forest import Forest, NextTokens
 from mmspec.drafters.growth import DraftModel, Shape, Sprout, nothing
 from mmspec.drafters.length import useful
 from mmspec.recipe import LINEAR
@@ -29,7 +29,9 @@ class Trunk:
     stale: Sequence[int]  # the rest of the last draft that was refused
     pointer: int = 0  # the place in it that the next token is looked for at
     nodes: list[int] = field(default_factory=list)
-    unsure: list[tuple[int, Choice]] = field(default_factory=list)  # places, and what stood there
+    unsure: list[tuple[int, NextTokens]] = field(
+        default_factory=list
+    )  # places, and what stood there
     is_open: bool = True
 
 
@@ -150,7 +152,7 @@ def aligned(token: int, text: Sequence[int], pointer: int, window: int | None) -
     return next((at for at in places if text[at] == token), None)
 
 
-def _step(forest: Forest, row: int, trunk: Trunk, choice: Choice, rules: Rules) -> None:
+def _step(forest: Forest, row: int, trunk: Trunk, choice: NextTokens, rules: Rules) -> None:
     """The next token of a trunk."""
     token, parent = choice.tokens[0], trunk.nodes[-1] if trunk.nodes else -1
     is_unsure = choice.confidence < rules.theta
@@ -183,9 +185,9 @@ def _merged(
     row: int,
     trunk: Trunk,
     tail: Sequence[int],
-    found: Sequence[Choice],
+    found: Sequence[NextTokens],
     rules: Rules,
-) -> Choice:
+) -> NextTokens:
     """Keep of a tail what the draft model says too; returns what it says behind that."""
     kept = 0
     while kept < len(tail):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import mmspec
 from mmspec.codes.ctc import PrefixScorer
-from mmspec.drafters.neural.masked_ctc import Transcript, token_confidences
+from mmspec.drafters.neural.masked_ctc import MaskedTranscript, token_confidences
 from tests.toys import hearing
 
 ROOM = 12
@@ -101,7 +101,7 @@ def test_what_is_ruled_out_is_not_written() -> None:
 
 
 def test_a_span_behind_a_mask_is_proposed_until_its_first_token_is_written() -> None:
-    heard = Transcript([5, 6, 7, 8, 9], [False, False, True, False, False])
+    heard = MaskedTranscript([5, 6, 7, 8, 9], [False, False, True, False, False])
     assert heard.known(whole=True) == [5, 6, 7, 8, 9]
     heard.learn(2)  # 5 6 and something else
     assert heard.masked == [False, False, True, False, False]

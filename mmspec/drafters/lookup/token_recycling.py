@@ -57,13 +57,13 @@ class TokenRecycling(Drafter):
         self.tree, self.fresh = tree, fresh
         self.tables: dict[tuple[int, torch.device], Tensor] = {}  # by vocabulary and device
 
-    def begin(self, context: Context) -> Recycled:
+    def begin(self, context: Context) -> RecyclingState:
         key = (context.vocabulary, context.device)
         if self.fresh or key not in self.tables:
             self.tables[key] = blank(*key)
-        return Recycled(self.tables[key])
+        return RecyclingState(self.tables[key])
 
-    def propose(self, context: Context, state: Recycled) -> Draft:
+    def propose(self, context: Context, state: RecyclingState) -> Draft:
         last = [row[-1] for row in context.history]
         state.last = torch.tensor(last, device=context.device)[:, None]
         tree = trimmed(self.tree, useful(context))
@@ -76,8 +76,8 @@ class TokenRecycling(Drafter):
         return Draft.of(tree, tokens, Kind.DET, mask=mask)
 
     def observe(
-        self, context: Context, state: Recycled, draft: Draft, scores: Scores, kept: Round
-    ) -> Recycled:
+        self, context: Context, state: RecyclingState, draft: Draft, scores: Scores, kept: Round
+    ) -> RecyclingState:
         assert state.last is not None, "a draft is proposed before it is scored"
         law = categorical(scores.law)
         running = torch.tensor([[bool(row)] for row in kept.tokens], device=state.last.device)
@@ -88,7 +88,7 @@ class TokenRecycling(Drafter):
 
 
 @dataclass
-class Recycled:
+class RecyclingState:
     """What is remembered, and where a request stands."""
 
     table: Tensor  # (V + 1, WIDTH) int64 candidates behind each token, -1 = none

@@ -21,7 +21,7 @@ from mmspec.targets.frames import FrameMemory, FrameReader, Frames, Outputs, sco
 
 
 @dataclass
-class _Reading:
+class _FrameReading:
     """What the draft model remembers of a request."""
 
     memories: list[FrameMemory]
@@ -44,10 +44,10 @@ class FrameModel(Drafter):
     def drawing(self, kind: Kind) -> Drafter:
         return FrameModel(self.reader, self.length, (kind,))
 
-    def begin(self, context: Frames) -> _Reading:
-        return _Reading(*self.reader.begin(context.request.inputs, context.request.settings))
+    def begin(self, context: Frames) -> _FrameReading:
+        return _FrameReading(*self.reader.begin(context.request.inputs, context.request.settings))
 
-    def propose(self, context: Frames, state: _Reading) -> Draft:
+    def propose(self, context: Frames, state: _FrameReading) -> Draft:
         count = min(self.length, context.useful)
         if not count:
             return context.nothing()
@@ -66,8 +66,8 @@ class FrameModel(Drafter):
         return Draft.chain(tokens, kind, None if kind is Kind.RACE else _joined(laws))
 
     def observe(
-        self, context: Frames, state: _Reading, draft: Draft, scores: Scores, kept: Round
-    ) -> _Reading:
+        self, context: Frames, state: _FrameReading, draft: Draft, scores: Scores, kept: Round
+    ) -> _FrameReading:
         for row, memory in enumerate(state.memories):
             accepted = min(kept.accepted[row], max(draft.nodes - 1, 0))
             now = len(context.history[row]) - len(kept.tokens[row])
@@ -75,7 +75,7 @@ class FrameModel(Drafter):
                 memory.frames = now + accepted
         return state
 
-    def _caught_up(self, context: Frames, state: _Reading) -> list[Outputs]:
+    def _caught_up(self, context: Frames, state: _FrameReading) -> list[Outputs]:
         """Read what was said since, and answer for the place behind it, per row."""
         for row, memory in enumerate(state.memories):
             if context.finished[row] or memory.frames == len(context.history[row]):
@@ -86,7 +86,9 @@ class FrameModel(Drafter):
             memory.frames += len(frames)
         return state.last
 
-    def _read(self, context: Frames, state: _Reading, frame: Tensor, step: int) -> list[Outputs]:
+    def _read(
+        self, context: Frames, state: _FrameReading, frame: Tensor, step: int
+    ) -> list[Outputs]:
         """Read a drafted frame of every row, which is not kept yet."""
         found = list[Outputs]()
         for row, memory in enumerate(state.memories):

@@ -18,7 +18,7 @@ Labels = Callable[[int], Sequence[int]]  # of a token of the target
 
 
 @dataclass
-class Transcript:
+class MaskedTranscript:
     """One row: what was heard, which of it is doubted, and how far the text has come."""
 
     tokens: list[int]
@@ -52,7 +52,7 @@ class Transcript:
 class State:
     """What is remembered of a request."""
 
-    rows: list[Transcript]
+    rows: list[MaskedTranscript]
     joint: JointScorer
     pushed: list[int]  # new tokens of each row that the scorer has seen
     first: bool = field(default=True)
@@ -83,7 +83,7 @@ class MaskedCtcDraft(Drafter):
         """Read the transcripts. Raises ValueError for several sounds in a row."""
         heard: Heard | None = context.shared["ctc"]
         scorers: list[PrefixScorer | None] = [None] * context.batch
-        rows = [Transcript([], []) for _ in range(context.batch)]
+        rows = [MaskedTranscript([], []) for _ in range(context.batch)]
         if heard is not None:
             if len(heard.log_probs) != context.batch:
                 raise ValueError(
@@ -98,13 +98,13 @@ class MaskedCtcDraft(Drafter):
         joint = JointScorer(scorers, self.spelled, self.end, self.weight, self.most)
         return State(rows, joint, [0] * context.batch)
 
-    def _transcript(self, law: Tensor, path: list[Run], room: int) -> Transcript:
+    def _transcript(self, law: Tensor, path: list[Run], room: int) -> MaskedTranscript:
         labels = [run.label for run in path]
         tokens = self.spelling(labels)
         each = confidences(law, path).tolist()
         sure = token_confidences([self.spelled(token) for token in tokens], labels, each)
         masked = [one < self.sure for one in sure]
-        return Transcript([*tokens, self.end][:room], [*masked, False][:room])
+        return MaskedTranscript([*tokens, self.end][:room], [*masked, False][:room])
 
     def propose(self, context: Any, state: State) -> Draft:
         spans = []

@@ -20,7 +20,7 @@ from mmspec.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Heard:
+class TimedTexts:
     """What a contestant wrote, and how long it took."""
 
     texts: list[str]
@@ -38,7 +38,7 @@ class Listening:
         start = perf_counter()
         found = self.inner.answer(request, seed)
         spent = perf_counter() - start
-        return replace(found, output=Heard([self.words(row) for row in found.values], spent))
+        return replace(found, output=TimedTexts([self.words(row) for row in found.values], spent))
 
     def first(self, request: Mapping[str, Any], seed: int) -> Answer | None:
         return self.inner.first(request, seed)

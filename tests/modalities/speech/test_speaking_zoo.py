@@ -16,13 +16,13 @@ from mmspec.modalities.speech.synthesis.zoo import models
 from mmspec.modalities.speech.synthesis.zoo.codec import HOP, codec
 from mmspec.modalities.speech.synthesis.zoo.codec_training import (
     FRAMES,
-    Heard,
+    CodecInput,
     crops,
     heard,
     learn_codec,
     log_mel,
 )
-from mmspec.modalities.speech.synthesis.zoo.corpus import SPEAKERS, Spoken
+from mmspec.modalities.speech.synthesis.zoo.corpus import SPEAKERS, Utterance
 from mmspec.modalities.speech.synthesis.zoo.evaluate import texts, voices, word_error_rate
 from mmspec.modalities.speech.synthesis.zoo.speaking import (
     IGNORED,
@@ -44,7 +44,7 @@ HOW: dict[str, Any] = {"temperature": 0.8, "seed": 3}
 
 
 @lru_cache(maxsize=1)
-def recorded() -> list[Heard]:
+def recorded() -> list[CodecInput]:
     return heard([one.waveform() for one in recordings()[:3]])
 
 
@@ -80,7 +80,7 @@ def test_crops_keep_sound_and_features_together() -> None:
 
 def taught(count: int = 20) -> Any:
     said = [
-        Spoken(text, voice, torch.zeros(0))
+        Utterance(text, voice, torch.zeros(0))
         for text, voice in zip(texts(count), voices(count), strict=True)
     ]
     generator = torch.Generator().manual_seed(0)
@@ -199,7 +199,7 @@ def test_the_codec_gives_back_voices_it_never_heard() -> None:
     assert sum(apart) / 3 < 0.5 * sum(shuffled) / 3
 
 
-def distance(wave: Tensor, wanted: Heard) -> float:
+def distance(wave: Tensor, wanted: CodecInput) -> float:
     return float((log_mel(wave[None]) - log_mel(wanted.waves[None])).abs().mean())
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from mmspec.modalities.speech.recognition.zoo import granite, whisper, whisper_learning
 from mmspec.modalities.speech.recognition.zoo.ctc import LABELS, ctc_loss, letters
 from mmspec.modalities.speech.recognition.zoo.evaluate import word_errors
-from mmspec.modalities.speech.recognition.zoo.windows import Segment, Window, joined
+from mmspec.modalities.speech.recognition.zoo.windows import HearingWindow, Segment, joined
 from mmspec.modalities.speech.zoo.recordings import recordings
 from mmspec.modalities.speech.zoo.speaking import RATE_HZ
 
@@ -38,10 +38,10 @@ def test_any_text_has_ids(reader: Any) -> None:
         assert tokenizer.decode(ids) == "Größe 5 €"
 
 
-def window(number: int) -> Window:
+def window(number: int) -> HearingWindow:
     one = recordings()[number]
     waveform = one.waveform()
-    return Window(waveform, (Segment(one.text, 0.1, len(waveform) / RATE_HZ - 0.1),))
+    return HearingWindow(waveform, (Segment(one.text, 0.1, len(waveform) / RATE_HZ - 0.1),))
 
 
 def test_a_sentence_is_written_with_its_times(reader: Any) -> None:
@@ -56,7 +56,7 @@ def test_a_second_sentence_that_does_not_end_is_left_to_the_next_window(reader: 
     first, second = window(1), window(2)
     both = joined(first, second)
     assert len(both.segments) == 2
-    cut = Window(both.waveform[: 3 * RATE_HZ], both.segments)
+    cut = HearingWindow(both.waveform[: 3 * RATE_HZ], both.segments)
     said = reader.tokenizer.decode(
         whisper_learning.stamped(reader, cut), decode_with_timestamps=True
     )
@@ -65,7 +65,7 @@ def test_a_second_sentence_that_does_not_end_is_left_to_the_next_window(reader: 
     assert first.segments[0].text in said
     assert second.segments[0].text not in said
     assert whisper_learning.plain(reader, cut) is None
-    silent = Window(torch.zeros(RATE_HZ), ())
+    silent = HearingWindow(torch.zeros(RATE_HZ), ())
     empty = reader.tokenizer.decode(whisper_learning.plain(reader, silent))
     assert empty.endswith("<|notimestamps|><|endoftext|>")
 

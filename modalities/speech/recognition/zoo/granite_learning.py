@@ -27,14 +27,14 @@ _ASKED = (ASKED, "", "", "")  # what is asked beside the sound; mostly nothing, 
 
 
 @dataclass(frozen=True)
-class Lesson:
+class GraniteLesson:
     """Per recording: features (T, 2 * mels) float16, and its sentence; "" where there is none."""
 
     features: list[Tensor]
     texts: list[str]
 
 
-def lesson(processor: GraniteSpeechProcessor, count: int, course: Course) -> Lesson:
+def lesson(processor: GraniteSpeechProcessor, count: int, course: Course) -> GraniteLesson:
     """Recordings as the processor's own features; two sentences in one are left out."""
     features, texts = [], []
     reader: Any = processor
@@ -43,15 +43,17 @@ def lesson(processor: GraniteSpeechProcessor, count: int, course: Course) -> Les
         if len(one.segments) < 2:
             features.append(listen(one.waveform)["input_features"][0].half())
             texts.append(one.text or "")
-    return Lesson(features, texts)
+    return GraniteLesson(features, texts)
 
 
-def together(first: Lesson, second: Lesson) -> Lesson:
+def together(first: GraniteLesson, second: GraniteLesson) -> GraniteLesson:
     """Both of them."""
-    return Lesson(first.features + second.features, first.texts + second.texts)
+    return GraniteLesson(first.features + second.features, first.texts + second.texts)
 
 
-def learn_to_hear(model: Any, taught: Lesson, batch: int, fall: Fall, course: Course) -> None:
+def learn_to_hear(
+    model: Any, taught: GraniteLesson, batch: int, fall: Fall, course: Course
+) -> None:
     """Train the encoder and its CTC head to name the letters."""
     encoder = model.model.encoder
 
@@ -67,7 +69,7 @@ def learn_to_hear(model: Any, taught: Lesson, batch: int, fall: Fall, course: Co
 
 
 @torch.no_grad()
-def heard(model: Any, taught: Lesson) -> list[Tensor]:
+def heard(model: Any, taught: GraniteLesson) -> list[Tensor]:
     """What the encoder makes of each recording: (T, D) float16."""
     encode = model.model.encoder.eval()
     return [encode(one[None].float()).last_hidden_state[0].half() for one in taught.features]
@@ -77,7 +79,7 @@ def learn_to_write(
     model: Any,
     processor: GraniteSpeechProcessor,
     states: Sequence[Tensor],
-    taught: Lesson,
+    taught: GraniteLesson,
     batch: int,
     fall: Fall,
     course: Course,
@@ -112,7 +114,7 @@ def learn_to_write(
 def _batch(
     processor: GraniteSpeechProcessor,
     states: Sequence[Tensor],
-    taught: Lesson,
+    taught: GraniteLesson,
     picked: np.ndarray,
     asked: str,
 ) -> tuple[Tensor, Tensor, Tensor]:

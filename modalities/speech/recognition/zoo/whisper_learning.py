@@ -15,7 +15,7 @@ from transformers import WhisperProcessor
 from mmspec.modalities.speech.recognition.zoo.ctc import LABELS, ctc_loss
 from mmspec.modalities.speech.recognition.zoo.misreading import misread
 from mmspec.modalities.speech.recognition.zoo.whisper import CHUNK_S, WIDTH, features_of
-from mmspec.modalities.speech.recognition.zoo.windows import Window, windows
+from mmspec.modalities.speech.recognition.zoo.windows import HearingWindow, windows
 from mmspec.modalities.speech.zoo.speaking import RATE_HZ
 from mmspec.training.fitting import Course, Fall, chunks, divided, fit, shuffled
 
@@ -26,7 +26,7 @@ _OPENING = 4  # start, language, task, no times or the first
 
 
 @dataclass(frozen=True)
-class Lesson:
+class WhisperLesson:
     """features: (N, mels, frames) float16. Per window what to write: with times, and without.
 
     A second sentence that begins in a window is left to the next one, so it has no plain words.
@@ -38,12 +38,12 @@ class Lesson:
     plain: list[list[int] | None]
 
 
-def lesson(processor: WhisperProcessor, count: int, course: Course) -> Lesson:
+def lesson(processor: WhisperProcessor, count: int, course: Course) -> WhisperLesson:
     """Windows of sound as Whisper's own features, and the ids of what is said."""
     found, features = list(windows(course.cut(count, _AT_ONCE), course.seed, CHUNK_S)), []
     for part in chunks(found, _AT_ONCE, "listen", course.progress):
         features.append(features_of(processor, [one.waveform for one in part]).half())
-    return Lesson(
+    return WhisperLesson(
         torch.cat(features),
         [one.text for one in found],
         [stamped(processor, one) for one in found],
@@ -51,7 +51,9 @@ def lesson(processor: WhisperProcessor, count: int, course: Course) -> Lesson:
     )
 
 
-def learn_to_hear(model: Any, taught: Lesson, batch: int, fall: Fall, course: Course) -> None:
+def learn_to_hear(
+    model: Any, taught: WhisperLesson, batch: int, fall: Fall, course: Course
+) -> None:
     """Train the encoder alone: a linear head names the letters of the sentence (CTC)."""
     encoder, head = model.model.encoder, nn.Linear(WIDTH, LABELS)
     one = np.array([i for i, text in enumerate(taught.texts) if text is not None])
@@ -68,7 +70,7 @@ def learn_to_hear(model: Any, taught: Lesson, batch: int, fall: Fall, course: Co
 
 
 @torch.no_grad()
-def heard(model: Any, taught: Lesson) -> Tensor:
+def heard(model: Any, taught: WhisperLesson) -> Tensor:
     """(N, T, D) float16, what the encoder makes of all windows."""
     encode = model.model.encoder
     parts = taught.features.split(_AT_ONCE)
@@ -76,7 +78,7 @@ def heard(model: Any, taught: Lesson) -> Tensor:
 
 
 def learn_to_write(
-    model: Any, states: Tensor, taught: Lesson, batch: int, fall: Fall, course: Course
+    model: Any, states: Tensor, taught: WhisperLesson, batch: int, fall: Fall, course: Course
 ) -> None:
     """Train the decoder on what the frozen encoder made of the windows."""
 
@@ -95,7 +97,7 @@ def learn_to_follow(
     drafter: Any,
     target: Any,
     states: Tensor,
-    taught: Lesson,
+    taught: WhisperLesson,
     batch: int,
     fall: Fall,
     course: Course,
@@ -119,7 +121,9 @@ def learn_to_follow(
     fit(others, items, loss_of, fall, "write", course, matrices=matrices)
 
 
-def learn_together(model: Any, taught: Lesson, batch: int, fall: Fall, course: Course) -> None:
+def learn_together(
+    model: Any, taught: WhisperLesson, batch: int, fall: Fall, course: Course
+) -> None:
     """Train encoder and decoder at once; letters it cannot trust make the decoder listen."""
     generator = torch.Generator().manual_seed(course.seed)
 
@@ -141,7 +145,7 @@ def _surprise(logits: Tensor, labels: Tensor) -> Tensor:
     )
 
 
-def _batch(taught: Lesson, picked: np.ndarray) -> tuple[Tensor, Tensor]:
+def _batch(taught: WhisperLesson, picked: np.ndarray) -> tuple[Tensor, Tensor]:
     """ids, labels: (B, L). Every other window is written with times where it can be without."""
     rows = []
     for turn, i in enumerate(picked):
@@ -160,7 +164,7 @@ def _orders(count: int, batch: int, seed: int) -> Iterator[np.ndarray]:
     return (part for part in shuffled(whole, batch, np.random.default_rng((seed, 4))))
 
 
-def plain(processor: WhisperProcessor, window: Window) -> list[int] | None:
+def plain(processor: WhisperProcessor, window: HearingWindow) -> list[int] | None:
     if len(window.segments) > 1:
         return None
     tokenizer: Any = processor.tokenizer
@@ -169,7 +173,7 @@ def plain(processor: WhisperProcessor, window: Window) -> list[int] | None:
     return ids
 
 
-def stamped(processor: WhisperProcessor, window: Window) -> list[int]:
+def stamped(processor: WhisperProcessor, window: HearingWindow) -> list[int]:
     tokenizer: Any = processor.tokenizer
     ids = [*tokenizer.prefix_tokens[:-1]]
     for one in window.segments:

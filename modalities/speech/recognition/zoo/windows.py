@@ -24,7 +24,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Window:
+class HearingWindow:
     """waveform: (T,) at `RATE_HZ`."""
 
     waveform: Tensor
@@ -36,7 +36,7 @@ class Window:
         return self.segments[0].text if len(self.segments) == 1 else None
 
 
-def windows(count: int, seed: int, longest_s: float) -> Iterator[Window]:
+def windows(count: int, seed: int, longest_s: float) -> Iterator[HearingWindow]:
     """Training windows of at most `longest_s`, mostly one sentence each; now and then noise alone.
 
     Others begin with one sentence and go on with the next, as a window of a longer recording.
@@ -48,24 +48,24 @@ def windows(count: int, seed: int, longest_s: float) -> Iterator[Window]:
             said = silence(generator, longest_s)
         elif kind < _SILENT + _JOINED:
             said = joined(said, _spoken((seed << 24) + int(generator.integers(count))))
-        yield Window(said.waveform[: int(longest_s * RATE_HZ)], said.segments)
+        yield HearingWindow(said.waveform[: int(longest_s * RATE_HZ)], said.segments)
 
 
-def _spoken(seed: int) -> Window:
+def _spoken(seed: int) -> HearingWindow:
     one = utterance(seed)
-    return Window(one.waveform, (Segment(one.text, one.start_s, one.end_s),))
+    return HearingWindow(one.waveform, (Segment(one.text, one.start_s, one.end_s),))
 
 
-def silence(generator: np.random.Generator, longest_s: float) -> Window:
+def silence(generator: np.random.Generator, longest_s: float) -> HearingWindow:
     length = int(generator.uniform(0.2, longest_s) * RATE_HZ)
     level = float(generator.choice([0.0, 10 ** generator.uniform(-4, -2)]))
     noise = generator.standard_normal(length) * level
-    return Window(torch.from_numpy(noise).float(), ())
+    return HearingWindow(torch.from_numpy(noise).float(), ())
 
 
-def joined(first: Window, second: Window) -> Window:
+def joined(first: HearingWindow, second: HearingWindow) -> HearingWindow:
     """One window after the other."""
     later = len(first.waveform) / RATE_HZ
     moved = [Segment(s.text, s.start_s + later, s.end_s + later) for s in second.segments]
     waveform = torch.cat([first.waveform, second.waveform])
-    return Window(waveform, (*first.segments, *moved))
+    return HearingWindow(waveform, (*first.segments, *moved))

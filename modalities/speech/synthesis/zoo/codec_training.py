@@ -24,24 +24,24 @@ _MEL_WINDOW, _MEL_HOP, _MELS = 400, 160, 80
 
 
 @dataclass(frozen=True)
-class Heard:
+class CodecInput:
     """Speech as the codec reads it, by frames."""
 
     waves: Tensor  # (..., F HOP)
     features: Tensor  # (..., F, 160)
 
 
-def heard(waves: Sequence[Tensor]) -> list[Heard]:
+def heard(waves: Sequence[Tensor]) -> list[CodecInput]:
     """What the codec's own feature extractor makes of each."""
     extract: Any = Xcodec2FeatureExtractor()
     found = []
     for wave in waves:
         inputs = extract(wave.numpy(), sampling_rate=RATE_HZ, return_tensors="pt")
-        found.append(Heard(inputs["input_values"][0, 0], inputs["input_features"][0]))
+        found.append(CodecInput(inputs["input_values"][0, 0], inputs["input_features"][0]))
     return found
 
 
-def crops(pool: Sequence[Heard], batch: int, seed: int) -> Iterator[Heard]:
+def crops(pool: Sequence[CodecInput], batch: int, seed: int) -> Iterator[CodecInput]:
     """Batches without end, each of `FRAMES` frames from somewhere in an utterance."""
     generator = np.random.default_rng(seed)
     pool = [one for one in pool if len(one.features) >= FRAMES]
@@ -53,10 +53,12 @@ def crops(pool: Sequence[Heard], batch: int, seed: int) -> Iterator[Heard]:
             stop = start + FRAMES
             waves.append(one.waves[start * HOP : stop * HOP])
             features.append(one.features[start:stop])
-        yield Heard(torch.stack(waves), torch.stack(features))
+        yield CodecInput(torch.stack(waves), torch.stack(features))
 
 
-def learn_codec(model: Xcodec2Model, taught: Iterator[Heard], fall: Fall, course: Course) -> None:
+def learn_codec(
+    model: Xcodec2Model, taught: Iterator[CodecInput], fall: Fall, course: Course
+) -> None:
     """Train encoder, quantiser and decoder together, straight through the rounding.
 
     The branch that reads samples is left silent: log-mel frames say enough, at a third of the cost.
@@ -65,7 +67,7 @@ def learn_codec(model: Xcodec2Model, taught: Iterator[Heard], fall: Fall, course
     learnt = [p for name, p in model.named_parameters() if "acoustic_encoder" not in name]
     model.train()
 
-    def loss_of(lesson: Heard) -> Tensor:
+    def loss_of(lesson: CodecInput) -> Tensor:
         return apart(rebuilt(model, lesson), lesson.waves)
 
     fit(learnt, taught, loss_of, fall, "codec", course, betas=(0.8, 0.98))
@@ -73,7 +75,7 @@ def learn_codec(model: Xcodec2Model, taught: Iterator[Heard], fall: Fall, course
 
 
 @torch.no_grad()
-def _begin(model: Xcodec2Model, lesson: Heard) -> None:
+def _begin(model: Xcodec2Model, lesson: CodecInput) -> None:
     """Begin with signals of even size (Glorot & Bengio 2010), codes in use, and a mean spectrum."""
     parts: Any = model
     for layer in [one for one in model.modules() if isinstance(one, (nn.Linear, nn.Conv1d))]:
@@ -99,7 +101,7 @@ def hidden(model: Xcodec2Model, features: Tensor) -> Tensor:  # (B, F, 160) -> (
     return found
 
 
-def rebuilt(model: Xcodec2Model, lesson: Heard) -> Tensor:  # (B, F HOP)
+def rebuilt(model: Xcodec2Model, lesson: CodecInput) -> Tensor:  # (B, F HOP)
     """Speech through the codes, with gradients into the encoder."""
     parts: Any = model
     latents, _ = parts.quantizer(hidden(model, lesson.features))

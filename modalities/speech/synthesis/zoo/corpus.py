@@ -17,7 +17,7 @@ SENTENCES = 1200
 
 
 @dataclass(frozen=True)
-class Spoken:
+class Utterance:
     """A sentence, who says it, and (T,) how it sounds at 16 kHz."""
 
     text: str
@@ -25,13 +25,13 @@ class Spoken:
     waveform: Tensor
 
 
-def corpus(sentences: int, split: Split = "train", progress: Report = silent) -> list[Spoken]:
+def corpus(sentences: int, split: Split = "train", progress: Report = silent) -> list[Utterance]:
     """Different sentences, each in every voice. Raises RuntimeError where espeak-ng is missing."""
-    found: list[Spoken] = []
+    found: list[Utterance] = []
     for number, seed in enumerate(seeds(sentences, split)):
         for speaker, voice in SPEAKERS.items():
             said = utterance(seed, split, voice, Room())
-            found.append(Spoken(said.text, speaker, said.waveform))
+            found.append(Utterance(said.text, speaker, said.waveform))
         progress("speak", number + 1, sentences, 0.0)
     return found
 

@@ -12,8 +12,8 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM, Xcodec2Model
 
 from mmspec.modalities.speech.synthesis.zoo import models
-from mmspec.modalities.speech.synthesis.zoo.codec_training import Heard, hidden
-from mmspec.modalities.speech.synthesis.zoo.corpus import Spoken
+from mmspec.modalities.speech.synthesis.zoo.codec_training import CodecInput, hidden
+from mmspec.modalities.speech.synthesis.zoo.corpus import Utterance
 from mmspec.modalities.speech.synthesis.zoo.timing import spans
 from mmspec.training.fitting import Course, Fall, divided, fit, shuffled
 
@@ -21,7 +21,7 @@ IGNORED = -100
 
 
 @dataclass(frozen=True)
-class Row:
+class SpokenRow:
     """A prompt, the ids behind it (codes and the end), and which word of it each code is of."""
 
     prompt: list[int]
@@ -30,7 +30,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Batch:
+class SpokenBatch:
     """Rows of one batch, padded behind their ends; `IGNORED` for prompts and padding."""
 
     ids: Tensor  # (B, L)
@@ -39,7 +39,7 @@ class Batch:
 
 
 @torch.no_grad()
-def coded(codec: Xcodec2Model, heard: Heard) -> list[int]:
+def coded(codec: Xcodec2Model, heard: CodecInput) -> list[int]:
     """The codes of an utterance."""
     parts = codec.quantizer
     _, codes = parts(hidden(codec, heard.features[None]))
@@ -47,7 +47,7 @@ def coded(codec: Xcodec2Model, heard: Heard) -> list[int]:
     return found
 
 
-def rows(spoken: Sequence[Spoken], codes: Sequence[Sequence[int]]) -> list[Row]:
+def rows(spoken: Sequence[Utterance], codes: Sequence[Sequence[int]]) -> list[SpokenRow]:
     """What a model learns from utterances and their codes."""
     where = models.layout()
     found = []
@@ -55,11 +55,11 @@ def rows(spoken: Sequence[Spoken], codes: Sequence[Sequence[int]]) -> list[Row]:
         places = spans(one.text.split(), len(said))
         speech = [*(where.first + code for code in said), where.end]
         prompt = models.prompt(one.text, one.speaker)
-        found.append(Row(prompt, speech, [1 + place for place in places]))
+        found.append(SpokenRow(prompt, speech, [1 + place for place in places]))
     return found
 
 
-def batches(pool: Sequence[Row], size: int, seed: int) -> Iterator[Batch]:
+def batches(pool: Sequence[SpokenRow], size: int, seed: int) -> Iterator[SpokenBatch]:
     """Batches without end, of rows about as long as each other."""
     ordered = sorted(pool, key=lambda row: len(row.prompt) + len(row.speech))
     groups = [ordered[at : at + size] for at in range(0, len(ordered), size)]
@@ -67,7 +67,7 @@ def batches(pool: Sequence[Row], size: int, seed: int) -> Iterator[Batch]:
         yield _padded(groups[int(number[0])])
 
 
-def _padded(group: Sequence[Row]) -> Batch:
+def _padded(group: Sequence[SpokenRow]) -> SpokenBatch:
     length = max(len(row.prompt) + len(row.speech) for row in group)
     ids = torch.zeros(len(group), length, dtype=torch.int64)
     labels = torch.full_like(ids, IGNORED)
@@ -79,12 +79,12 @@ def _padded(group: Sequence[Row]) -> Batch:
         at = torch.tensor(row.places)
         pair = whole[torch.stack((at, at + 1), -1)]
         words[place, len(row.prompt) : len(whole) - 1] = pair
-    return Batch(ids, labels, words)
+    return SpokenBatch(ids, labels, words)
 
 
 def learn_to_speak(
     model: LlamaForCausalLM,
-    taught: Iterator[Batch],
+    taught: Iterator[SpokenBatch],
     fall: Fall,
     course: Course,
     named: float = 0.0,
@@ -101,7 +101,7 @@ def learn_to_speak(
     if named:
         others = [*others, *naming.parameters()]
 
-    def loss_of(batch: Batch) -> Tensor:
+    def loss_of(batch: SpokenBatch) -> Tensor:
         return loss(model, batch, naming if named else None, named)
 
     fit(others, taught, loss_of, fall, "speak", course, matrices)
@@ -109,7 +109,7 @@ def learn_to_speak(
 
 
 def loss(
-    model: LlamaForCausalLM, batch: Batch, naming: nn.Module | None = None, named: float = 0.0
+    model: LlamaForCausalLM, batch: SpokenBatch, naming: nn.Module | None = None, named: float = 0.0
 ) -> Tensor:
     """Cross entropy of codes and ends, and `named` times that of the words they are of."""
     out = model(input_ids=batch.ids, use_cache=False, output_hidden_states=naming is not None)

@@ -17,8 +17,13 @@ from mmspec.modalities.speech.codecs import load_codec
 from mmspec.modalities.speech.synthesis import CODEC
 from mmspec.modalities.speech.synthesis.zoo import models
 from mmspec.modalities.speech.synthesis.zoo.codec import codec
-from mmspec.modalities.speech.synthesis.zoo.codec_training import Heard, crops, heard, learn_codec
-from mmspec.modalities.speech.synthesis.zoo.corpus import SENTENCES, SPEAKERS, Spoken, corpus
+from mmspec.modalities.speech.synthesis.zoo.codec_training import (
+    CodecInput,
+    crops,
+    heard,
+    learn_codec,
+)
+from mmspec.modalities.speech.synthesis.zoo.corpus import SENTENCES, SPEAKERS, Utterance, corpus
 from mmspec.modalities.speech.synthesis.zoo.evaluate import (
     acceptance,
     speech_right,
@@ -27,7 +32,7 @@ from mmspec.modalities.speech.synthesis.zoo.evaluate import (
 )
 from mmspec.modalities.speech.synthesis.zoo.loading import load
 from mmspec.modalities.speech.synthesis.zoo.speaking import (
-    Row,
+    SpokenRow,
     batches,
     coded,
     learn_to_speak,
@@ -106,7 +111,7 @@ def train(
     }
 
 
-def learnt_codec(listened: Sequence[Heard], course: Course) -> Any:
+def learnt_codec(listened: Sequence[CodecInput], course: Course) -> Any:
     """A codec that has learnt to give back what it hears."""
     made = codec()
     learn_codec(made, crops(listened, CROPS, course.seed), CODEC_FALL, course)
@@ -114,7 +119,7 @@ def learnt_codec(listened: Sequence[Heard], course: Course) -> Any:
 
 
 def train_heads(
-    entry: Entry, folder: Path, taught: Sequence[Row], course: Course
+    entry: Entry, folder: Path, taught: Sequence[SpokenRow], course: Course
 ) -> dict[str, Any]:
     """Teach multi-token heads, and count which code follows which."""
     assert entry.target is not None
@@ -143,7 +148,7 @@ def frequent(table: torch.Tensor, least: int = 2) -> torch.Tensor:  # (P, 3) -> 
     return table[table[:, 2] >= least]
 
 
-def lessons(taught: Sequence[Row], batch: int, seed: int) -> Iterator[Lesson]:
+def lessons(taught: Sequence[SpokenRow], batch: int, seed: int) -> Iterator[Lesson]:
     """Batches without end: prompts padded on the left, and what is said to them."""
     pad = int(models.layout().begin)
     count = len(taught) // batch * batch
@@ -165,7 +170,7 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     if entry.target is not None:
         pair = teacher(entry.target), load(entry, folder)
         return {"acceptance_length": acceptance(*pair, CHAIN, count, **how)}
-    said: list[Spoken] = corpus(max(count // len(SPEAKERS), 1), "held-out")
+    said: list[Utterance] = corpus(max(count // len(SPEAKERS), 1), "held-out")
     texts, spoken = [one.text for one in said], [one.waveform for one in said]
     made, apart = through_codec(folder, spoken)
     found = speech_right(load(entry, folder), count, **how)
