@@ -210,7 +210,6 @@ def test_the_zoo_of_speech_is_small() -> None:
     assert sum(file.stat().st_size for file in files) <= 6_000_000
 
 
-@pytest.mark.skipif("whisper" not in zoo.names(), reason="no recogniser of the zoo")
 def test_speech_is_understood_in_good_part() -> None:
     """Far better than another sentence would be; the card says how well."""
     count = 6
