@@ -82,7 +82,7 @@ def decode(parts: Parts, request: RequestLike) -> Iterator[Round]:
             scores = target.score(context, draft)
         if verdict is None:
             assert scores is not None
-            verdict = verifier.verify(draft, scores, context.noise)
+            verdict = verifier.within(context).verify(draft, scores, context.noise)
         kept = settle(index, context, draft, scores, verdict, stop)
         calls = scores.calls if called and scores is not None else 0
         kept = replace(kept, calls=calls, seconds=clock.read())

@@ -1,8 +1,7 @@
 """What travels between the parts of one decoding round, and the parts themselves.
 
 Letters: B batch rows, N draft nodes, D longest path, V vocabulary, E event shape of a continuous
-token. A draft is a forest per row: every node hangs from an earlier node or from the context. A
-chain is a tree.
+token. A draft is a forest per row: nodes hang from earlier ones or the context. A chain is a tree.
 
     context  the cat           node      0    1    2    3
                 |  \\           token    sat  ran  on   off
@@ -160,9 +159,7 @@ class Scores:
 
     law: Law  # target law p, batch shape (B, N + 1): row 0 follows the context, row i + 1 node i
     position: Tensor  # (B, N + 1) absolute position of the token that each law row speaks of
-    features: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # (B, N + 1, ...) what was asked for
+    features: Mapping[str, Tensor] = field(default_factory=dict)  # (B, N + 1, ...) as asked for
     calls: int = 1  # forwards it took
 
 
@@ -350,8 +347,11 @@ class Verifier(ABC):
     @declared
     def words(self) -> str:
         """Its walk and its rule, for people."""
-        name = type(self).__name__
-        return name if self.rule is None else f"{name}, {self.rule!r}"
+        return type(self).__name__ + ("" if self.rule is None else f", {self.rule!r}")
+
+    def within(self, context: Any) -> Verifier:
+        """The same for this round; whoever goes by place or history says what it is here."""
+        return self
 
     @abstractmethod
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict: ...

@@ -6,11 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 
 from mmspec.draft import Drafter, Gate, Kind, Verifier
+
+if TYPE_CHECKING:
+    from mmspec.codes.actions import ActionSpace
 
 Part = TypeVar("Part")
 Made = TypeVar("Made", covariant=True)
@@ -90,6 +93,17 @@ class Kit:
     compressor: Any | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     kv: Any | None = None  # which of the target's keys and values the drafter reads
+    actions: ActionSpace | None = None  # what its tokens mean to a robot; None = it is no policy
+
+    @property
+    def space(self) -> ActionSpace:
+        """What tokens mean to a robot. Raises ValueError for a model that is no policy."""
+        if self.actions is None:
+            raise ValueError(
+                "this recipe goes by what tokens mean to a robot, and the model says nothing about "
+                "that; give actions=, or a policy whose configuration has norm_stats"
+            )
+        return self.actions
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,8 @@ class TokenSession:
 def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> BoundTokens:
     """A recipe bound to a reader; `parts` may replace compressor, kv, tree, length and sees.
 
+    `actions` among them is the `ActionSpace` of a policy.
+
     Raises ValueError for what does not fit together.
     """
     compressor = parts.get("compressor")
@@ -121,7 +123,14 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     if compressor is None and recipe.kv is None and sees not in COMPRESSIBLE:
         recipe = replace(recipe, compressor=None)  # the recipe's own is for those that see pictures
     kit = Kit(
-        backbone, reader, recipe.execution, sees, recipe.compressor, recipe.options, recipe.kv
+        backbone,
+        reader,
+        recipe.execution,
+        sees,
+        recipe.compressor,
+        recipe.options,
+        recipe.kv,
+        parts.get("actions"),
     )
     verifier = resolve(recipe.verifier, kit)
     gate = None if recipe.gate is None else resolve(recipe.gate, kit)
