@@ -105,8 +105,9 @@ def chosen(owner: Modality, recipe: str | Recipe | None, is_drafted: bool) -> Re
 class Accelerated:
     """A model bound to a recipe; it is asked as the model itself is.
 
-    `generate` (and `generate_images`, `synthesize` or a call, where the model is asked so) takes
-    what the model takes, and beside it
+    `generate`, a call, or what else the session of its modality declares (`Session.calls`:
+    `generate_images`, `synthesize`, `transcribe`, `predict_action`) takes what the model takes, and
+    beside it
 
     - `seed`: reproduces a run. Every exact coupled recipe returns, for the same seed, what plain
       decoding returns. `row_ids` (one number per row) say whose noise each row gets: with them a
@@ -131,18 +132,6 @@ class Accelerated:
         """Generate as the model does, with its arguments and output, and `stats` on that."""
         return self._ask("generate", args, arguments)
 
-    def generate_images(self, *args: Any, **arguments: Any) -> Any:
-        """Draw pictures, by a model that speaks picture tokens or continuous ones."""
-        return self._ask("generate_images", args, arguments)
-
-    def synthesize(self, *args: Any, **arguments: Any) -> Any:
-        """Speak a text, by a model whose codec makes sound of its codes."""
-        return self._ask("synthesize", args, arguments)
-
-    def transcribe(self, *args: Any, **arguments: Any) -> Any:
-        """Write down what is said in a sound, or in several."""
-        return self._ask("transcribe", args, arguments)
-
     def __call__(self, *args: Any, **arguments: Any) -> Any:
         """As a pipeline is called; or as the `custom_generate` hook of `model.generate`."""
         return self._ask("__call__", args, arguments)
@@ -155,6 +144,25 @@ class Accelerated:
         """
         name = arguments.pop("call", self.session.calls[0])
         return streamed(lambda watch: self._ask(name, args, arguments, watch))
+
+    def __getattr__(self, name: str) -> Any:
+        """A call or a method that the session declares. Raises AttributeError for any other."""
+        session = self.__dict__.get("session")  # none yet while it is copied or unpickled
+        if session is None or name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        if name in session.methods:
+            return getattr(session, name)
+        if name not in session.calls:
+            raise AttributeError(self._refusal(name))
+
+        def asked(*args: Any, **arguments: Any) -> Any:
+            return self._ask(name, args, arguments)
+
+        asked.__name__, asked.__doc__ = name, session.run.__doc__
+        return asked
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.session.calls, *self.session.methods})
 
     def disable(self) -> None:
         """From now on calls are the model's own; also at the end of a `with` block."""
@@ -197,10 +205,7 @@ class Accelerated:
         stream: Watch | None = None,
     ) -> Any:
         if call not in self.session.calls:
-            raise ValueError(
-                f"{type(self.model).__name__} is not asked by {call}(); call "
-                f"{' or '.join(f'{name}()' for name in self.session.calls)}"
-            )
+            raise ValueError(self._refusal(call))
         if self.is_disabled:
             return _asked_itself(self.model, call, args, arguments)
         arguments = dict(arguments)
@@ -220,6 +225,10 @@ class Accelerated:
         self.last_stats = run.stats()
         self._warn(self.last_stats)
         return output
+
+    def _refusal(self, call: str) -> str:
+        known = " or ".join(f"{name}()" for name in self.session.calls)
+        return f"{type(self.model).__name__} is not asked by {call}(); call {known}"
 
     def _warn(self, stats: Stats) -> None:
         """Warn once when hardly anything is accepted: the output is right, so nobody notices."""
@@ -303,6 +312,11 @@ def _asked_itself(model: Any, call: str, args: Sequence[Any], arguments: Mapping
         raise ValueError(
             f"{', '.join(ours)} is an argument of mmspec, and this object was disabled; drop it, "
             "or call accelerate() again"
+        )
+    if call != "__call__" and not hasattr(model, call):
+        raise ValueError(
+            f"{type(model).__name__} itself has no {call}(), and this object was disabled; call "
+            "accelerate() again"
         )
     return (model if call == "__call__" else getattr(model, call))(*args, **arguments)
 

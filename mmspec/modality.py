@@ -155,12 +155,14 @@ class Session(Protocol):
     `calls` are the ways to ask it, the customary one first, by the name that users know:
     "generate", "generate_images", "__call__". `run` answers one of them; whoever calls whom (a
     pipeline calls us, and we call a language model), the loop is handed in. `seed` and `row_ids`
-    arrive checked, among the arguments.
+    arrive checked, among the arguments. Calls are declared here and nowhere else; the docstring of
+    `run` says what they take. `methods` answer users directly, without the loop.
     """
 
     model: Any
     recipe: Recipe
     calls: tuple[str, ...]
+    methods: tuple[str, ...]
     signature: inspect.Signature | None  # of being called, for who looks before calling
 
     @property

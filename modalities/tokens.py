@@ -73,6 +73,8 @@ class BoundTokens:
 class TokenSession:
     """What the sessions of models of token ids have in common; each adds its calls."""
 
+    methods: tuple[str, ...] = ()
+
     def __init__(self, bound: BoundTokens) -> None:
         self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
 

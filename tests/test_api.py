@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import threading
@@ -366,3 +367,14 @@ def test_a_save_that_breaks_off_leaves_the_one_before(
         fast.save_pretrained(tmp_path)
     assert held() == before
     assert not list(tmp_path.glob(".mmspec-*"))
+
+
+def test_what_a_session_declares_can_be_asked_and_nothing_else() -> None:
+    fast = mmspec.accelerate(toys.model("llama"), "plain")
+    assert "generate_images" not in dir(fast)
+    assert not hasattr(fast, "transcribe")
+    with pytest.raises(AttributeError, match=r"not asked by transcribe\(\); call generate\(\)"):
+        fast.transcribe([0.0])
+    with pytest.raises(ValueError, match=r"not asked by transcribe\(\); call generate\(\)"):
+        next(fast.stream(call="transcribe"))
+    assert copy.copy(fast).session is fast.session

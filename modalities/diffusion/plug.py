@@ -44,6 +44,7 @@ class PipelineSession:
     """
 
     calls = ("__call__", "generate")
+    methods = ()
     signature = None
 
     def __init__(

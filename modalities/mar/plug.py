@@ -60,6 +60,7 @@ class PatchSession:
     """
 
     calls = ("generate_images",)
+    methods = ()
     signature = None
 
     def __init__(self, model: Any, recipe: Recipe, small: BoundDraftModel | None = None) -> None:

@@ -33,6 +33,7 @@ class FrameSession:
     """A model of several codebooks bound to a recipe; `processor` reads its prompts in words."""
 
     calls = ("synthesize",)
+    methods = ()
     signature = None
 
     def __init__(

@@ -31,6 +31,7 @@ class RecognitionSession(tokens.TokenSession):
         self.text = Text(bound, self._prepared)
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
+        """`transcribe` takes what the function of that name says; the others as the model's own."""
         if call == "__call__":
             return self.text.hook(args, arguments, loop)
         if call == "transcribe":

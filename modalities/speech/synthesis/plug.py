@@ -37,6 +37,7 @@ class SpeechSession(tokens.TokenSession):
         self.text = Text(bound, dict)
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
+        """`synthesize` takes what the method of that name says; the others as the model's own."""
         if call == "synthesize":
             return self.synthesize(args, arguments, loop)
         return (self.text.generate if call == "generate" else self.text.hook)(args, arguments, loop)

@@ -49,6 +49,7 @@ class MarkovSession:
     recipe: Recipe
     small: Any = None  # the draft model, where the recipe takes one
     calls: ClassVar[tuple[str, ...]] = ("generate",)
+    methods: ClassVar[tuple[str, ...]] = ()
     signature: ClassVar[None] = None
     sees: ClassVar[str] = "nothing"
 
