@@ -1,0 +1,213 @@
+"""Prismatic vision-language models and OpenVLA (Kim et al. 2024), in the style of transformers.
+
+Names of weights are those of public checkpoints (`vision_backbone`, `projector`, `language_model`).
+A picture's features stand right behind the first token of a prompt:
+
+    input_ids     BOS  image image .. image  In  :  What  action ..
+    embeddings    BOS  its projected patches  In  :  What  action ..
+
+`PrismaticProcessor` puts the `image` ids there. Prompts of the public processor have none:
+`forward` and `generate` put them in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationMixin,
+    PreTrainedModel,
+)
+from transformers.initialization import constant_
+from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOutputWithPast
+
+from mmspec import _hf
+from mmspec.models.prismatic_config import OpenVLAConfig, PrismaticConfig
+from mmspec.models.prismatic_vision import (
+    PrismaticLayerScale,
+    PrismaticProjector,
+    PrismaticVisionBackbone,
+)
+
+
+class PrismaticPreTrainedModel(PreTrainedModel):
+    """What transformers wants to know of the family."""
+
+    config: PrismaticConfig
+    config_class = PrismaticConfig
+    input_modalities = ["image", "text"]  # noqa: RUF012
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["PrismaticProjector", "LlamaDecoderLayer"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)  # type: ignore[no-untyped-call]
+        if isinstance(module, PrismaticLayerScale):
+            constant_(module.scale_factor, module.initial)
+
+
+class PrismaticForConditionalGeneration(PrismaticPreTrainedModel, GenerationMixin):
+    """Reads pictures and text, writes text."""
+
+    def __init__(self, config: PrismaticConfig) -> None:
+        super().__init__(config)
+        text: Any = config.text_config
+        is_fused = bool(config.use_fused_vision_backbone)
+        self.vision_backbone = PrismaticVisionBackbone(config)
+        self.projector = PrismaticProjector(self.vision_backbone.width, text.hidden_size, is_fused)
+        self.language_model = AutoModelForCausalLM.from_config(text)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    def get_input_embeddings(self) -> Any:
+        return self.language_model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.language_model.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> Any:
+        return self.language_model.get_output_embeddings()
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.language_model.set_output_embeddings(new_embeddings)
+
+    def get_decoder(self) -> Any:
+        return self.language_model.get_decoder()
+
+    def get_image_features(self, pixel_values: Tensor, **_: Any) -> BaseModelOutputWithPooling:
+        """Features of pictures (n, C, H, W): of the towers, and (`pooler_output`) projected."""
+        features = self.vision_backbone(pixel_values)
+        projected: Any = list(self.projector(features))  # one per picture, as elsewhere
+        return BaseModelOutputWithPooling(features, projected)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        mm_encoder_outputs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits (B, L, V). `pixel_values` (n, C, H, W): as many pictures as the prompts hold.
+
+        Where prompts have no image ids, L grows by the patches, in `labels` and masks as well.
+        Raises ValueError for pictures and image ids that do not fit.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        if pixel_values is not None and mm_encoder_outputs:
+            raise ValueError("give either pixel_values or mm_encoder_outputs")
+        if pixel_values is not None:
+            mm_encoder_outputs = {"image": self.get_image_features(pixel_values)}
+        if mm_encoder_outputs and mm_encoder_outputs.get("image") is not None:
+            features = torch.stack(list(mm_encoder_outputs["image"].pooler_output))
+            if input_ids is None:
+                raise ValueError(
+                    "pictures go with input_ids; inputs_embeds hold their features already"
+                )
+            if _hf.held(past_key_values) == 0 and not self._marks(input_ids).any():
+                input_ids, attention_mask, labels = self.with_image_ids(
+                    input_ids, attention_mask, labels
+                )
+                position_ids = None
+            inputs_embeds = self._filled(input_ids, features)
+            input_ids = None
+        out: CausalLMOutputWithPast = self.language_model(
+            input_ids=input_ids,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            labels=labels,
+            use_cache=use_cache,
+            logits_to_keep=logits_to_keep,
+            **kwargs,
+        )
+        return out
+
+    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; what is returned holds the image ids that a prompt lacked."""
+        library: Any = super()
+        ids = kwargs.pop("input_ids", None) if inputs is None else inputs
+        if ids is None:
+            return library.generate(None, *args, **kwargs)
+        if kwargs.get("pixel_values") is not None and not self._marks(ids).any():
+            mask = kwargs.get("attention_mask")
+            if mask is None:
+                mask = _hf.inferred_mask(self, ids)
+            ids, kwargs["attention_mask"], _ = self.with_image_ids(ids, mask)
+            kwargs.pop("position_ids", None)
+        return library.generate(ids, *args, **kwargs)
+
+    def with_image_ids(
+        self, ids: Tensor, mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Prompts (B, L) with the ids of one picture behind their first token, (B, L + patches).
+
+        Mask and labels grow alike; rows may be padded on the left.
+        """
+        count = self.vision_backbone.patches
+        first = torch.zeros_like(ids[:, :1]) if mask is None else mask.argmax(-1, keepdim=True)
+        at = torch.arange(ids.shape[1] + count, device=ids.device)[None]
+        is_image = (at > first) & (at <= first + count)
+        source = torch.where(at > first, at - count, at).clamp_min(0)
+
+        def grown(value: Tensor | None, image: int) -> Tensor | None:
+            if value is None:
+                return None
+            return value.gather(1, source.expand(len(value), -1)).masked_fill(is_image, image)
+
+        marked = grown(ids, int(self.config.image_token_id or 0))
+        assert marked is not None
+        return marked, grown(mask, 1), grown(labels, -100)
+
+    def _marks(self, ids: Tensor) -> Tensor:  # (B, L) bool
+        marks: Tensor = ids.eq(self.config.image_token_id)
+        return marks
+
+    def _filled(self, ids: Tensor, features: Tensor) -> Tensor:  # (B, L), (n, P, D) -> (B, L, D)
+        """Embeddings with features in the places of the image ids, in their order."""
+        marks = self._marks(ids)
+        found, count = int(marks.sum()), features.shape[0] * features.shape[1]
+        if found != count:
+            raise ValueError(
+                f"the prompts hold {found} image ids, but {len(features)} pictures give "
+                f"{features.shape[1]} features each; give a picture for every "
+                f"{features.shape[1]} of them"
+            )
+        embeds: Tensor = self.get_input_embeddings()(ids)
+        return embeds.masked_scatter(marks[..., None], features.to(embeds.device, embeds.dtype))
+
+
+class OpenVLAForActionPrediction(PrismaticForConditionalGeneration):
+    """A policy: what it writes behind a prompt are ids of action bins."""
+
+    config: OpenVLAConfig
+    config_class = OpenVLAConfig
+
+
+MODELS: dict[type[PrismaticConfig], type[PrismaticForConditionalGeneration]] = {
+    PrismaticConfig: PrismaticForConditionalGeneration,
+    OpenVLAConfig: OpenVLAForActionPrediction,
+}
+
+
+def register() -> None:
+    """Tell the Auto classes of transformers, so that folders load without code of their own."""
+    for config, model in MODELS.items():
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        AutoModelForImageTextToText.register(config, model, exist_ok=True)
