@@ -1,0 +1,3 @@
+"""Robot policies: what they act in, and how those of the zoo are made."""
+
+MODALITIES = ()

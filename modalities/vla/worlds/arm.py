@@ -1,0 +1,106 @@
+"""An arm over a table, seen from above: where its hand is, how it moves, how it looks.
+
+The table is a square of `SIDE` metres, the picture shows all of it: x points right, y away from the
+base, z up. A pose is (7,): x, y, z in metres; roll, pitch, yaw in radians; aperture of the gripper,
+0 closed to 1 open. An action is (7,): what changes in a step, and the aperture to reach.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+SIDE = 0.6
+BASE = (0.0, -0.45)  # of the arm
+LOWEST, HIGHEST = 0.02, 0.25  # of the hand, in metres
+LIMITS = np.array([0.04, 0.04, 0.016, 0.08, 0.08, 0.12])  # of one step, metres and radians
+GRIP = 0.5  # change of aperture in one step, at most
+_TURNS = np.array([0.6, 0.6, 1.4])  # roll, pitch, yaw, at most
+_LINK = 0.42  # length of each of the two links, metres
+_SLIP, _SHAKE = 0.06, np.array([1e-3, 1e-3, 1e-3, 2e-3, 2e-3, 8e-3])  # noise of a step
+_OVERSAMPLING = 4
+_HAND, _RIM, _STEEL = (0, 205, 220, 255), (12, 60, 70, 255), (128, 134, 142, 255)
+_SHADOW = (20, 20, 30, 110)
+
+
+def moved(pose: np.ndarray, action: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """The pose (7,) after an action (7,): within limits, and never quite as commanded."""
+    step = np.clip(action[:6], -LIMITS, LIMITS)
+    slip = 1 + _SLIP * generator.standard_normal(6)
+    after = pose.astype(np.float64)
+    after[:6] += step * slip + _SHAKE * generator.standard_normal(6)
+    after[:2] = np.clip(after[:2], -SIDE / 2, SIDE / 2)
+    after[2] = np.clip(after[2], LOWEST, HIGHEST)
+    after[3:6] = np.clip(after[3:6], -_TURNS, _TURNS)
+    after[6] = np.clip(pose[6] + np.clip(action[6] - pose[6], -GRIP, GRIP), 0.0, 1.0)
+    return after
+
+
+def polar(x: float, y: float) -> tuple[float, float]:
+    """Distance (m) and bearing (rad, clockwise from straight ahead) from the base."""
+    across, ahead = x - BASE[0], y - BASE[1]
+    return math.hypot(across, ahead), math.atan2(across, ahead)
+
+
+def tilt(x: float, y: float, z: float) -> tuple[float, float]:
+    """Roll and pitch (rad) that the wrist must have there: it leans as the arm reaches out."""
+    reach, bearing = polar(x, y)
+    return 0.45 * math.sin(bearing), 0.7 * (reach - 0.45) - 0.8 * (z - 0.1)
+
+
+def draw_arm(pose: np.ndarray, size: int) -> Image.Image:
+    """The arm alone, RGBA of `size` x `size` pixels: links, hand, and the shadow of the hand.
+
+    A hand farther up is larger, and farther from its shadow; its jaws show yaw and aperture.
+    """
+    big = size * _OVERSAMPLING
+    picture = Image.new("RGBA", (big, big))
+    pen = ImageDraw.Draw(picture)
+    x, y, z = (float(value) for value in pose[:3])
+    width = round(0.022 * big / SIDE)
+    _jaws(pen, big, pose, (x + 0.45 * z, y - 0.3 * z), _SHADOW, 0.0)
+    joints = [_pixel(big, *at) for at in (BASE, _elbow(x, y), (x, y))]
+    pen.line(joints, fill=_STEEL, width=width, joint="curve")
+    _jaws(pen, big, pose, (x, y), _RIM, 0.004)
+    _jaws(pen, big, pose, (x, y), _HAND, 0.0)
+    return picture.resize((size, size), Image.Resampling.BOX)
+
+
+def _jaws(
+    pen: ImageDraw.ImageDraw,
+    big: int,
+    pose: np.ndarray,
+    at: tuple[float, float],
+    colour: tuple[int, int, int, int],
+    rim: float,
+) -> None:
+    """Two jaws and the bar between them, `rim` metres larger on all sides."""
+    scale = 1 + 2.5 * float(pose[2])
+    yaw, aperture = float(pose[5]), float(pose[6])
+    gap, half, thick = (0.022 + 0.03 * aperture) * scale, 0.036 * scale, 0.009 * scale
+
+    def bar(x0: float, y0: float, x1: float, y1: float) -> None:
+        c, s = math.cos(yaw), math.sin(yaw)
+        corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
+        pen.polygon(
+            [_pixel(big, at[0] + c * u + s * v, at[1] - s * u + c * v) for u, v in corners],
+            fill=colour,
+        )
+
+    for side in (-1, 1):
+        inner, outer = sorted((side * gap, side * (gap + 2 * thick)))
+        bar(inner - rim, -half - rim, outer + rim, half + rim)
+    bar(-gap - rim, -half - rim, gap + rim, -half + 1.6 * thick + rim)
+
+
+def _elbow(x: float, y: float) -> tuple[float, float]:
+    """Where the two links meet, to the right of the line from base to hand."""
+    reach, bearing = polar(x, y)
+    bend = math.acos(min(1.0, reach / (2 * _LINK)))
+    return BASE[0] + _LINK * math.sin(bearing + bend), BASE[1] + _LINK * math.cos(bearing + bend)
+
+
+def _pixel(big: int, x: float, y: float) -> tuple[float, float]:
+    return (x / SIDE + 0.5) * big, (0.5 - y / SIDE) * big
