@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from mmspec import zoo
-from mmspec.recipe import DraftModelKind, Recipe
+from mmspec.models.fingerprint import check_signed, sign
+from mmspec.recipe import STATES, DraftModelKind, Recipe
 
 ZOO = "zoo:"
 
@@ -24,7 +25,9 @@ class BoundDraftModel:
     sees: str
 
     def save(self, folder: Path, target: Any, drafter: Any) -> None:
-        """Write it, and what was learned beside it."""
+        """Write it, and what was learned beside it; a head notes its target."""
+        if self.sees == STATES:
+            sign(self.model, target)
         self.kind.save(self.model, folder, target, drafter)
 
 
@@ -50,6 +53,7 @@ def draft_model(recipe: Recipe, drafter: Any, target: Any) -> BoundDraftModel | 
             "drafter= another model (for tokens also one that inherits mmspec.draft.Drafter), "
             "or use another recipe"
         )
+    check_signed(model, target)
     sees = kind.default_sees(model, target, recipe.sees)
     return BoundDraftModel(kind, model, kind.read(model, target, sees), sees)
 

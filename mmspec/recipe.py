@@ -29,6 +29,7 @@ class Execution(Protocol):
 
 
 LINEAR, TREE = "linear, one pass", "tree, one pass"  # walks
+STATES = "target-states"  # what heads see
 COMPRESSIBLE = ("pixels", "target-features")  # what a draft model sees that can be thinned
 
 
@@ -146,6 +147,7 @@ class Recipe:
     decodes: str = "tokens"  # ids; "latents": a chain; "patches": continuous tokens; as a modality
     kv: Any | None = None  # of the target's, that the drafter reads; None = it reads none
     hears: bool = False  # whether it needs a CTC head on the target's encoder
+    training: Any | None = None  # `mmspec.training.trainable.HeadTraining` of `mmspec train`
     name: str = ""  # the file name; filled by `recipes.get`
 
     @property

@@ -11,10 +11,13 @@ both branches and its logits are guided like the target's.
 from mmspec.draft import Kind
 from mmspec.drafters.growth import StaticTree
 from mmspec.drafters.neural.feature_head import with_head
+from mmspec.training.heads import EAGLE
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive
 
 TREE = Tree.of_digits(
     "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
 )
-RECIPE = with_head(StaticTree(TREE, kinds=(Kind.WOR,)), Recursive(), paper="Li et al. 2024")
+RECIPE = with_head(
+    StaticTree(TREE, kinds=(Kind.WOR,)), Recursive(), paper="Li et al. 2024", training=EAGLE
+)

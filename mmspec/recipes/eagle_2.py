@@ -11,11 +11,13 @@ choose candidates too.
 from mmspec.draft import Kind
 from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import with_head
+from mmspec.training.heads import EAGLE
 from mmspec.verifiers.coupled import Coupled
 
 RECIPE = with_head(
     DynamicTree(depth=6, beam=10, nodes=59, kinds=(Kind.DET,)),
     Coupled(),
     paper="Li et al. 2024",
+    training=EAGLE,
     reconstructed="coupled noise instead of rejection",
 )

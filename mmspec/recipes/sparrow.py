@@ -13,6 +13,7 @@ from mmspec.drafters.length import Fixed
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD, text_anchored_head
 from mmspec.drafters.neural.multi_token import SEES
 from mmspec.recipe import Recipe
+from mmspec.training.heads import EAGLE
 from mmspec.verifiers.coupled import Coupled
 
 RECIPE = Recipe(
@@ -22,6 +23,7 @@ RECIPE = Recipe(
     optimisation="regression on the target's states; no visual slots",
     sees=SEES,
     draft_model=(FEATURE_HEAD,),
+    training=EAGLE,
     paper="Zhang et al. 2026",
     reconstructed="original positions; which states; without its training",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -51,41 +51,68 @@ def fit(
     stage: str,
     course: Course,
     matrices: Sequence[nn.Parameter] = (),
-    *,
-    floor: float = 0.01,
-    warm: int | None = None,
-    betas: tuple[float, float] = (0.9, 0.98),
-    clip: float = 1.0,
+    **settings: Any,
 ) -> None:
+    """Follow the loss of one item a step, as `Descent` does with these `settings`."""
+    steps, progress = course.cut(fall.steps), course.progress
+    descent = Descent(parameters, Fall(steps, fall.rate), matrices, **settings)
+    for step in range(steps):
+        loss = descent.step([lambda: loss_of(next(items))])
+        progress(stage, step + 1, steps, loss)
+
+
+class Descent:
     """A warm-up of `warm` steps, then a cosine fall to `floor`; AdamW, but Muon for `matrices`.
 
     Deep narrow models learn in about half the steps when the updates of their weight matrices are
     orthogonal (Jordan et al. 2024). The warm-up is a tenth of the steps, at most 100, if not said.
+    The rate depends on the number of the step alone, so a descent goes on where `state` was noted.
     """
-    steps, rate, progress = course.cut(fall.steps), fall.rate, course.progress
-    optimisers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(parameters, lr=rate, betas=betas, weight_decay=0.01)
-    ]
-    if matrices:
-        optimisers.append(torch.optim.Muon(matrices, lr=_MUON * rate, weight_decay=0.01))
-    warm = min(100, max(1, steps // 10)) if warm is None else warm
 
-    def share(step: int) -> float:
-        fall = 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
-        return min(1.0, (step + 1) / warm) * (floor + (1 - floor) * fall)
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        fall: Fall,
+        matrices: Sequence[nn.Parameter] = (),
+        *,
+        floor: float = 0.01,
+        warm: int | None = None,
+        betas: tuple[float, float] = (0.9, 0.98),
+        clip: float = 1.0,
+    ) -> None:
+        self.fall, self.floor, self.clip = fall, floor, clip
+        self.warm = min(100, max(1, fall.steps // 10)) if warm is None else warm
+        self.learnt = [*parameters, *matrices]
+        self.optimisers: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(parameters, lr=fall.rate, betas=betas, weight_decay=0.01)
+        ]
+        if matrices:
+            rate = _MUON * fall.rate
+            self.optimisers.append(torch.optim.Muon(matrices, lr=rate, weight_decay=0.01))
+        self.highest = [one.param_groups[0]["lr"] for one in self.optimisers]
+        self.taken = 0  # steps so far
 
-    schedules = [torch.optim.lr_scheduler.LambdaLR(one, share) for one in optimisers]
-    learnt = [*parameters, *matrices]
-    for step in range(steps):
-        loss = loss_of(next(items))
-        for optimiser in optimisers:
+    def share(self, step: int) -> float:
+        """Of the highest rate, in this step."""
+        fall = 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.fall.steps)))
+        return min(1.0, (step + 1) / self.warm) * (self.floor + (1 - self.floor) * fall)
+
+    def step(self, losses: Sequence[Callable[[], Tensor]]) -> float:
+        """One update by the mean of losses (), each computed and forgotten in turn; their mean."""
+        total = 0.0
+        for optimiser in self.optimisers:
             optimiser.zero_grad()
-        torch.autograd.backward(loss, inputs=learnt)  # nothing gathers on what is only read
-        nn.utils.clip_grad_norm_(learnt, clip)
-        for optimiser, schedule in zip(optimisers, schedules, strict=True):
+        for make in losses:
+            loss = make() / len(losses)
+            torch.autograd.backward(loss, inputs=self.learnt)  # what is only read gathers nothing
+            total += float(loss.detach())
+        nn.utils.clip_grad_norm_(self.learnt, self.clip)
+        for optimiser, highest in zip(self.optimisers, self.highest, strict=True):
+            for group in optimiser.param_groups:
+                group["lr"] = highest * self.share(self.taken)
             optimiser.step()
-            schedule.step()
-        progress(stage, step + 1, steps, float(loss.detach()))
+        self.taken += 1
+        return total
 
 
 def divided(

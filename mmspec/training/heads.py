@@ -9,7 +9,8 @@ head.save_pretrained(folder)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,12 @@ from torch.nn import functional
 
 from mmspec.draft import Draft, Kind
 from mmspec.drafters.neural.feature_head import check_head
-from mmspec.models.heads.feature_head import FeatureHead
+from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.targets.hooks import HiddenStateHook
 from mmspec.targets.memory import block
 from mmspec.targets.reader import Reader
-from mmspec.training.fitting import Course, Fall, fit
 from mmspec.training.reporting import Report, silent
+from mmspec.training.trainable import HeadTraining, learn
 
 
 @dataclass(frozen=True)
@@ -56,19 +57,23 @@ def learn_head(
     carry uniform noise of +-`noise`. AdamW, 3 % warm-up, then a cosine fall to a fiftieth. Raises
     ValueError for a head of another target.
     """
-    check_head(head, reader)
-    head.train()
-    fit(
-        list(head.parameters()),
-        lessons,
-        lambda lesson: _loss(read(reader, lesson), reader, head, noise, weight),
-        *(Fall(steps, rate), "head", Course(progress=progress)),
-        floor=0.02,
-        warm=max(1, 3 * steps // 100),
-        betas=(0.9, 0.95),
-        clip=0.5,
-    )
-    head.train(False)
+    training = replace(EAGLE, loss=partial(head_loss, noise=noise, weight=weight))
+    learn(training, reader, head, lessons, steps, rate, progress)
+
+
+def head_loss(
+    reader: Reader, head: FeatureHead, lesson: Lesson, noise: float = 0.1, weight: float = 0.1
+) -> Tensor:  # ()
+    """EAGLE's loss over a lesson."""
+    return _loss(read(reader, lesson), reader, head, noise, weight)
+
+
+def new_head(target: Reader, counts: Tensor, **changes: Any) -> FeatureHead:
+    """An untrained head for a target."""
+    return FeatureHead(FeatureHeadConfig.of(target.config, target.vocabulary, **changes))
+
+
+EAGLE = HeadTraining(new_head, head_loss, check_head)
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,20 @@ heads.save_pretrained(folder)
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from mmspec.drafters.neural.multi_token import check_heads
-from mmspec.models.heads.multi_token import MultiTokenHeads
+from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConfig
 from mmspec.targets.reader import Reader
-from mmspec.training.fitting import Course, Fall, fit
 from mmspec.training.heads import Lesson, read
 from mmspec.training.reporting import Report, silent
+from mmspec.training.trainable import HeadTraining, learn
 
 
 def learn_multi_token(
@@ -37,19 +40,12 @@ def learn_multi_token(
     eq. 1; Nguyen et al. 2025 for codes). AdamW, a warm-up, then a cosine fall. Raises ValueError
     for heads of another target.
     """
-    check_heads(heads, reader)
-    heads.train()
-    course = Course(progress=progress)
-
-    def loss_of(lesson: Lesson) -> Tensor:
-        return heads_loss(reader, heads, lesson, discount)
-
-    fit(list(heads.parameters()), lessons, loss_of, Fall(steps, rate), "heads", course)
-    heads.train(False)
+    training = replace(MULTI_TOKEN, loss=partial(heads_loss, discount=discount))
+    learn(training, reader, heads, lessons, steps, rate, progress)
 
 
 def heads_loss(
-    reader: Reader, heads: MultiTokenHeads, lesson: Lesson, discount: float
+    reader: Reader, heads: MultiTokenHeads, lesson: Lesson, discount: float = 0.8
 ) -> Tensor:  # ()
     """Cross entropy of each head where its token is known, in sum over heads."""
     length = lesson.tokens.shape[1]
@@ -65,3 +61,20 @@ def heads_loss(
             loss = functional.cross_entropy(logits[known], wanted[known])
             total = total + discount**ahead * loss
     return total
+
+
+def new_heads(target: Reader, counts: Tensor, **changes: Any) -> MultiTokenHeads:
+    """Untrained heads for a target."""
+    return MultiTokenHeads(MultiTokenHeadsConfig.of(target.config, target.vocabulary, **changes))
+
+
+MULTI_TOKEN = HeadTraining(
+    new_heads,
+    heads_loss,
+    check_heads,
+    rate=1e-3,
+    warm=None,
+    floor=0.01,
+    betas=(0.9, 0.98),
+    clip=1.0,
+)

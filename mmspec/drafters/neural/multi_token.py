@@ -26,12 +26,12 @@ from mmspec.models.heads.multi_token import (
 )
 from mmspec.models.loading import model_type
 from mmspec.models.random_weights import random_model
-from mmspec.recipe import DraftModelKind, Kit
+from mmspec.recipe import STATES, DraftModelKind, Kit
 from mmspec.targets.context import Context
 from mmspec.targets.hooks import HiddenStateHook
 from mmspec.targets.reader import Reader
 
-SEES = "target-states"
+SEES = STATES
 _BIGRAMS = 64  # pairs that random heads have counted
 
 

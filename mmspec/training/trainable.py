@@ -1,0 +1,87 @@
+"""What a recipe lets one train: where its head begins, what it is taught, and how fast.
+
+    RECIPE = with_head(tree, verifier, training=EAGLE)           # a recipe says so,
+    learn(EAGLE, reader, head, lessons, steps, EAGLE.rate)       # and this teaches a head
+
+`mmspec train` needs no more than this declaration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor, nn
+
+from mmspec.models.fingerprint import sign
+from mmspec.targets.reader import Reader
+from mmspec.training.fitting import Course, Descent, Fall, fit
+from mmspec.training.reporting import Report, silent
+
+if TYPE_CHECKING:  # its file needs this one
+    from mmspec.training.heads import Lesson
+
+
+class Beginning(Protocol):
+    """Makes an untrained head for a target; `changes` are of its configuration.
+
+    `counts` (V,) int64 say how often each token is said in what will be taught. Raises ValueError
+    for changes that are none.
+    """
+
+    def __call__(self, target: Reader, counts: Tensor, **changes: Any) -> nn.Module: ...
+
+
+@dataclass(frozen=True)
+class HeadTraining:
+    """A head's training: its loss over a lesson, and AdamW's settings.
+
+    `loss` reads the lesson by the target, which is frozen, and returns a scalar that depends on
+    the head; noise is drawn from torch's own generator. `check` raises ValueError for a head of
+    another target. `warm` is a share of the steps; None = a tenth, at most 100.
+    """
+
+    begin: Beginning
+    loss: Callable[[Reader, Any, Lesson], Tensor]  # (target, head, lesson) -> ()
+    check: Callable[[Any, Reader], None]
+    rate: float = 1e-4
+    warm: float | None = 0.03
+    floor: float = 0.02
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 0.5
+
+    def settings(self, steps: int) -> dict[str, Any]:
+        """Those of a `Descent` of so many steps."""
+        warm = None if self.warm is None else max(1, int(self.warm * steps + 1e-9))
+        return {"floor": self.floor, "warm": warm, "betas": self.betas, "clip": self.clip}
+
+    def descent(self, head: nn.Module, steps: int, rate: float) -> Descent:
+        """What takes the steps."""
+        return Descent(list(head.parameters()), Fall(steps, rate), **self.settings(steps))
+
+
+def learn(
+    training: HeadTraining,
+    reader: Reader,
+    head: Any,
+    lessons: Iterator[Lesson],
+    steps: int,
+    rate: float,
+    progress: Report = silent,
+) -> None:
+    """Train `head` beside a frozen target, and note in its configuration which target that is.
+
+    Raises ValueError for a head of another target.
+    """
+    training.check(head, reader)
+    head.train()
+    fit(
+        list(head.parameters()),
+        lessons,
+        lambda lesson: training.loss(reader, head, lesson),
+        *(Fall(steps, rate), "head", Course(progress=progress)),
+        **training.settings(steps),
+    )
+    head.train(False)
+    sign(head, reader)
