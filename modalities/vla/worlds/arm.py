@@ -20,7 +20,7 @@ GRIP = 0.5  # change of aperture in one step, at most
 _TURNS = np.array([0.6, 0.6, 1.4])  # roll, pitch, yaw, at most
 _LINK = 0.42  # length of each of the two links, metres
 _SLIP, _SHAKE = 0.06, np.array([1e-3, 1e-3, 1e-3, 2e-3, 2e-3, 8e-3])  # noise of a step
-_OVERSAMPLING = 4
+_OVERSAMPLING = 3
 _HAND, _RIM, _STEEL = (0, 205, 220, 255), (12, 60, 70, 255), (128, 134, 142, 255)
 _SHADOW = (20, 20, 30, 110)
 

@@ -8,7 +8,7 @@ observation, reward, terminated, truncated, info = world.step(world.expert())
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -47,7 +47,7 @@ class TableReach(gymnasium.Env[Observation, np.ndarray]):
     `size`: side of the picture in pixels.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 - as declared there
 
     def __init__(
         self,
@@ -72,12 +72,9 @@ class TableReach(gymnasium.Env[Observation, np.ndarray]):
         least, most = (np.array(one, np.float32) for one in ([*-LIMITS, 0.0], [*LIMITS, 1.0]))
         self.action_space = spaces.Box(least, most)
         bound = np.full(7, 2.0, np.float32)
-        self.observation_space = spaces.Dict(
-            {
-                "image": spaces.Box(0, 255, (size, size, 3), np.uint8),
-                "state": spaces.Box(-bound, bound),
-            }
-        )
+        shown = spaces.Box(0, 255, (size, size, 3), np.uint8)
+        observed: Any = spaces.Dict({"image": shown, "state": spaces.Box(-bound, bound)})
+        self.observation_space = observed
         self._scene: Scene | None = None
 
     def reset(
