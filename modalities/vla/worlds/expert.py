@@ -11,7 +11,7 @@ from mmspec.modalities.vla.worlds.arm import BASE, LIMITS, polar, tilt
 NEAR = 0.12  # metres from the thing, within which the gripper opens
 GRASP_HEIGHT = 0.03
 _SWING, _REACH = 0.045, 0.016  # of a step at most: rad of the base joint, metres of the reach
-_CLOSES = (0.018, 0.045, 0.15, 0.1)  # metres aside and above the table, rad of yaw and of tilt
+_CLOSES = (0.025, 0.05, 0.2, 0.12)  # metres aside and above the table, rad of yaw and of tilt
 
 
 def yaw_at(x: float, y: float) -> float:

@@ -27,7 +27,7 @@ else:
     gymnasium, spaces = needed("gymnasium"), needed("gymnasium.spaces")
 
 Observation = dict[str, np.ndarray]
-SUCCESS = (0.035, 0.065, 0.35, 0.25)  # metres aside and above the table, rad of yaw and of tilt
+SUCCESS = (0.04, 0.065, 0.35, 0.25)  # metres aside and above the table, rad of yaw and of tilt
 SHUT = 0.25  # aperture of a gripper that has closed
 MOST_STEPS = 80
 _SEEDS = 1 << 16  # of the Scene world
