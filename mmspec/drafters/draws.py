@@ -80,3 +80,10 @@ def _top(scores: Tensor, count: int) -> Tensor:
     if count == 1:  # argmax breaks ties as the target does
         return scores.argmax(-1, keepdim=True)
     return scores.topk(count, -1).indices
+
+
+def ranking(law: Categorical, kind: Kind, noise: Noise, position: Tensor) -> Tensor:  # (B, n, V)
+    """Log-probabilities that rank candidates, with the target's noise for RACE proposals."""
+    if kind is Kind.RACE and not law.hard:
+        return law.perturbed(noise.shared(position)).log_softmax(-1)
+    return law.scores.log_softmax(-1)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind
+from mmspec.drafters.draws import ranking
 from mmspec.drafters.growth import DraftModel, Layout, Nodes, Shape, Sprout, nothing
 from mmspec.drafters.length import useful
 from mmspec.laws.categorical import Categorical
@@ -59,8 +60,8 @@ class DynamicTree(Shape):
         laws = [law]
         beam = min(self.beam, law.size)
         pool = _Pool(batch, device)
-        ranking = _ranking(law, kind, context, 0)
-        pool.add(*ranking.topk(beam, -1), parents=torch.full((batch, 1), -1, device=device))
+        scored = ranking(law, kind, context.noise, context.position())
+        pool.add(*scored.topk(beam, -1), parents=torch.full((batch, 1), -1, device=device))
         front = torch.arange(beam, device=device).expand(batch, -1)  # candidate index of the beam
         seen = torch.zeros(batch, beam, 0, dtype=torch.bool, device=device)
         read: tuple[Tensor, ...] = ()
@@ -73,9 +74,9 @@ class DynamicTree(Shape):
             law = model.say(context, state, nodes)
             laws.append(law)
             read += (nodes.tokens,)
-            ranking = pool.scores(front)[..., None] + _ranking(law, kind, context, level)
+            scored = ranking(law, kind, context.noise, context.position() + level)
             start = pool.size
-            pool.add(*ranking.topk(beam, -1), parents=front)
+            pool.add(*(pool.scores(front)[..., None] + scored).topk(beam, -1), parents=front)
             best = pool.score[:, start:].topk(beam, -1).indices  # (B, beam) among beam * beam
             seen = visible.gather(1, (best // beam)[..., None].expand(-1, -1, visible.shape[2]))
             front = start + best
@@ -129,11 +130,3 @@ class _Pool:
         mask = torch.ones_like(kept, dtype=torch.bool)
         draft = Draft(self.token.gather(1, kept), parents, mask, kind, padded=False)
         return Sprout(draft, self.place.gather(1, kept).tolist(), laws)
-
-
-def _ranking(law: Categorical, kind: Kind, context: Context, level: int) -> Tensor:  # (B, n, V)
-    """Log-probabilities that rank candidates, with the target's noise for RACE proposals."""
-    if kind is Kind.RACE and not law.hard:
-        keys = context.noise.shared(context.position() + level)
-        return law.perturbed(keys).log_softmax(-1)
-    return law.scores.log_softmax(-1)

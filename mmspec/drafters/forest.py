@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind
-from mmspec.drafters.draws import draw
+from mmspec.drafters.draws import draw, ranking
 from mmspec.drafters.growth import DraftModel, Layout, Nodes, Sprout
 from mmspec.laws.categorical import Categorical
 from mmspec.targets.context import Context
@@ -27,6 +27,7 @@ class NextTokens(NamedTuple):
 
     tokens: tuple[int, ...]  # the likeliest first
     confidence: float  # its probability of the likeliest
+    log_probs: tuple[float, ...]  # of the tokens, with the target's noise where that ranks them
 
 
 class Forest:
@@ -89,6 +90,14 @@ class Forest:
         draft = Draft.chain(tokens, self.kind, mask=mask)
         return Sprout(draft, self._all_places(tokens.shape[1]), self.laws)
 
+    def keep(self, chosen: Sequence[Sequence[int]]) -> None:
+        """Propose these nodes of each row alone; parents come before their children."""
+        for row, nodes in enumerate(chosen):
+            index = {node: place for place, node in enumerate(nodes)} | {-1: -1}
+            self.parents[row] = [index[self.parents[row][node]] for node in nodes]
+            for values in (self.tokens, self.depths, self.places):
+                values[row] = [values[row][node] for node in nodes]
+
     def trees(self) -> Sprout:
         """The nodes as trees, of every row its own."""
         tokens, mask = self._padded()
@@ -128,13 +137,16 @@ class Forest:
         """What each law chooses; `position` (B, n) is that of the tokens."""
         self.laws.append(law)
         index = torch.arange(law.batch[1], device=self.context.device)
-        tokens = draw(law, self.count, self.kind, self.context.noise, position, index).tolist()
+        tokens = draw(law, self.count, self.kind, self.context.noise, position, index)
         # by the scores: a point mass would make a greedy drafter always sure
-        sure = law.scores.float().softmax(-1).amax(-1).tolist()
-        return [
-            [NextTokens(tuple(one), value) for one, value in zip(*row, strict=True)]
-            for row in zip(tokens, sure, strict=True)
-        ]
+        sure = law.scores.float().softmax(-1).amax(-1)
+        weights = ranking(law, self.kind, self.context.noise, position).gather(-1, tokens)
+        read = torch.cat((tokens.double(), weights.double(), sure.double()[..., None]), -1).tolist()
+        return [[self._choice(values) for values in row] for row in read]
+
+    def _choice(self, values: Sequence[float]) -> NextTokens:
+        tokens, weights = values[: self.count], values[self.count : -1]
+        return NextTokens(tuple(map(int, tokens)), values[-1], tuple(weights))
 
     @staticmethod
     def _filled(row: Sequence[int], width: int, value: int) -> list[int]:

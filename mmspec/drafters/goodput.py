@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median_low
 
 from mmspec.draft import Round
 from mmspec.drafters.length import (
@@ -18,6 +17,7 @@ from mmspec.drafters.length import (
     tries,
     useful,
 )
+from mmspec.drafters.timings import Timings
 from mmspec.targets.context import Context
 
 log = logging.getLogger("mmspec")
@@ -29,7 +29,6 @@ _EVERY = 64  # then one plain round in so many
 _PROOF = 8  # drafted rounds before speculation may be paused
 _TRIAL = 3  # rounds of a probe
 _PAUSE = (16, 1024)  # plain rounds before the first probe, and at most
-_WINDOW = 15  # timings remembered per length
 _DECAY = 0.95
 
 
@@ -39,7 +38,7 @@ class Goodput:
 
     tried: list[float]
     passed: list[float]
-    seconds: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by draft length
+    seconds: Timings = field(default_factory=Timings)  # by draft length
     batch: int = 0
     rounds: int = 0
     drafts: int = 0  # rounds in which something was drafted
@@ -51,7 +50,7 @@ class Goodput:
     plain: int = 0  # rounds decoded plainly because of that
 
     def copy(self) -> Goodput:
-        seconds = dict(self.seconds)
+        seconds = Timings(self.seconds)
         return replace(self, tried=list(self.tried), passed=list(self.passed), seconds=seconds)
 
     def rates(self) -> list[float]:
@@ -70,23 +69,12 @@ class Goodput:
             tokens.append(tokens[-1] + chance)
         return tokens
 
-    def cost(self, length: int) -> float:
-        """Seconds of a round that drafts `length` tokens, linear between the lengths measured."""
-        known = sorted(self.seconds)
-        if length in self.seconds or len(known) == 1:
-            return median_low(self.seconds[length if length in self.seconds else known[0]])
-        above = next((index for index, other in enumerate(known) if other > length), len(known) - 1)
-        low, high = known[max(above - 1, 0)], known[max(above, 1)]
-        first, second = median_low(self.seconds[low]), median_low(self.seconds[high])
-        slope = max(second - first, 0.0) / (high - low)
-        anchor, start = (first, low) if length < high else (second, high)
-        return max(anchor + slope * (length - start), 0.1 * first, 1e-9)
-
     def speeds(self, most: int) -> list[float]:
         """Expected tokens per second and row, up to a little beyond the lengths measured."""
         top = min(most, max(self.seconds) + 2)
         return [
-            tokens / self.cost(length) for length, tokens in enumerate(self.tokens()[: top + 1])
+            tokens / self.seconds.cost(length)
+            for length, tokens in enumerate(self.tokens()[: top + 1])
         ]
 
 
@@ -120,12 +108,12 @@ class Auto(Length):
 
     def _measure(self, state: Goodput, kept: Round) -> None:
         if state.batch != len(kept.drafted):  # timings of another batch size say nothing
-            state.seconds, state.batch = {}, len(kept.drafted)
+            state.seconds, state.batch = Timings(), len(kept.drafted)
         state.rounds += 1
         spent = sum(seconds for part, seconds in kept.seconds.items() if part != "prefill")
         depth = min(kept.depth, self.most)
         if spent > 0:
-            state.seconds[depth] = (*state.seconds.get(depth, ())[-_WINDOW:], spent)
+            state.seconds.add(depth, spent)
         seen = tries(kept)
         state.drafts += bool(seen)
         for place in range(self.most):

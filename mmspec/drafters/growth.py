@@ -166,7 +166,8 @@ class Shape(ABC):
         self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind
     ) -> Sprout: ...
 
-    def observe(self, own: Any, kept: Round) -> Any:
+    def observe(self, own: Any, news: News) -> Any:
+        """What is remembered after a round."""
         return own
 
 
@@ -220,8 +221,8 @@ class Chain(Shape):
         read = min(len(tokens), budget - 1)
         return Sprout(draft, [[*range(read)] + [-1] * (len(tokens) - read)], laws)
 
-    def observe(self, own: Any, kept: Round) -> Any:
-        return self.length.observe(own, kept)
+    def observe(self, own: Any, news: News) -> Any:
+        return self.length.observe(own, news.kept)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from mmspec.draft import Kind, Round
+from mmspec.draft import Kind
 from mmspec.drafters.forest import Forest, NextTokens
-from mmspec.drafters.growth import DraftModel, Shape, Sprout, nothing
+from mmspec.drafters.growth import DraftModel, News, Shape, Sprout, nothing
 from mmspec.drafters.length import useful
 from mmspec.recipe import LINEAR
 from mmspec.targets.context import Context
@@ -99,11 +99,11 @@ class Recycled(Shape):
         """What is proposed, once the trunks of all rows stand."""
         return forest.chains()
 
-    def observe(self, own: Tails, kept: Round) -> Tails:
+    def observe(self, own: Tails, news: News) -> Tails:
         """What stands behind the first mismatch of every draft; of none there is nothing left."""
         if not own.proposed:
             return Tails([], [])
-        rows = zip(own.proposed, kept.accepted, strict=True)
+        rows = zip(own.proposed, news.kept.accepted, strict=True)
         return Tails([row[accepted + 1 :] for row, accepted in rows], [])
 
 

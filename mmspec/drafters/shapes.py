@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.goodput import parse
 from mmspec.drafters.growth import Chain, Shape, StaticTree
 from mmspec.trees import Tree
+
+_NAMED = {  # a shape by its name, loaded when it is asked for
+    "auto": "auto_tree.AutoTree",
+    "dynamic": "dynamic_tree.DynamicTree",
+    "best-first": "best_first.BestFirstTree",
+    "entropy": "entropy_tree.EntropyTree",
+}
 
 
 def shape_of(default: Any, tree: Any, length: Any) -> Any:
@@ -22,11 +29,12 @@ def shape_of(default: Any, tree: Any, length: Any) -> Any:
         return StaticTree(tree)
     if isinstance(tree, Shape):
         return tree
-    if tree == "dynamic":
-        return DynamicTree()
+    if isinstance(tree, str) and tree in _NAMED:
+        home, _, name = _NAMED[tree].partition(".")
+        return getattr(import_module(f"mmspec.drafters.{home}"), name)()
     if isinstance(tree, list | tuple) and tree:
         return StaticTree(Tree.branching(tree))
     raise ValueError(
         f"tree={tree!r} is not a topology; give branching widths such as [3, 2, 1], a Tree, a "
-        "DynamicTree, or 'dynamic'"
+        f"mmspec.drafters.growth.Shape, or one of {', '.join(map(repr, _NAMED))}"
     )

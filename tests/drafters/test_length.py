@@ -237,12 +237,12 @@ def test_seconds_of_a_length_are_the_usual_ones() -> None:
         length.observe(
             state, turn((2,), 3, {"prefill": 50.0, "draft": spent / 2, "host": spent / 2})
         )
-    assert state.cost(3) == 1
+    assert state.seconds.cost(3) == 1
     for _ in range(300):
         length.observe(state, turn((2,), 3, {"verify": 1.0}))
     for _ in range(20):
         length.observe(state, turn((2,), 3, {"verify": 4.0}))
-    assert state.cost(3) == 4
+    assert state.seconds.cost(3) == 4
 
 
 def test_acceptance_of_long_ago_is_forgotten() -> None:

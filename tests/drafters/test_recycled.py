@@ -159,8 +159,8 @@ class _Says:
                     break
                 path.append(node)
             said = [*said, *rest[: len(path) + 1]]
-            kept: Any = SimpleNamespace(accepted=[len(path)], path=[path])
-            state.shape = drafter.shape.observe(state.shape, kept)
+            news: Any = SimpleNamespace(kept=SimpleNamespace(accepted=[len(path)], path=[path]))
+            state.shape = drafter.shape.observe(state.shape, news)
             calls += 1
         return calls
 

@@ -88,7 +88,7 @@ class Autoregressive(OfModel):
         nodes_read = max(max(row, default=-1) for row in state.sprout.places) + 1
         news = News(draft, scores, kept, read, nodes_read, state.sprout.laws)
         return _State(
-            self.model.keep(context, state.model, news), self.shape.observe(state.shape, kept)
+            self.model.keep(context, state.model, news), self.shape.observe(state.shape, news)
         )
 
 
