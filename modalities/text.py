@@ -86,6 +86,9 @@ class Text:
         behind = own["past_key_values"] is not None  # then a mask may be longer than the ids
         self.check({n: v for n, v in inputs.items() if not behind or n != "attention_mask"})
         inputs, model = self.prepared(inputs), self.bound.model
+        completed = self.bound.backbone.family.completed
+        if completed is not None:
+            inputs = completed(model, inputs)
         check_carrier(inputs)
         inputs, past = self._begun(inputs, own["past_key_values"], own["drafter_inputs"])
         check_request(model, self.bound.backbone.family, unread(inputs, past))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def load_causal(
         check_folder(Path(name))
     with reading(name):
         if maker is None:
+            introduce(name, **arguments)
             maker = auto_class(transformers.AutoConfig.from_pretrained(name, **arguments))
         model, found = maker.from_pretrained(
             name, dtype=dtype, use_safetensors=True, output_loading_info=True, **arguments
@@ -54,10 +56,24 @@ def load_causal(
     return model.eval()
 
 
+OURS = {  # models of this package that read and write text, by `model_type`
+    "prismatic": "mmspec.models.prismatic",
+    "openvla": "mmspec.models.prismatic",
+}
+
+
+def introduce(source: str | Path, **options: Any) -> None:
+    """Tell the Auto classes of transformers of a model of ours, where `source` holds one."""
+    found, _ = transformers.PretrainedConfig.get_config_dict(str(source), **options)
+    home = OURS.get(found.get("model_type", ""))
+    if home is not None:
+        import_module(home).register()
+
+
 def auto_class(config: Any) -> Any:
     """What transformers files a model under: with its encoder, but for a decoder saved alone."""
     kind, (named, *_) = config.model_type, config.architectures or ("",)
-    if kind in VISION:
+    if kind in VISION or kind in OURS:
         return transformers.AutoModelForImageTextToText
     if kind in HEARING and not named.endswith("ForCausalLM"):
         return transformers.AutoModelForSpeechSeq2Seq

@@ -12,14 +12,17 @@ A picture's features stand right behind the first token of a prompt:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
+    AutoImageProcessor,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoProcessor,
     GenerationMixin,
     PreTrainedModel,
 )
@@ -28,6 +31,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOu
 
 from mmspec import _hf
 from mmspec.models.prismatic_config import OpenVLAConfig, PrismaticConfig
+from mmspec.models.prismatic_processor import PrismaticImageProcessor, PrismaticProcessor
 from mmspec.models.prismatic_vision import (
     PrismaticLayerScale,
     PrismaticProjector,
@@ -145,13 +149,20 @@ class PrismaticForConditionalGeneration(PrismaticPreTrainedModel, GenerationMixi
         ids = kwargs.pop("input_ids", None) if inputs is None else inputs
         if ids is None:
             return library.generate(None, *args, **kwargs)
-        if kwargs.get("pixel_values") is not None and not self._marks(ids).any():
-            mask = kwargs.get("attention_mask")
-            if mask is None:
-                mask = _hf.inferred_mask(self, ids)
-            ids, kwargs["attention_mask"], _ = self.with_image_ids(ids, mask)
-            kwargs.pop("position_ids", None)
-        return library.generate(ids, *args, **kwargs)
+        given = self.completed({**kwargs, "input_ids": ids})
+        return library.generate(given.pop("input_ids"), *args, **given)
+
+    def completed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """A request whose prompts hold image ids where it has a picture."""
+        given, ids = dict(inputs), inputs.get("input_ids")
+        shows = given.get("pixel_values") is not None or bool(given.get("mm_encoder_outputs"))
+        if ids is None or not shows or bool(self._marks(ids).any()):
+            return given
+        mask = given.get("attention_mask")
+        mask = _hf.inferred_mask(self, ids) if mask is None else mask
+        given["input_ids"], given["attention_mask"], _ = self.with_image_ids(ids, mask)
+        given.pop("position_ids", None)
+        return given
 
     def with_image_ids(
         self, ids: Tensor, mask: Tensor | None = None, labels: Tensor | None = None
@@ -176,8 +187,7 @@ class PrismaticForConditionalGeneration(PrismaticPreTrainedModel, GenerationMixi
         return marked, grown(mask, 1), grown(labels, -100)
 
     def _marks(self, ids: Tensor) -> Tensor:  # (B, L) bool
-        marks: Tensor = ids.eq(self.config.image_token_id)
-        return marks
+        return ids.eq(int(self.config.image_token_id or 0))
 
     def _filled(self, ids: Tensor, features: Tensor) -> Tensor:  # (B, L), (n, P, D) -> (B, L, D)
         """Embeddings with features in the places of the image ids, in their order."""
@@ -211,3 +221,6 @@ def register() -> None:
     for config, model in MODELS.items():
         AutoConfig.register(config.model_type, config, exist_ok=True)
         AutoModelForImageTextToText.register(config, model, exist_ok=True)
+        made: dict[str, type] = {"torchvision": PrismaticImageProcessor}
+        AutoImageProcessor.register(config, image_processor_classes=made, exist_ok=True)
+        AutoProcessor.register(config, PrismaticProcessor, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import timm
 import torch
-from timm.layers import LayerScale
+from timm.layers.layer_scale import LayerScale
 from torch import Tensor, nn
 
 from mmspec.models.prismatic_config import DINO_SIGLIP, PrismaticConfig

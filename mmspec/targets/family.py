@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ class Family:
     # divide logits by: greedy decoding does not mind, but every probability would be off
     ctc: CtcHead | None = None  # of a recogniser whose encoder says labels of its own
     writes: bool = True  # speaks text: `generate`
+    completed: Callable[[Any, Mapping[str, Any]], dict[str, Any]] | None = None  # model, request ->
+    # the same with placeholders, where a processor may leave them out
     only_size: Callable[[Any], tuple[int, int]] | None = None  # config -> rows, columns of pictures
 
     @property

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from mmspec import _hf
 from mmspec.modalities import asking, examining_tokens
+from mmspec.modalities.families import family, reader
 from mmspec.modalities.vlm import LanguageSettings, clips
-from mmspec.modalities.vlm.families import family, reader
 from mmspec.modalities.vlm.plug import load, session
 from mmspec.modality import Finding
 from mmspec.targets.visual import FRAMES

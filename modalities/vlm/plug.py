@@ -16,8 +16,8 @@ from transformers import GenerationMixin
 
 from mmspec import zoo
 from mmspec.modalities import tokens
+from mmspec.modalities.families import reader
 from mmspec.modalities.text import HOOK, Output, Text, placed
-from mmspec.modalities.vlm.families import reader
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.modalities.vlm.families import reader as vlm_reader
+from mmspec.modalities.families import reader as vlm_reader
 from mmspec.targets.inputs import control_ids
 from mmspec.verifiers.additive_tolerance import AdditiveTolerance
 from mmspec.verifiers.coarse_groups import CoarseGroups

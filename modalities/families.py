@@ -1,4 +1,4 @@
-"""Vision-language models: the differences between their families."""
+"""Models that read pictures: the differences between their families."""
 
 from __future__ import annotations
 
@@ -48,6 +48,11 @@ _PALIGEMMA_TOWER = TowerFeatures(
 )
 
 
+def _with_image_ids(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """A request with the ids of a picture, which public processors leave to the model."""
+    return dict(model.completed(inputs))
+
+
 def _plain(name: str, *visual_ids: str, **facts: Any) -> Family:
     return Family(name, _PIXELS, direct=True, placeholders=_IMAGE, visual_ids=visual_ids, **facts)
 
@@ -78,6 +83,8 @@ FAMILIES: Mapping[str, Family] = {
     "paligemma": _plain("PaliGemma", square=True, tower=_PALIGEMMA_TOWER),
     "mistral3": _plain("Mistral3 / Pixtral"),
     "lfm2_vl": _plain("LFM2-VL"),
+    "prismatic": _plain("Prismatic", square=True, completed=_with_image_ids),
+    "openvla": _plain("OpenVLA", square=True, completed=_with_image_ids),
 }
 
 

@@ -1,0 +1,312 @@
+"""Pictures and instructions as Prismatic models read them.
+
+Every vision tower wants the picture in its own colours: the transforms stand on top of each other,
+`pixel_values` (n, 3 per tower, H, W). Fields are those of the published preprocessor_config.json.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import functional
+from torchvision.transforms.functional import InterpolationMode
+from transformers import BatchFeature, ProcessorMixin
+from transformers.image_processing_utils import BaseImageProcessor
+
+from mmspec.models.prismatic_config import STRATEGIES, PrismaticConfig
+
+Picture = Any  # PIL image, array or tensor
+PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
+EMPTY = (29871, "▁")  # of Llama's tokenizer: policies were trained to act behind it
+HALF = (0.5, 0.5, 0.5)
+
+
+class PrismaticImageProcessor(BaseImageProcessor):
+    """Pictures of any size to `pixel_values`, by one transform per tower.
+
+    `image_resize_strategy`: "letterbox" fills up to a square with the first tower's mean colour,
+    "resize-naive" squeezes, "resize-crop" cuts the longer side off. `crop_area` is the share of
+    the area that is kept around the middle before (0.9 for policies trained with random crops).
+
+    Raises ValueError for lists of different lengths and strategies that are not known.
+    """
+
+    model_input_names = ["pixel_values"]  # noqa: RUF012
+
+    def __init__(
+        self,
+        use_fused_vision_backbone: bool = False,
+        image_resize_strategy: str = "letterbox",
+        input_sizes: Sequence[Sequence[int]] | None = None,
+        interpolations: Sequence[str] | None = None,
+        means: Sequence[Sequence[float]] | None = None,
+        stds: Sequence[Sequence[float]] | None = None,
+        crop_area: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.use_fused_vision_backbone = use_fused_vision_backbone
+        self.image_resize_strategy = image_resize_strategy
+        self.input_sizes = [list(one) for one in input_sizes or [(3, 224, 224)]]
+        count = len(self.input_sizes)
+        self.interpolations = list(interpolations or ["bicubic"] * count)
+        self.means = [list(one) for one in means or [HALF] * count]
+        self.stds = [list(one) for one in stds or [HALF] * count]
+        self.crop_area = crop_area
+        self._check(kwargs)
+        derived = {name: one for name, one in kwargs.items() if not name.startswith("tvf_")}
+        super().__init__(**derived)
+
+    @classmethod
+    def of(cls, config: PrismaticConfig, **changes: Any) -> PrismaticImageProcessor:
+        """For a model: colours and interpolation as timm says for its towers."""
+        towers: list[Any] = [timm.get_pretrained_cfg(name) for name in config.timm_model_ids or []]
+        given: dict[str, Any] = {
+            "use_fused_vision_backbone": config.use_fused_vision_backbone,
+            "image_resize_strategy": config.image_resize_strategy,
+            "input_sizes": [(3, side, side) for side in config.image_sizes or []],
+            "interpolations": [tower.interpolation for tower in towers],
+            "means": [tower.mean for tower in towers],
+            "stds": [tower.std for tower in towers],
+        }
+        return cls(**{**given, **changes})
+
+    def __call__(self, images: Any, return_tensors: str = "pt") -> BatchFeature:  # type: ignore[override]
+        """`pixel_values` (n, C, H, W) float32 of one picture or several.
+
+        Pictures are PIL images, arrays (H, W, 3) or tensors (3, H, W) or (H, W, 3), of bytes or of
+        floats in [0, 1]. Raises TypeError and ValueError for anything else.
+        """
+        if return_tensors != "pt":
+            raise ValueError(f"return_tensors={return_tensors!r} is not made here; give 'pt'")
+        pictures = [rgb(one) for one in listed(images)]
+        return BatchFeature({"pixel_values": torch.stack([self.transform(p) for p in pictures])})
+
+    def transform(self, picture: Image.Image) -> Tensor:  # (C, H, W)
+        """One RGB picture in the colours of every tower."""
+        if self.crop_area is not None:
+            picture = cropped(picture, self.crop_area)
+        if self.image_resize_strategy == "letterbox":
+            picture = letterboxed(picture, [int(255 * one) for one in self.means[0]])
+        towers = []
+        for size, interpolation, mean, std in zip(
+            self.input_sizes, self.interpolations, self.means, self.stds, strict=True
+        ):
+            naive = self.image_resize_strategy == "resize-naive"
+            wanted = list(size[-2:]) if naive else [size[-1]]
+            mode = InterpolationMode(interpolation)
+            resized = functional.resize(picture, wanted, mode, antialias=True)
+            tensor = functional.to_tensor(functional.center_crop(resized, list(size[-2:])))
+            towers.append(functional.normalize(tensor, mean, std))
+        return torch.cat(towers)
+
+    def _check(self, kwargs: Mapping[str, Any]) -> None:
+        """Refuse settings that contradict each other. Raises ValueError."""
+        count = 2 if self.use_fused_vision_backbone else 1
+        for name in ("input_sizes", "interpolations", "means", "stds"):
+            found = len(getattr(self, name))
+            if found != count:
+                raise ValueError(
+                    f"{name} has {found} entries, but use_fused_vision_backbone="
+                    f"{self.use_fused_vision_backbone} asks for {count}; give one per tower"
+                )
+        if self.image_resize_strategy not in STRATEGIES:
+            raise ValueError(
+                f"image_resize_strategy={self.image_resize_strategy!r} is not known; choose one of "
+                + ", ".join(STRATEGIES)
+            )
+        if self.crop_area is not None and not 0 < self.crop_area <= 1:
+            raise ValueError(
+                f"crop_area={self.crop_area} is no share of an area; give one in (0, 1]"
+            )
+        for at, stored in enumerate(kwargs.get("tvf_normalize_params") or []):
+            ours = [self.means[at], self.stds[at]]
+            if not np.allclose([stored["mean"], stored["std"]], ours, atol=1e-3):
+                raise ValueError(
+                    f"tvf_normalize_params[{at}] says other colours than means and stds; correct "
+                    "preprocessor_config.json"
+                )
+
+
+class PrismaticProcessor(ProcessorMixin):
+    """Prompts and pictures for one model; rows are padded on the left.
+
+    With `image_token_id` and `patches` (`of` reads them off a model) the ids of a picture stand
+    behind the first token of its prompt; without, as for a public folder, the model puts them
+    there.
+    """
+
+    def __init__(
+        self,
+        image_processor: Any = None,
+        tokenizer: Any = None,
+        image_token_id: int | None = None,
+        patches: int | None = None,
+        prompt: str = PROMPT,
+        **_: Any,
+    ) -> None:
+        super().__init__(image_processor, tokenizer)  # type: ignore[no-untyped-call]
+        self.image_token_id, self.patches, self.prompt = image_token_id, patches, prompt
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any, **changes: Any) -> PrismaticProcessor:
+        """For a Prismatic model; `changes` go to its image processor."""
+        images = PrismaticImageProcessor.of(model.config, **changes)
+        return cls(images, tokenizer, model.config.image_token_id, model.vision_backbone.patches)
+
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        images: Picture | Sequence[Picture] | Sequence[Sequence[Picture]] | None = None,
+        padding: bool = True,
+        padding_side: str = "left",
+        return_tensors: str = "pt",
+    ) -> BatchFeature:
+        """`input_ids`, `attention_mask` (B, L) and `pixel_values` of prompts as they stand.
+
+        `images` are one per prompt, or a list of as many for each (cameras). Raises ValueError
+        where their numbers differ, and for rows of different lengths without padding.
+        """
+        if (padding_side, return_tensors) != ("left", "pt"):
+            raise ValueError(
+                f"padding_side={padding_side!r} and return_tensors={return_tensors!r}: rows are "
+                "torch tensors padded on the left here; give 'left' and 'pt'"
+            )
+        made = self._encoded(_texts(text), images, ends=())
+        if not padding and not bool(made["attention_mask"].all()):
+            raise ValueError("prompts of different lengths make no tensor; give padding=True")
+        return made
+
+    def instruct(
+        self,
+        instruction: str | Sequence[str],
+        images: Picture | Sequence[Picture] | Sequence[Sequence[Picture]] | None = None,
+    ) -> BatchFeature:
+        """The same of instructions to a robot, in the prompt that policies are trained with.
+
+        Instructions are put in lower case, and Llama's empty token stands at the end. Raises
+        ValueError for an empty one.
+        """
+        given = [one.strip() for one in _texts(instruction)]
+        if not given or not all(given):
+            raise ValueError("the instruction is empty; say what the robot is to do")
+        prompts = [self.prompt.format(instruction=one.lower()) for one in given]
+        return self._encoded(prompts, images, ends=self._empty())
+
+    def _empty(self) -> tuple[int, ...]:
+        """The token that Llama's tokenizer makes of nothing; other tokenizers have none."""
+        words: Any = self.tokenizer
+        is_llama = len(words) > EMPTY[0] and words.convert_ids_to_tokens(EMPTY[0]) == EMPTY[1]
+        return EMPTY[:1] if is_llama else ()
+
+    def _encoded(self, texts: Sequence[str], images: Any, ends: tuple[int, ...]) -> BatchFeature:
+        words: Any = self.tokenizer
+        rows = [_ended(list(row), ends) for row in words(list(texts))["input_ids"]]
+        made: dict[str, Tensor] = {}
+        if images is not None:
+            groups = _grouped(images, len(rows))
+            pictures = [one for group in groups for one in group]
+            made["pixel_values"] = self.image_processor(pictures)["pixel_values"]
+            if self.image_token_id is not None and self.patches is not None:
+                rows = [
+                    [*row[:1], *[self.image_token_id] * (self.patches * len(group)), *row[1:]]
+                    for row, group in zip(rows, groups, strict=True)
+                ]
+            elif any(len(group) != 1 for group in groups):
+                raise ValueError(
+                    "several pictures per prompt need their ids in it; make the processor with "
+                    "PrismaticProcessor.of(model, tokenizer)"
+                )
+        length, pad = max(map(len, rows)), words.pad_token_id
+        pads = [length - len(row) for row in rows]
+        fill = words.eos_token_id or 0 if pad is None else pad
+        ids = torch.tensor([[fill] * pad + row for pad, row in zip(pads, rows, strict=True)])
+        mask = (torch.arange(length) >= torch.tensor(pads)[:, None]).long()
+        return BatchFeature({"input_ids": ids, "attention_mask": mask, **made})
+
+
+def _texts(text: str | Sequence[str]) -> list[str]:
+    return [text] if isinstance(text, str) else list(text)
+
+
+def _ended(row: list[int], ends: tuple[int, ...]) -> list[int]:
+    return row if not ends or row[-1] == ends[0] else [*row, *ends]
+
+
+def _grouped(images: Any, rows: int) -> list[list[Picture]]:
+    """Pictures of each prompt. Raises ValueError for another number of prompts."""
+    given = listed(images)
+    groups = [list(one) if isinstance(one, list | tuple) else [one] for one in given]
+    if len(groups) != rows:
+        raise ValueError(
+            f"{len(groups)} pictures for {rows} prompts; give one for each, or a list for each"
+        )
+    return groups
+
+
+def listed(images: Any) -> list[Any]:
+    """Pictures one by one: a batch of four axes is as many as its first."""
+    if isinstance(images, list | tuple):
+        return list(images)
+    if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:
+        return list(images)
+    return [images]
+
+
+def rgb(picture: Picture) -> Image.Image:
+    """A picture as PIL holds it. Raises TypeError and ValueError for what is none."""
+    if isinstance(picture, Image.Image):
+        return picture.convert("RGB")
+    if not isinstance(picture, np.ndarray | Tensor):
+        raise TypeError(
+            f"a {type(picture).__name__} is no picture; give a PIL image, an array (H, W, 3) or a "
+            "tensor (3, H, W), of bytes or of floats in [0, 1]"
+        )
+    if isinstance(picture, Tensor):
+        array = (picture.float() if picture.is_floating_point() else picture).numpy(force=True)
+    else:
+        array = picture
+    is_first = array.ndim == 3 and array.shape[0] == 3
+    if is_first and (array.shape[-1] != 3 or isinstance(picture, Tensor)):
+        array = array.transpose(1, 2, 0)
+    if array.ndim != 3 or array.shape[-1] != 3 or 0 in array.shape:
+        raise ValueError(
+            f"a picture of shape {tuple(picture.shape)} has no three colours; give (H, W, 3) or "
+            "(3, H, W)"
+        )
+    if array.dtype != np.uint8:
+        array = _bytes(array)
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def _bytes(array: Any) -> Any:
+    """Floats in [0, 1] as bytes. Raises ValueError for other numbers."""
+    is_float = np.issubdtype(array.dtype, np.floating)
+    if not is_float or not bool((array >= 0).all() and (array <= 1).all()):
+        raise ValueError(
+            f"a picture of {array.dtype} holds {array.min()} to {array.max()}; give bytes (uint8), "
+            "or floats in [0, 1]"
+        )
+    return np.rint(array * 255).astype(np.uint8)
+
+
+def cropped(picture: Image.Image, area: float) -> Image.Image:
+    """The middle `area` of a picture, at its old size: the side is sqrt(area), in broken pixels."""
+    (width, height), side = picture.size, math.sqrt(area)
+    left, top = (1 - side) / 2 * width, (1 - side) / 2 * height
+    box = (left, top, left + side * width, top + side * height)
+    return picture.resize(picture.size, Image.Resampling.BILINEAR, box=box)
+
+
+def letterboxed(picture: Image.Image, fill: Sequence[int]) -> Image.Image:
+    """A picture filled up to a square on both sides, by a pixel less where that is odd."""
+    (width, height), side = picture.size, max(picture.size)
+    across, down = (side - width) // 2, (side - height) // 2
+    padded: Image.Image = functional.pad(picture, [across, down, across, down], fill=list(fill))
+    return padded
