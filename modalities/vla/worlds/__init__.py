@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import gymnasium
 
-_HOMES = {"table": ("table", "TableReach")}
+_HOMES = {"table": ("table", "TableReach"), "metaworld": ("metaworld", "MetaWorldTask")}
 WORLDS = tuple(_HOMES)
 
 
 def make_world(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """A world by its name: "table" (embedded, `TableReach`).
+    """A world by its name: "table" (embedded, `TableReach`) or "metaworld" (`MetaWorldTask`).
 
     `options` are its own. Raises ValueError for another name, and
     where the extra [robot] is not installed.
