@@ -1,0 +1,160 @@
+"""Drafting all tokens of an action in one pass (OpenVLA-OFT as a drafter)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.draft import Drafter
+from mmspec.drafters.growth import Chain, DraftModel, Nodes
+from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.small_model import (
+    committed,
+    draft_law,
+    head_of_target,
+    state_logits,
+)
+from mmspec.laws.categorical import Categorical
+from mmspec.models.heads.action_slots import (
+    ActionSlots,
+    ActionSlotsConfig,
+    load_action_slots,
+    slots_of,
+)
+from mmspec.models.loading import model_type
+from mmspec.models.random_weights import random_model
+from mmspec.recipe import STATES, DraftModelKind, Kit
+from mmspec.targets.context import Context
+from mmspec.targets.hooks import HiddenStateHook
+from mmspec.targets.reader import Reader
+
+
+@dataclass(frozen=True, eq=False)
+class ActionSlotsDraft(DraftModel):
+    """Laws of all tokens that an answer still lacks, of one forward of the head per round.
+
+    Tokens that were said, by whomever, fill their slots, so a rejection is answered by drafting the
+    rest anew. Nodes of one depth share their law. What lies behind the last slot is drafted as if
+    it were that one. Raises ValueError at construction for slots of another target, and for a
+    target without states to offer.
+    """
+
+    backbone: Reader  # the target's
+    head: ActionSlots
+    sees: ClassVar[str] = STATES
+
+    def __post_init__(self) -> None:
+        check_action_slots(self.head, self.backbone)
+
+    @property
+    def wants(self) -> frozenset[str]:
+        return frozenset({"hidden"})
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        return (self.head,)
+
+    def begin(self, context: Context) -> _Prompt:
+        states = context.shared["hidden"]  # (R, L, D)
+        place = torch.arange(states.shape[1], device=states.device)
+        return _Prompt(states, place >= torch.tensor(context.memory.padding).to(place)[:, None])
+
+    def listen(self, context: Context, state: _Prompt) -> Categorical:
+        size = self.head.config.num_slots
+        said = context.emitted()
+        rows = [[*row[:size], *[0] * (size - len(row))] for row in said]
+        branches = len(state.states) // context.batch
+        tokens = torch.tensor(rows * branches, device=context.device)
+        counts = torch.tensor([len(row) for row in said], device=context.device)
+        known = torch.arange(size, device=context.device) < counts.repeat(branches)[:, None]
+        out = self.head(state.states, self.backbone.embed(tokens), known, state.seen)
+        state.logits = state_logits(context, self.backbone, out)
+        state.next = counts[:, None]
+        return draft_law(context, self._at(state, 0), committed(context))
+
+    def say(self, context: Context, state: _Prompt, nodes: Nodes) -> Categorical:
+        ahead = nodes.layout.depths + 1
+        return draft_law(context, self._at(state, ahead), nodes.prefix(context), ahead)
+
+    def _at(self, state: _Prompt, ahead: Tensor | int) -> Tensor:  # (1 or B, n) -> (B, n, V)
+        assert state.logits is not None
+        assert state.next is not None
+        places = (state.next + ahead).clamp_max(self.head.config.num_slots - 1)
+        return state.logits.gather(1, places[..., None].expand(-1, -1, state.logits.shape[-1]))
+
+
+@dataclass
+class _Prompt:
+    """What the slots stand behind; R rows are B, or 2B with both branches of guidance."""
+
+    states: Tensor  # (R, L, D)
+    seen: Tensor  # (R, L) bool, False = padding
+    logits: Tensor | None = None  # (B, S, V) of this round
+    next: Tensor | None = None  # (B, 1) slot of the token behind the context
+
+
+def check_action_slots(head: ActionSlots, target: Reader) -> None:
+    """Refuse slots that were not made for this target. Raises ValueError."""
+    HiddenStateHook(target)
+    ours = (int(target.config.hidden_size), target.vocabulary)
+    theirs = (head.config.hidden_size, head.config.vocab_size)
+    if ours != theirs:
+        raise ValueError(
+            f"these action slots read states {theirs[0]} wide and speak {theirs[1]} tokens, but "
+            f"{type(target.model).__name__} has states {ours[0]} wide and {ours[1]} tokens; train "
+            "slots for it with mmspec.training.action_slots.learn_action_slots"
+        )
+
+
+def action_slots(kit: Kit) -> Drafter:
+    """Parallel slots on the target's states; a chain is no longer than there are slots to fill."""
+    assert isinstance(kit.drafter, ActionSlotsDraft)
+    shape, most = kit.shape, kit.drafter.head.config.num_slots
+    if isinstance(shape, Chain) and isinstance(shape.length, Fixed):
+        kit = replace(kit, shape=Chain(Fixed(min(shape.length.most, most))))
+    return head_of_target(kit)
+
+
+@dataclass(frozen=True)
+class ActionSlotsKind(DraftModelKind):
+    """`ActionSlots`, bound to the target as an `ActionSlotsDraft`."""
+
+    words: str = "set of action slots"
+
+    def accepts(self, model: Any) -> bool:
+        return isinstance(model, ActionSlots)
+
+    def owns(self, folder: Path) -> bool:
+        there = (folder / "config.json").exists()
+        return there and model_type(folder) == ActionSlotsConfig.model_type
+
+    def load(
+        self, source: str | Path, target: Reader, dtype: torch.dtype | None = None
+    ) -> ActionSlots:
+        return load_action_slots(source, dtype)
+
+    def default_sees(self, model: Any, target: Reader, asked: str) -> str:
+        if asked not in ("auto", STATES):
+            raise ValueError(
+                f"sees={asked!r} does not fit: action slots read the target's states ({STATES!r}) "
+                "and nothing else; drop sees=, or use another recipe"
+            )
+        return STATES
+
+    def read(self, model: ActionSlots, target: Reader, sees: str) -> ActionSlotsDraft:
+        moved: ActionSlots = nn.Module.to(model, target.device, target.model.dtype)
+        return ActionSlotsDraft(target, moved)
+
+    def random(self, target: Reader, seed: int) -> ActionSlots:
+        size = slots_of(target.model.config)
+        config = ActionSlotsConfig.of(target.config, target.vocabulary, num_slots=size)
+        head: ActionSlots = random_model(lambda: ActionSlots(config), seed)
+        return head
+
+
+ACTION_SLOTS = ActionSlotsKind()

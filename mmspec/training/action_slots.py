@@ -1,0 +1,70 @@
+"""Teach action slots what their target says behind a prompt.
+
+reader = accelerate(model, "plain").backbone           # the target, frozen
+head = new_slots(reader, torch.zeros(reader.vocabulary))
+learn_action_slots(reader, head, lessons, steps=2000)
+head.save_pretrained(folder)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mmspec.drafters.neural.action_slots import check_action_slots
+from mmspec.models.heads.action_slots import ActionSlots, ActionSlotsConfig, slots_of
+from mmspec.targets.reader import Reader
+from mmspec.training.heads import Lesson, read
+from mmspec.training.reporting import Report, silent
+from mmspec.training.trainable import HeadTraining, learn
+
+
+def learn_action_slots(
+    reader: Reader,
+    head: ActionSlots,
+    lessons: Iterator[Lesson],
+    steps: int,
+    rate: float = 1e-3,
+    progress: Report = silent,
+) -> None:
+    """Train `head` on the states of a model, which is read once per lesson and frozen.
+
+    Raises ValueError for slots of another target.
+    """
+    learn(ACTION_SLOTS_TRAINING, reader, head, lessons, steps, rate, progress)
+
+
+def slots_loss(reader: Reader, head: ActionSlots, lesson: Lesson) -> Tensor:  # ()
+    """Cross entropy of the open slots.
+
+    Of every other answer the first token is known, as when a draft begins, of the rest any 1 .. S -
+    1, as behind a rejection (reconstructed).
+    """
+    pairs, size = read(reader, lesson), head.config.num_slots
+    length = pairs.states.shape[1] - lesson.tokens.shape[1] + 1  # of the prompt
+    states, seen = pairs.states[:, :length], pairs.seen[:, :length]
+    tokens = functional.pad(lesson.tokens, (0, size), value=-1)[:, :size]
+    tokens = tokens.repeat(len(states) // len(tokens), 1)
+    count = torch.randint(1, max(size, 2), (len(tokens), 1))
+    count = torch.where(torch.rand(len(tokens), 1) < 0.5, 1, count).to(tokens.device)
+    known = torch.arange(size, device=tokens.device) < count
+    out = head(states, reader.embed(tokens.clamp_min(0)), known, seen)
+    asked = ~known & (tokens >= 0)
+    if not bool(asked.any()):
+        return out.sum() * 0.0
+    return functional.cross_entropy(reader.head(out[asked]).float(), tokens[asked])
+
+
+def new_slots(target: Reader, counts: Tensor, **changes: Any) -> ActionSlots:
+    """Untrained slots for a target, as many as a policy's longest answer has tokens."""
+    given = {"num_slots": slots_of(target.model.config), **changes}
+    return ActionSlots(ActionSlotsConfig.of(target.config, target.vocabulary, **given))
+
+
+ACTION_SLOTS_TRAINING = HeadTraining(
+    new_slots, slots_loss, check_action_slots, rate=1e-3, warm=None, floor=0.01
+)
