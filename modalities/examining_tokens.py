@@ -13,13 +13,14 @@ from mmspec.errors import reading
 from mmspec.modalities import examining
 from mmspec.modalities.examining import Bind, both
 from mmspec.modality import Finding, Outcome
+from mmspec.models.heads.action_slots import ActionSlots
 from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.models.heads.multi_token import MultiTokenHeads
 from mmspec.models.loading import auto_class, model_type
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.reader import Reader
 
-HEADS: tuple[Any, ...] = (FeatureHead, MultiTokenHeads)  # on the states of a target
+HEADS: tuple[Any, ...] = (FeatureHead, MultiTokenHeads, ActionSlots)  # on the states of a target
 
 
 def skeleton(name: str) -> Any:
