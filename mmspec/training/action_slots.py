@@ -55,14 +55,16 @@ def slots_loss(reader: Reader, head: ActionSlots, lesson: Lesson) -> Tensor:  # 
     out = head(states, reader.embed(tokens.clamp_min(0)), known, seen)
     asked = ~known & (tokens >= 0)
     if not bool(asked.any()):
-        return out.sum() * 0.0
+        nothing: Tensor = out.sum() * 0.0
+        return nothing
     return functional.cross_entropy(reader.head(out[asked]).float(), tokens[asked])
 
 
 def new_slots(target: Reader, counts: Tensor, **changes: Any) -> ActionSlots:
     """Untrained slots for a target, as many as a policy's longest answer has tokens."""
     given = {"num_slots": slots_of(target.model.config), **changes}
-    return ActionSlots(ActionSlotsConfig.of(target.config, target.vocabulary, **given))
+    config: Any = ActionSlotsConfig.of(target.config, target.vocabulary, **given)
+    return ActionSlots(config)
 
 
 ACTION_SLOTS_TRAINING = HeadTraining(

@@ -152,7 +152,7 @@ class ActionSlotsKind(DraftModelKind):
 
     def random(self, target: Reader, seed: int) -> ActionSlots:
         size = slots_of(target.model.config)
-        config = ActionSlotsConfig.of(target.config, target.vocabulary, num_slots=size)
+        config: Any = ActionSlotsConfig.of(target.config, target.vocabulary, num_slots=size)
         head: ActionSlots = random_model(lambda: ActionSlots(config), seed)
         return head
 
