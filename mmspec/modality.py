@@ -87,6 +87,7 @@ class Modality:
     files: tuple[str, ...] = ()  # endings that `Asker.render` writes, the usual one first
     is_general: bool = False
     survey: str | None = None  # the module that measures every class of the library behind it
+    teaching: str | None = None  # the module that makes requests of training data (`Teaching`)
 
 
 def setting(default: Any, about: str, **more: Any) -> Any:
@@ -303,6 +304,30 @@ class Asking(Protocol):
     def load_drafter(self, model: Any, source: str | Path, **options: Any) -> Any: ...
     def asker(self, source: str, model: Any, settings: Any, **options: Any) -> Asker: ...
     def examine(self, target: str, drafter: str | None) -> list[Finding]: ...
+
+
+class Teacher(Protocol):
+    """Asks one model the questions of a data set; `mmspec train` learns from what it answers.
+
+    A *question* is a `mmspec.training.conversations.Question`.
+    """
+
+    reader: Any  # the `mmspec.targets.reader.Reader` of the model
+    ends: frozenset[int]  # tokens that end an answer
+
+    def check(self, questions: Sequence[Any]) -> None: ...  # raises ValueError for what it cannot
+    def opened(self, question: Any) -> Any: ...  # its pictures; raises ValueError if unreadable
+    def inputs(
+        self, questions: Sequence[Any], opened: Sequence[Any]
+    ) -> dict[str, Any]: ...  # of the customary call, (B, L) ids padded on the left
+    def tokens(self, answer: str) -> list[int]: ...  # of the data's own answer, with its end
+
+
+class Teaching(Protocol):
+    """How models of a modality are asked what data hold: functions of `Modality.teaching`."""
+
+    def teacher(self, source: str, model: Any, **options: Any) -> Teacher: ...
+    def skeleton(self, source: str) -> Any: ...  # a model without memory
 
 
 class Survey(Protocol):

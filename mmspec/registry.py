@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
-from mmspec.modality import Asking, Measures, Modality, Plug, Source, Survey
+from mmspec.modality import Asking, Measures, Modality, Plug, Source, Survey, Teaching
 from mmspec.models.folder import configuration
 
 GROUP = "mmspec.modalities"
@@ -64,6 +64,17 @@ def asking(modality: Modality) -> Asking:
 def measures(modality: Modality) -> Measures:
     """How a modality is measured, imported now."""
     return cast(Measures, import_module(f"{modality.package}.measures"))
+
+
+def teaching(modality: Modality) -> Teaching:
+    """How its models are asked what training data hold. Raises ValueError where they are not."""
+    if modality.teaching is None:
+        able = [one.name for one in modalities().values() if one.teaching is not None]
+        raise ValueError(
+            f"models of modality {modality.name} cannot be taught from files yet, only those of "
+            f"{', '.join(able)}; train a head from Python with mmspec.training.trainable.learn"
+        )
+    return cast(Teaching, import_module(modality.teaching))
 
 
 def surveys() -> list[Survey]:

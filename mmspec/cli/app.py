@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from mmspec import __version__
 from mmspec.cli import recipes, show, zoo
+from mmspec.cli.groups import RecipeGroup
 from mmspec.cli.options import PARTS, takes, work
 from mmspec.cli.output import Json
 
@@ -19,6 +21,7 @@ Prompts = Annotated[list[str] | None, typer.Option(help="What to ask; may be rep
 Count = Annotated[int, typer.Option(min=1, help="How many of the zoo's examples are timed.")]
 Repeats = Annotated[int, typer.Option(min=1, help="How often to measure.")]
 Csv = Annotated[Path | None, typer.Option(help="Write the points as CSV.")]
+Answers = StrEnum("Answers", ["target", "data"])
 Plot = Annotated[Path | None, typer.Option(help="Draw them, as SVG or PNG; needs matplotlib.")]
 
 app = typer.Typer(
@@ -29,7 +32,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 measure = typer.Typer(help="Measure speed-ups, efficiency and growth.")
-learn = typer.Typer(help="Learn from what a model says or draws.", no_args_is_help=True)
+learn = typer.Typer(
+    help="Learn from what a model says or draws: `mmspec train RECIPE` trains its head.",
+    no_args_is_help=True,
+    cls=RecipeGroup,
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -209,6 +216,58 @@ def scale(
         **sizes,
         **place,
     )
+
+
+@learn.command("recipe")
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe with a head, such as eagle-2.")],
+    target: Annotated[str, typer.Option(help="Whose head: a folder, a hub name or zoo:NAME.")],
+    data: Annotated[Path, typer.Option(help="A .jsonl file, or a folder; see docs/training.md.")],
+    out: Annotated[Path, typer.Option(help="A new folder, or one of a run to go on with.")],
+    images: Annotated[
+        Path | None, typer.Option(help="Where the pictures lie; beside the data if not said.")
+    ] = None,
+    answers: Annotated[
+        Answers, typer.Option(help="Learn what the target answers, or what the data say.")
+    ] = Answers.target,
+    head: Annotated[Path | None, typer.Option(help="A head to begin with.")] = None,
+    steps: Annotated[int, typer.Option(min=1)] = 2000,
+    batch: Annotated[int, typer.Option(min=1, help="Questions read together.")] = 8,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches of a step.")] = 1,
+    rate: Annotated[
+        float | None, typer.Option(min=0, help="Highest learning rate; the recipe's if not said.")
+    ] = None,
+    ema: Annotated[
+        float, typer.Option(min=0, max=0.99999, help="Decay of averaged weights; 0 = none.")
+    ] = 0.0,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Let the head compute in bfloat16.")] = False,
+    held_out: Annotated[
+        int, typer.Option(min=1, help="Questions, a fifth at most, that acceptance is measured on.")
+    ] = 32,
+    every: Annotated[
+        int, typer.Option(min=1, help="Steps between checkpoints, each with a measurement.")
+    ] = 100,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 128,
+    max_length: Annotated[
+        int, typer.Option(min=4, help="Tokens of question and answer; longer ones are left out.")
+    ] = 2048,
+    temperature: Annotated[float, typer.Option(min=0, help="Of the target's answers.")] = 0.0,
+    seed: int = 0,
+    knobs: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE of the head's configuration.")
+    ] = None,
+    threads: Threads = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that lies in the target's folder.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print parameters, memory and data, and stop.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Train the head of a recipe for a target; the same command goes on with what was stopped."""
+    given = {**locals(), "answers": answers.value, "knobs": tuple(knobs or ())}
+    work("mmspec.cli.train", **given)
 
 
 @learn.command("phrases")

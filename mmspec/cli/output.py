@@ -106,7 +106,7 @@ def times(value: float, spread: Sequence[float] | None = None) -> str:
 
 
 @contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+def progress(quiet: bool) -> Iterator[Callable[..., None]]:
     """A bar per stage on stderr; none without a terminal, nor beside JSON."""
     terminal = Console(stderr=True)
     columns = (
@@ -114,15 +114,16 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
     )
     hidden = quiet or not terminal.is_terminal
     with Progress(*columns, console=terminal, transient=True, disable=hidden) as bars:
         tasks: dict[str, Any] = {}
 
-        def report(stage: str, done: int, total: int) -> None:
+        def report(stage: str, done: int, total: int, note: str = "") -> None:
             if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
+                tasks[stage] = bars.add_task(stage, total=total, note=note)
+            bars.update(tasks[stage], completed=done, total=total, note=note)
 
         yield report
 

@@ -59,14 +59,18 @@ def check_signed(head: Any, target: Reader) -> None:
     ours = None if noted is None else fingerprint(target)
     if noted is None or ours is None:
         return
-    alike = float((torch.tensor(noted) * torch.tensor(ours)).sum(-1).median())
-    if not alike > _SAME:
+    if not agree(noted, ours):
         raise ValueError(
-            f"this {type(head).__name__} was made for another target: its fingerprint and that of "
-            f"{type(target.model).__name__} ({target.model.config._name_or_path or 'no name'}) "
-            f"agree to {alike:.2f}, and must to {_SAME}; train a head for this target with `mmspec "
-            "train`, or give the target it was made for"
+            f"this {type(head).__name__} was made for another target than "
+            f"{target.model.config._name_or_path or f'this {type(target.model).__name__}'}: their "
+            "output heads say different things of the same states; train a head for this target "
+            "with `mmspec train`, or give the target it was made for"
         )
+
+
+def agree(one: list[list[float]], other: list[list[float]]) -> bool:
+    """Whether two fingerprints are of one target."""
+    return bool((torch.tensor(one) * torch.tensor(other)).sum(-1).median() > _SAME)
 
 
 def _signs(rows: int, columns: int) -> Tensor:  # (rows, columns) of -1 and 1, alike everywhere

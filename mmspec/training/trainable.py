@@ -58,7 +58,7 @@ class HeadTraining:
 
     def descent(self, head: nn.Module, steps: int, rate: float) -> Descent:
         """What takes the steps."""
-        return Descent(list(head.parameters()), Fall(steps, rate), **self.settings(steps))
+        return Descent(learnt(head), Fall(steps, rate), **self.settings(steps))
 
 
 def learn(
@@ -77,7 +77,7 @@ def learn(
     training.check(head, reader)
     head.train()
     fit(
-        list(head.parameters()),
+        learnt(head),
         lessons,
         lambda lesson: training.loss(reader, head, lesson),
         *(Fall(steps, rate), "head", Course(progress=progress)),
@@ -85,3 +85,8 @@ def learn(
     )
     head.train(False)
     sign(head, reader)
+
+
+def learnt(head: nn.Module) -> list[nn.Parameter]:
+    """What of a head is not frozen."""
+    return [one for one in head.parameters() if one.requires_grad]

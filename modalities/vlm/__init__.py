@@ -48,4 +48,5 @@ MODALITY = Modality(
     parts=("compressor", "kv", "tree", "length", "sees", "check"),
     is_general=True,
     survey="mmspec.modalities.vlm.survey",
+    teaching="mmspec.modalities.vlm.teaching",
 )

@@ -29,7 +29,7 @@ def test_dtypes_of_one_target_pass_and_another_target_does_not(family: str) -> N
     sign(head, backbone(toys.model(family)))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         check_signed(head, backbone(toys.model(family).to(dtype)))
-    with pytest.raises(ValueError, match=r"FeatureHead was made for another target: .* agree to"):
+    with pytest.raises(ValueError, match=r"FeatureHead was made for another target than"):
         mmspec.accelerate(_another(family), "eagle-2", drafter=head)
 
 

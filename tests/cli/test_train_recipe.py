@@ -1,0 +1,239 @@
+"""`mmspec train RECIPE`: a head learns, goes on where it was stopped, and loses nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import mmspec
+from mmspec.cli import main
+from mmspec.models.heads.feature_head import load_head
+from mmspec.training.head_trainer import HeadTrainer
+from mmspec.zoo.boards import pixels
+from mmspec.zoo.scene import sample
+from tests.cli.running import fail, run
+from tests.toys.folders import text_pair
+
+SAID = "what is at the top? a red circle."
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small LLaVA, text models, and data: pictures, one of them broken, and plain text."""
+    from PIL import Image
+
+    from mmspec.modalities.vlm.zoo.architecture import SIGHTED
+    from mmspec.modalities.vlm.zoo.families import FAMILIES
+    from mmspec.modalities.vlm.zoo.train import save
+
+    found = tmp_path_factory.mktemp("train")
+    torch.manual_seed(0)
+    text_pair(found)
+    family = FAMILIES["llava"]
+    processor = family.build_processor()
+    for name in ("vlm", "vlm-other"):
+        save(family.build(SIGHTED, processor.tokenizer), processor, found / name, sees=True)
+    (found / "pictures").mkdir()
+    for number in range(5):
+        Image.fromarray(pixels(sample(number))).save(found / "pictures" / f"{number}.png")
+    (found / "pictures" / "broken.png").write_bytes(b"\x89PNG no")
+    _write(
+        found / "data.jsonl",
+        *(
+            {"prompt": "is it red?", "image": f"{number}.png", "answer": SAID}
+            for number in range(4)
+        ),
+        {"prompt": "is it broken?", "image": "broken.png", "answer": SAID},
+        {
+            "messages": [
+                {"role": "user", "content": "a text"},
+                {"role": "assistant", "content": SAID},
+            ]
+        },
+        {
+            "conversations": [
+                {"from": "human", "value": "<image>\nwhat is it?"},
+                {"from": "gpt", "value": "a star."},
+                {"from": "human", "value": "where?"},
+                {"from": "gpt", "value": SAID},
+            ],
+            "image": "4.png",
+        },
+    )
+    _write(found / "text.jsonl", *({"prompt": f"w{n} w{n + 3} w9"} for n in range(20, 32)))
+    return found
+
+
+def _write(file: Path, *rows: Any) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def _asked(root: Path, out: Path, *more: str) -> list[str]:
+    given = ["train", "eagle-2", "--target", str(root / "vlm"), "--data", str(root / "data.jsonl")]
+    given += ["--images", str(root / "pictures"), "--out", str(out), "--batch", "2"]
+    return [*given, "--max-new-tokens", "8", "--answers", "data", "--held-out", "1", *more]
+
+
+@contextmanager
+def _stopped(at: int, by: BaseException) -> Iterator[None]:
+    """Training ends there, in the middle of a step."""
+    whole = HeadTrainer.step
+
+    def step(self: HeadTrainer, lessons: Any) -> float:
+        if self.taken == at:
+            with torch.no_grad():
+                next(iter(self.head.parameters())).fill_(7.0)  # half of an update
+            raise by
+        return whole(self, lessons)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeadTrainer, "step", step)
+        yield
+
+
+def test_a_training_that_was_killed_ends_with_the_same_weights(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bit for bit, with averages and several batches a step; a broken picture is counted."""
+    how = ("--steps", "5", "--every", "2", "--ema", "0.5", "--accumulate", "2", "--rate", "0.01")
+    found = run(capsys, *_asked(root, tmp_path / "whole", *how))
+    assert (found["steps"], found["questions"] + found["held out"], found["left out"]) == (5, 7, 1)
+    assert "broken.png is not a picture" in found["reasons"][0]
+    with _stopped(3, KeyboardInterrupt()):
+        assert main(_asked(root, tmp_path / "cut", *how)) == 130
+    said = capsys.readouterr().err
+    assert "interrupted at step 3; the same command goes on from step 2" in said
+    assert not (tmp_path / "cut" / "model.safetensors").exists()
+    again = run(capsys, *_asked(root, tmp_path / "cut", *how))
+    assert again["history"] == found["history"]
+    ours, theirs = (load_file(tmp_path / one / "model.safetensors") for one in ("whole", "cut"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    other = run(capsys, *_asked(root, tmp_path / "other", *how, "--seed", "1"))
+    assert other["history"] != found["history"]  # a seed matters
+    head = load_head(tmp_path / "cut")
+    model = mmspec.accelerate(str(root / "vlm"), "eagle-2", drafter=head).model
+    assert type(model).__name__ == "LlavaForConditionalGeneration"
+    code, line = fail(capsys, *_asked(root, tmp_path / "cut", *how, "--batch", "3"))
+    assert "was begun with batch=2, not 3; give the same to go on" in line
+    elsewhere = _asked(root, tmp_path / "cut", *how)
+    elsewhere[3] = str(root / "vlm-other")
+    code, line = fail(capsys, *elsewhere)
+    assert (code, "was begun with another target" in line) == (1, True)
+    new = _asked(root, tmp_path / "new", *how, "--head", str(tmp_path / "cut"))
+    new[3] = str(root / "vlm-other")
+    assert "was made for another target than" in fail(capsys, *new)[1]
+
+
+def test_a_text_model_learns_what_it_says_itself(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["train", "eagle", "--target", str(root / "text"), "--data", str(root / "text.jsonl")]
+    asked += ["--out", str(tmp_path / "head"), "--steps", "60", "--every", "60", "--batch", "4"]
+    asked += ["--max-new-tokens", "12", "--rate", "0.003", "--temperature", "0.5", "--bf16"]
+    found = run(capsys, *asked)
+    first, last = found["history"]
+    assert last["acceptance"] > first["acceptance"] + 0.2
+    answers = [json.loads(one) for one in (tmp_path / "head" / "answers.jsonl").open()]
+    assert [one["question"] for one in answers] == list(range(12))
+    assert len({tuple(one["tokens"]) for one in answers}) > 6
+
+
+def test_a_dry_run_writes_and_loads_nothing(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run(
+        capsys, *_asked(root, tmp_path / "new", "--dry-run", "--set", "num_hidden_layers=2")
+    )
+    one = run(capsys, *_asked(root, tmp_path / "new", "--dry-run"))
+    assert found["head parameters"] > 1.5 * one["head parameters"]
+    assert (one["questions"], one["pictures"], one["measured on, unreadable"]) == (8, 6, [7, 1])
+    assert not (tmp_path / "new").exists()
+
+
+@contextmanager
+def _files_up_to(size: int) -> Iterator[None]:
+    """No file can grow beyond so many bytes, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def test_nothing_is_lost_on_a_full_disk(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = ("--steps", "2", "--every", "1")
+    with _stopped(1, KeyboardInterrupt()):
+        main(_asked(root, tmp_path / "out", *how))
+    there = (tmp_path / "out" / "checkpoint.safetensors").read_bytes()
+    with _files_up_to(100_000):
+        _, line = fail(capsys, *_asked(root, tmp_path / "out", *how))
+    assert "checkpoint.safetensors cannot be written" in line
+    assert "free some space on its disk" in line
+    assert (tmp_path / "out" / "checkpoint.safetensors").read_bytes() == there
+    assert not [*(tmp_path / "out").glob("*.part")]
+    assert run(capsys, *_asked(root, tmp_path / "out", *how))["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"prompt": "a <image> b"}] * 2, "has 1 marks of pictures .* but names 0 pictures"),
+        ([{"prompt": "a", "image": "nowhere.png"}] * 2, "none of the 1 pictures of the data"),
+        (
+            [{"prompt": "a", "image": "broken.png", "answer": "b"}] * 2,
+            "be learnt: .*broken.png is not",
+        ),
+        ([{"question": "a"}] * 2, r"rows.jsonl:1 has neither a prompt nor messages"),
+        ([{"prompt": " "}] * 2, "has an empty question"),
+        ([{"prompt": "a"}] * 2, "none of 2 questions can be learnt: .*:1 has no answer"),
+        ([{"prompt": "a", "answer": "b"}], "has one row; give two or more"),
+        ([{"messages": [{"role": "tool", "content": "a"}]}], "a turn of 'tool'"),
+        (["a"], "is no object but a str"),
+        ([], "holds no question"),
+    ],
+)
+def test_data_that_cannot_teach_are_one_error(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: Any, said: str
+) -> None:
+    data = _write(tmp_path / "rows.jsonl", *rows)
+    asked = _asked(root, tmp_path / "out")
+    asked[5] = str(data)
+    assert re.search(said, fail(capsys, *asked)[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({1: "coupled"}, "recipe 'coupled' has no head that .* choose one of eagle, eagle-2"),
+        ({3: "zoo:image"}, "models of modality image cannot be taught from files"),
+        ({3: "{root}/text"}, "is a text model and takes no picture, but .*data.jsonl:1 names"),
+        ({5: "{root}/none.jsonl"}, "there is no .*none.jsonl"),
+        ({7: "{root}/none"}, "there is no folder .*none; give --images"),
+        ({9: "{root}"}, "holds something else than a training"),
+    ],
+    ids=["recipe", "modality", "text", "data", "images", "out"],
+)
+def test_mistakes_are_one_line(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any, said: str
+) -> None:
+    asked = _asked(root, tmp_path / "out")
+    for place, value in change.items():
+        asked[place] = value.format(root=root)
+    assert re.search(said, fail(capsys, *asked)[1])
