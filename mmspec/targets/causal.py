@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from mmspec.targets.check import check, check_unasked, has_room
 from mmspec.targets.context import Context, Request
 from mmspec.targets.ctc import hear, remembered
 from mmspec.targets.encoder_decoder import EncoderDecoder
-from mmspec.targets.hooks import HiddenStateHook, SnapshotHook
+from mmspec.targets.hooks import HiddenStateHook, LayerStatesHook, SnapshotHook, wanted_layers
 from mmspec.targets.late import Unread
 from mmspec.targets.memory import Memory, RowMemories, block
 from mmspec.targets.reader import Reader
@@ -37,8 +37,10 @@ class CausalTarget:
     token of the vision tower attends to, (n,) per picture), attention of several kinds (see
     `mmspec.targets.attention_tap`), "states" (hidden states embedded and early on, (2, B, L, H)),
     "ctc" (a `Heard`: what the labels of a recogniser's encoder say), and, with "hidden", "embeds"
-    and "hidden" of the whole prompt, (B, L, H) each. Under guidance hidden states are those of both
-    branches, 2B rows.
+    and "hidden" of the whole prompt, (B, L, H) each, and "positions", (B, L) or (axes, B, L), where
+    the decoder is told them. "layers:2,8,13" are hidden states of these layers by Hugging Face
+    index, side by side: (B, N + 1, 3H) with the scores, (B, L, 3H) after the prefill, with the same
+    beside them. Under guidance hidden states are those of both branches, 2B rows.
     Recurrent models replay lazily: their state stays at the last point where everything was
     accepted, and the tokens kept since then stay pending and are read again with the next draft.
     No forward is spent on that until `longest_replay` tokens wait.
@@ -64,6 +66,7 @@ class CausalTarget:
             )
         self._tap([])  # refuses what cannot be tapped
         self._states()
+        self._layers()
         self._snapshots()
         self._class_token()
 
@@ -98,7 +101,12 @@ class CausalTarget:
             offer["cls"] = None if token is None else token.attention
         rows = questions(request.inputs, self.backbone.visual_ids) if self.wants & OFFERED else []
         once = remembered(self.backbone.model, self.backbone.family.ctc, offer.get("ctc"))
-        with once, self._tap(rows) as tap, self._states() as states, self._snapshots() as early:
+        with ExitStack() as stack:
+            stack.enter_context(once)
+            tap = stack.enter_context(self._tap(rows))
+            states = stack.enter_context(self._states())
+            early = stack.enter_context(self._snapshots())
+            layers = {n: stack.enter_context(one) for n, one in self._layers().items()}
             memory, logits = self._read_prompt(request, inputs)
         if self._is_read_otherwise(request, memory, logits):
             memory, logits = self._read_prompt(request, inputs)
@@ -108,6 +116,8 @@ class CausalTarget:
             offer["states"] = early.offer()
         if states is not None:
             offer["embeds"], offer["hidden"] = states.embeds, states.hidden
+            offer["positions"] = states.positions
+        offer |= {name: noted.offer() for name, noted in layers.items()}
         return memory, logits
 
     def _context(
@@ -148,11 +158,16 @@ class CausalTarget:
             self._settle(context)
             calls = 2
         layout = block(context.waiting(), draft, memory.like)
-        logits, hidden = self.backbone.read(memory, layout, hidden="hidden" in self.wants)
+        layers = self._layers()
+        with ExitStack() as stack:
+            for noted in layers.values():
+                stack.enter_context(noted)
+            logits, hidden = self.backbone.read(memory, layout, hidden="hidden" in self.wants)
         position = context.position()
         if draft.nodes:
             position = torch.cat((position, position + 1 + draft.places()), 1)
         features = {} if hidden is None else {"hidden": hidden}
+        features |= {name: noted.offer(draft.nodes + 1) for name, noted in layers.items()}
         if "logits" in self.wants:
             features["logits"] = logits
         law = context.sampling.law(logits, prefix(context, draft), position)
@@ -212,7 +227,13 @@ class CausalTarget:
         return nullcontext() if tapped is None else tapped
 
     def _states(self) -> AbstractContextManager[HiddenStateHook | None]:
-        return HiddenStateHook(self.backbone) if "hidden" in self.wants else nullcontext()
+        is_wanted = "hidden" in self.wants or wanted_layers(self.wants)
+        return HiddenStateHook(self.backbone) if is_wanted else nullcontext()
+
+    def _layers(self) -> dict[str, LayerStatesHook]:
+        """Hooks on the layers whose states are wanted, by what the drafter calls them."""
+        named = wanted_layers(self.wants)
+        return {name: LayerStatesHook(self.backbone, layers) for name, layers in named.items()}
 
     def _settle(self, context: Context) -> None:
         """Read all pending tokens but the last, so that the recurrent state moves on."""

@@ -1,7 +1,9 @@
-"""What is read beside a target's prefill: hidden states, of the last layer and of early ones."""
+"""What is noted beside a target's forward: hidden states, of the last layer and of others."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,14 +22,11 @@ class HiddenStateHook:
     """
 
     def __init__(self, backbone: Reader) -> None:
-        if isinstance(backbone, EncoderDecoder):
-            raise ValueError(
-                f"{type(backbone.model).__name__} hides the states of its decoder behind an "
-                "encoder, and a feature head needs them; use a draft model"
-            )
+        check_states(backbone)
         self.backbone = backbone
         self.embeds: Tensor  # (B, L, D) what was read
         self.hidden: Tensor  # (B, L, D) what came out
+        self.positions: Tensor | None  # (B, L), or (axes, B, L) with M-RoPE; None = not told
         self._hook: Any = None
 
     def __enter__(self) -> HiddenStateHook:
@@ -44,6 +43,81 @@ class HiddenStateHook:
         ids: Any = args[0] if args else kwargs.get("input_ids")
         self.embeds = self.backbone.embed(ids) if embeds is None else embeds
         self.hidden = out.last_hidden_state
+        self.positions = kwargs.get("position_ids")
+
+
+class LayerStatesHook:
+    """While entered, notes the hidden states of some layers, by their Hugging Face index.
+
+    0 is what the first layer reads, i what layer i - 1 gives; the last index stands behind the
+    final norm, unless `normed` is False. Raises ValueError at construction for a model without a
+    decoder of its own, and for an index that it has not.
+    """
+
+    def __init__(self, backbone: Reader, layers: Sequence[int], normed: bool = True) -> None:
+        check_states(backbone)
+        stack = list(backbone.layers)
+        wrong = [layer for layer in layers if not 0 <= layer <= len(stack)]
+        if wrong:
+            raise ValueError(
+                f"hidden states {wrong} are asked for, but {type(backbone.model).__name__} has "
+                f"{len(stack)} layers, whose states are 0 to {len(stack)}; give others"
+            )
+        self.layers = tuple(layers)
+        self.noted: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+        self._places = {layer: stack[max(layer - 1, 0)] for layer in layers}
+        if normed and len(stack) in self._places:
+            self._places[len(stack)] = backbone.decoder
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> LayerStatesHook:
+        for layer, module in self._places.items():
+            self._hooks.append(
+                module.register_forward_hook(partial(self._after, layer))
+                if layer
+                else module.register_forward_pre_hook(self._before, with_kwargs=True)
+            )
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def offer(self, last: int = 0) -> Tensor:  # (B, L, k * D)
+        """States of all layers side by side, of the last so many places; 0 = of all."""
+        rows = [torch.cat([one[:, -last:] for one in self.noted[at]]) for at in self.layers]
+        return torch.cat(rows, -1)
+
+    def _before(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self.noted[0].append(args[0] if args else kwargs["hidden_states"])
+
+    def _after(self, layer: int, module: torch.nn.Module, args: Any, out: Any) -> None:
+        if not isinstance(out, Tensor):
+            out = out[0]  # a tuple, or the output of a whole decoder
+        self.noted[layer].append(out)
+
+
+_LAYERS = "layers:"  # what a drafter wants begins so: "layers:2,16,29"
+
+
+def layer_states(layers: Sequence[int]) -> str:
+    """What a drafter `wants` for the hidden states of these layers (Hugging Face indices)."""
+    return _LAYERS + ",".join(map(str, layers))
+
+
+def wanted_layers(wants: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Names among `wants` that stand for hidden states of layers, and these layers."""
+    named = [name for name in sorted(wants) if name.startswith(_LAYERS)]
+    return {name: tuple(map(int, name.removeprefix(_LAYERS).split(","))) for name in named}
+
+
+def check_states(backbone: Reader) -> None:
+    """Refuse a model without a decoder of its own. Raises ValueError."""
+    if isinstance(backbone, EncoderDecoder):
+        raise ValueError(
+            f"{type(backbone.model).__name__} hides the states of its decoder behind an "
+            "encoder, and a feature head needs them; use a draft model"
+        )
 
 
 class SnapshotHook:
