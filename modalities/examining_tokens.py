@@ -14,13 +14,16 @@ from mmspec.modalities import examining
 from mmspec.modalities.examining import Bind, both
 from mmspec.modality import Finding, Outcome
 from mmspec.models.heads.action_slots import ActionSlots
+from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.models.heads.multi_token import MultiTokenHeads
 from mmspec.models.loading import auto_class, model_type
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.reader import Reader
 
-HEADS: tuple[Any, ...] = (FeatureHead, MultiTokenHeads, ActionSlots)  # on the states of a target
+HEADS: tuple[Any, ...] = (  # on the states of a target
+    *(FeatureHead, Eagle3Head, MultiTokenHeads, ActionSlots),
+)
 
 
 def skeleton(name: str) -> Any:
@@ -75,7 +78,7 @@ def examine(
 def _head(reader: Reader, head: Any) -> Iterator[Finding]:
     """Heads read states of one width and speak one vocabulary."""
     pairs = (
-        ("states", int(reader.config.hidden_size), head.config.hidden_size),
+        ("states", int(reader.config.hidden_size), head.feature_size),
         ("vocabulary", reader.vocabulary, head.config.vocab_size),
     )
     remark = "made for another target; train one for this with mmspec.training"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 
@@ -21,7 +21,7 @@ class LlamaLayers(PreTrainedModel):
 
 
 def through(
-    layers: Iterable[nn.Module],
+    layers: Iterable[Callable[..., Tensor]],
     states: Tensor,
     turn: Callable[[Tensor], tuple[Tensor, Tensor]],
     *,
@@ -31,16 +31,20 @@ def through(
     past_key_values: Cache | None,
     use_cache: bool | None,
 ) -> Tensor:
-    """States (B, q, D) behind the layers; `turn` gives cosines and sines of positions (B, q).
+    """States (B, q, D) behind the layers; `turn` gives cosines and sines of positions.
 
-    `attention_mask` is (B, L), or (1 or B, 1, q, L) and additive.
+    `attention_mask` is (B, L), or (1 or B, 1, q, L) and additive. Positions (1 or B, q), or several
+    axes of them, may leap: who sees whom is up to the mask alone.
     """
     if position_ids is None:
         start = 0 if past_key_values is None else past_key_values.get_seq_length()
         position_ids = torch.arange(start, start + states.shape[1], device=states.device)[None]
     read: dict[str, Any] = {"position_ids": position_ids, "past_key_values": past_key_values}
     mask = create_causal_mask(
-        config=config, inputs_embeds=states, attention_mask=attention_mask, **read
+        config=config,
+        inputs_embeds=states,
+        attention_mask=attention_mask,
+        past_key_values=past_key_values,
     )
     turned = turn(position_ids)
     for layer in layers:

@@ -18,9 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.draft import Draft, Kind
-from mmspec.drafters.neural.feature_head import check_head
+from mmspec.drafters.neural.feature_head import check_head, tap_of
+from mmspec.drafters.neural.head_prompt import HeadPrompt, ReadPrompt, head_prompt
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
-from mmspec.targets.hooks import HiddenStateHook
+from mmspec.models.heads.state_head import StateHead
+from mmspec.targets.hooks import HiddenStateHook, LayerStatesHook, wanted_layers
 from mmspec.targets.memory import block
 from mmspec.targets.reader import Reader
 from mmspec.training.reporting import Report, silent
@@ -42,7 +44,7 @@ class Lesson:
 
 def learn_head(
     reader: Reader,
-    head: FeatureHead,
+    head: StateHead,
     lessons: Iterator[Lesson],
     steps: int,
     rate: float = 1e-4,
@@ -55,17 +57,24 @@ def learn_head(
     EAGLE's loss (Li et al. 2024, section 4.2): smooth L1 between the states, plus `weight` times
     the cross entropy against the target's law, over the tokens of the lesson; the states that go in
     carry uniform noise of +-`noise`. AdamW, 3 % warm-up, then a cosine fall to a fiftieth. Raises
-    ValueError for a head of another target.
+    ValueError for a head of another target, and of other states than the last.
     """
     training = replace(EAGLE, loss=partial(head_loss, noise=noise, weight=weight))
     learn(training, reader, head, lessons, steps, rate, progress)
 
 
 def head_loss(
-    reader: Reader, head: FeatureHead, lesson: Lesson, noise: float = 0.1, weight: float = 0.1
+    reader: Reader, head: StateHead, lesson: Lesson, noise: float = 0.1, weight: float = 0.1
 ) -> Tensor:  # ()
     """EAGLE's loss over a lesson."""
-    return _loss(read(reader, lesson), reader, head, noise, weight)
+    read = read_lesson(reader, lesson, tap_of(head, reader))
+    prompt = head_prompt(head, reader, shaken(read.prompt, noise))
+    out = through_prompt(head, prompt)[:, -read.next.shape[1] :][read.real]
+    wanted = read.next[read.real]
+    law = reader.head(wanted).float().softmax(-1)
+    said = reader.head(out).float().log_softmax(-1)
+    spoken: Tensor = (law * said).sum(-1).mean()
+    return functional.smooth_l1_loss(out, wanted) - weight * spoken
 
 
 def new_head(target: Reader, counts: Tensor, **changes: Any) -> FeatureHead:
@@ -73,48 +82,101 @@ def new_head(target: Reader, counts: Tensor, **changes: Any) -> FeatureHead:
     return FeatureHead(FeatureHeadConfig.of(target.config, target.vocabulary, **changes))
 
 
-EAGLE = HeadTraining(new_head, head_loss, check_head)
+def check_continues(head: StateHead, reader: Reader) -> None:
+    """Refuse a head whose states are not the target's last. Raises ValueError."""
+    check_head(head, reader)
+    if tap_of(head, reader) != "hidden":
+        raise ValueError(
+            f"a {type(head).__name__} gives states of its own, which no state of the target can "
+            "teach; train it with mmspec.training.self_fed.learn_eagle3"
+        )
+
+
+EAGLE = HeadTraining(new_head, head_loss, check_continues)
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """A lesson as the head reads it: slot t holds token t + 1 and the state of slot t.
+    """A lesson as a target read it: slot t holds token t + 1 and the state of slot t.
 
     R rows are B, or 2B with both branches; L slots of the prompt come before T of new tokens.
     """
 
-    embeds: Tensor  # (R, L + T, D)
-    states: Tensor  # (R, L + T, D)
-    seen: Tensor  # (R, L + T) bool, False = padding in front of a prompt
+    embeds: Tensor  # (R, L + T - 1, D)
+    states: Tensor  # (R, L + T - 1, D)
+    seen: Tensor  # (R, L + T - 1) bool, False = padding in front of a prompt
     next: Tensor  # (R, T, D) the states that the last T slots lead to
     real: Tensor  # (R, T) bool, False = behind the end of a row
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class ReadLesson:
+    """A lesson as a head is told of it: all that the target read, and what it said of it."""
+
+    prompt: ReadPrompt  # of L + T tokens
+    next: Tensor  # (R, T, D) the last states that the last T slots lead to
+    real: Tensor  # (R, T) bool, False = behind the end of a row
+
+
 def read(reader: Reader, lesson: Lesson) -> Pairs:
     """Let the target read a lesson."""
+    found = read_lesson(reader, lesson, "hidden")
+    told = found.prompt
+    slots = torch.arange(told.embeds.shape[1] - 1, device=told.embeds.device)
+    seen = slots >= torch.tensor(told.padding, device=slots.device)[:, None]
+    return Pairs(told.embeds[:, 1:], told.features[:, :-1], seen, found.next, found.real)
+
+
+@torch.no_grad()
+def read_lesson(reader: Reader, lesson: Lesson, tap: str) -> ReadLesson:
+    """Let the target read a lesson, and note the features of that name."""
     tokens = lesson.tokens.clamp_min(0)
-    with HiddenStateHook(reader) as prompt:
+    layers = wanted_layers({tap}).get(tap, ())
+    with HiddenStateHook(reader) as prompt, LayerStatesHook(reader, layers) as before:
         memory, _, _ = reader.prefill(lesson.inputs, room=tokens.shape[1])
     said = Draft.chain(tokens[:, 1:], Kind.DET)
     layout = block(tokens[:, :1].tolist(), said, memory.like)
-    _, after = reader.read(memory, layout, hidden=True)
+    with LayerStatesHook(reader, layers) as behind:
+        _, after = reader.read(memory, layout, hidden=True)
     assert after is not None
     branches = len(after) // len(tokens)
-    embeds = torch.cat((prompt.embeds[:, 1:], reader.embed(tokens).repeat(branches, 1, 1)), 1)
-    states = torch.cat((prompt.hidden, after[:, :-1]), 1)
-    slots = torch.arange(embeds.shape[1], device=embeds.device)
-    seen = slots >= torch.tensor(memory.padding, device=slots.device)[:, None]
-    return Pairs(embeds, states, seen, after, (lesson.tokens >= 0).repeat(branches, 1))
+    new = reader.embed(tokens).repeat(branches, 1, 1)
+    features = torch.cat(
+        (before.offer(), behind.offer(tokens.shape[1])) if layers else (prompt.hidden, after), 1
+    )
+    told = ReadPrompt(
+        torch.cat((prompt.embeds, new), 1),
+        features,
+        memory.padding,
+        _ids(lesson.inputs, tokens, len(features)),
+        _behind(prompt.positions, tokens.shape[1]),
+    )
+    return ReadLesson(told, after, (lesson.tokens >= 0).repeat(branches, 1))
 
 
-def _loss(pairs: Pairs, reader: Reader, head: FeatureHead, noise: float, weight: float) -> Tensor:
-    shaken = pairs.states + noise * (2 * torch.rand_like(pairs.states) - 1)
-    position = (pairs.seen.long().cumsum(-1) - 1).clamp_min(0)
-    mask = None if bool(pairs.seen.all()) else pairs.seen
-    out = head(pairs.embeds, shaken, mask, position)[:, -pairs.next.shape[1] :][pairs.real]
-    wanted = pairs.next[pairs.real]
-    law = reader.head(wanted).float().softmax(-1)
-    said = reader.head(out).float().log_softmax(-1)
-    spoken: Tensor = (law * said).sum(-1).mean()
-    return functional.smooth_l1_loss(out, wanted) - weight * spoken
+def _ids(inputs: Mapping[str, Any], tokens: Tensor, rows: int) -> Tensor | None:
+    """The ids of prompt and answer; None where they are not known."""
+    ids = inputs.get("input_ids")
+    return None if ids is None or len(ids) != rows else torch.cat((ids, tokens), 1)
+
+
+def _behind(positions: Tensor | None, count: int) -> Tensor | None:
+    """A prompt's positions and those of `count` tokens behind it."""
+    if positions is None:
+        return None
+    steps = torch.arange(1, count + 1, device=positions.device)
+    return torch.cat((positions, positions[..., -1:] + steps), -1)
+
+
+def shaken(prompt: ReadPrompt, noise: float) -> ReadPrompt:
+    """The same with uniform noise of +-`noise` on the features of its slots."""
+    features = prompt.features[:, :-1]
+    features = features + noise * (2 * torch.rand_like(features) - 1)
+    return replace(prompt, features=torch.cat((features, prompt.features[:, -1:]), 1))
+
+
+def through_prompt(head: StateHead, read: HeadPrompt) -> Tensor:  # (R, n, D)
+    """States behind all slots of a prompt."""
+    mask = read.seen if any(read.pads) else None
+    out: Tensor = head(read.embeds, read.states, mask, read.positions, marks=read.marks)
+    return out

@@ -62,7 +62,7 @@ def test_states_of_frames_are_not_read(recipe: str, same: bool) -> None:
     stands beside the last of them. The head of EAGLE reads them."""
     draft, context, _ = begun(toys.filmed("qwen2_5_vl", batch=2))
     if recipe == "eagle":
-        draft = replace(draft, hides=())
+        draft = replace(draft, visual_slots=None)
     laws = []
     for scale in (1.0, -3.0):
         hidden, embeds = (context.shared[name].clone() for name in ("hidden", "embeds"))

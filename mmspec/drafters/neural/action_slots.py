@@ -16,8 +16,8 @@ from mmspec.drafters.length import Fixed
 from mmspec.drafters.neural.small_model import (
     committed,
     draft_law,
+    guided_logits,
     head_of_target,
-    state_logits,
 )
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.action_slots import (
@@ -73,7 +73,7 @@ class ActionSlotsDraft(DraftModel):
         counts = torch.tensor([len(row) for row in said], device=context.device)
         known = torch.arange(size, device=context.device) < counts.repeat(branches)[:, None]
         out = self.head(state.states, self.backbone.embed(tokens), known, state.seen)
-        state.logits = state_logits(context, self.backbone, out)
+        state.logits = guided_logits(context, self.backbone.head(out))
         state.next = counts[:, None]
         return draft_law(context, self._at(state, 0), committed(context))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,29 @@ from torch import Tensor, nn
 
 from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.growth import DraftModel, News, Nodes, Shape
+from mmspec.drafters.neural.head_prompt import ReadPrompt, head_prompt
 from mmspec.drafters.neural.multi_token import MULTI_TOKEN_HEADS, SEES
 from mmspec.drafters.neural.small_model import (
     SMALL_MODEL,
     committed,
     draft_law,
+    guided_logits,
     head_of_target,
     small_model,
-    state_logits,
     waiting_block,
 )
 from mmspec.laws.categorical import Categorical
-from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig, load_head
+from mmspec.models.heads.eagle3 import Eagle3Head
+from mmspec.models.heads.feature_head import FeatureHead
+from mmspec.models.heads.state_head import SlotMarks, StateHead, StateHeadConfig
 from mmspec.models.loading import model_type
 from mmspec.models.random_weights import random_model
+from mmspec.models.reading import read
 from mmspec.recipe import Deferred, DraftModelKind, Kit, Recipe
 from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.context import Context
-from mmspec.targets.hooks import HiddenStateHook
+from mmspec.targets.hooks import LayerStatesHook, check_states, layer_states
 from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.reader import Reader
 
@@ -39,7 +43,7 @@ KNOWN = 64  # how many of the last true states are at hand for tokens that were 
 
 @dataclass(frozen=True, eq=False)
 class FeatureDraft(DraftModel):
-    """A draft model on top of the target's states (Li et al. 2024, EAGLE-1 and EAGLE-2).
+    """A draft model on top of the target's states (Li et al. 2024 and 2025, EAGLE-1 to 3).
 
     Slot t of its memory holds the state of token t and the embedding of token t + 1, and leads to
     the law of token t + 2. States of committed tokens are the target's; deeper in a draft they are
@@ -51,8 +55,8 @@ class FeatureDraft(DraftModel):
     Tokens that a gate kept unseen have no state of the target's: the last states that are known
     stand in for theirs (VVS, Dong et al. 2026).
 
-    Slots that would read the embedding of one of the ids in `hides` are left out of the prompt, and
-    the others stay at their positions (the text-anchored window of Sparrow, 2026).
+    What becomes of slots that would read a picture, and where slots stand, is the head's to say
+    (`mmspec.models.heads.state_head`), unless `visual_slots` is given.
 
     Under guidance both branches are read, each with the target's states of its own, and the logits
     are guided by the target's scale. Raises ValueError at construction for a head of another
@@ -60,18 +64,20 @@ class FeatureDraft(DraftModel):
     """
 
     backbone: Reader  # the target's
-    head: FeatureHead
-    hides: tuple[int, ...] = ()
+    head: StateHead
+    visual_slots: str | None = None
+    tap: str = field(init=False, repr=False)  # what the target calls the head's features
 
     def __post_init__(self) -> None:
         check_head(self.head, self.backbone)
+        object.__setattr__(self, "tap", tap_of(self.head, self.backbone))
 
     @property
     def sees(self) -> str:
         return SEES
 
     @property
-    def cache_config(self) -> FeatureHeadConfig:
+    def cache_config(self) -> StateHeadConfig:
         return self.head.config
 
     @property
@@ -80,80 +86,85 @@ class FeatureDraft(DraftModel):
 
     @property
     def wants(self) -> frozenset[str]:
-        return frozenset({"hidden"})
+        return frozenset({self.tap})
 
     def begin(self, context: Context) -> _Thread:
-        embeds, states = context.shared["embeds"], context.shared["hidden"]  # (R, L, D)
-        slots = states.shape[1] - 1
-        start = torch.tensor(context.memory.padding, device=states.device)[:, None]
-        where, pads = _read_slots(context, start, slots, self.hides)
-        count = where.shape[1]
+        told = _told(context, self.tap)
+        read = head_prompt(self.head, self.backbone, told, self.visual_slots)
+        count = read.embeds.shape[1]
         cache = SlotCache(self.head.config, count + 1 + min(context.request.room + 64, ROOM))
         if count:
             cache.plan_uniform(0, count)
-            place = torch.arange(count, device=states.device)
-            mask = place >= torch.tensor(pads, device=states.device)[:, None]
-            rows = torch.arange(len(states), device=states.device)[:, None]
             self.head(
-                embeds[rows, where + 1],
-                states[rows, where],
-                mask if any(pads) else None,
-                (where - start).clamp_min(0),
+                read.embeds,
+                read.states,
+                read.seen if any(read.pads) else None,
+                read.positions,
                 past_key_values=cache,
+                marks=read.marks,
             )
-        rope = [slots - pad for pad in context.memory.padding]
-        memory = Memory(cache, count, pads, rope, states[:0])
-        last = list(states[:, -1:])
-        dropped = [whole - (count - pad) for whole, pad in zip(rope, pads, strict=True)]
-        return _Thread(memory, last, [*last], dropped)
+        memory = Memory(cache, count, read.pads, read.rope, read.states[:0])
+        memory.offsets, memory.axes = read.offsets, 3 if read.positions.dim() == 3 else 1
+        last = list(self.head.fused(told.features[:, -1:]))
+        return _Thread(memory, last, [*last], list(context.prompt), read.global_vector)
 
     def listen(self, context: Context, state: _Thread) -> Categorical:
         branches = len(state.fresh) // context.batch
-        slots = zip(state.memory.kept, state.memory.padding, state.dropped, strict=True)
-        read = [kept - pad + 1 + dropped for kept, pad, dropped in slots]
-        layout, counts = waiting_block(context, read[: context.batch], state.memory.like)
+        layout, counts = waiting_block(context, state.read, state.memory.like)
         states = state.fresh[0].new_zeros(len(state.fresh), layout.length, self.width)
         for row, fresh in enumerate(state.fresh):
             unseen = borrowed(state.known[row], counts[row % context.batch] - len(fresh))
             states[row, layout.length - len(unseen) - len(fresh) :] = torch.cat((unseen, fresh))
         out = self._read(state, layout.tiled(branches), states)
         state.memory.advance(counts * branches)
+        state.read = [len(row) for row in context.history]
         state.fresh = [fresh[:0] for fresh in state.fresh]
         state.said = [out[:, -1:]]
-        return draft_law(
-            context, state_logits(context, self.backbone, state.said[0]), committed(context)
-        )
+        return draft_law(context, self._logits(context, state.said[0]), committed(context))
 
     def say(self, context: Context, state: _Thread, nodes: Nodes) -> Categorical:
         branches = len(state.fresh) // context.batch
         parent = nodes.layout.parents.expand(context.batch, -1).repeat(branches, 1)
         states = torch.cat(state.said, 1).gather(1, parent[..., None].expand(-1, -1, self.width))
         layout = nodes.block(state.memory.like).tiled(branches)
-        state.said.append(self._read(state, layout, states))
-        logits = state_logits(context, self.backbone, state.said[-1])
-        return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
+        depths = nodes.layout.depths + 1
+        steps = depths if len(depths) == 1 else depths.repeat(branches, 1)
+        state.said.append(self._read(state, layout, states, steps))
+        logits = self._logits(context, state.said[-1])
+        return draft_law(context, logits, nodes.prefix(context), depths)
 
     def keep(self, context: Context, state: _Thread, news: News) -> _Thread:
         """Take the true states of what was kept; nothing read of the draft is."""
-        states = news.scores.features["hidden"]
+        features = news.scores.features[self.tap]
         for row, fresh in enumerate(state.fresh):
             path = news.kept.path[row % context.batch]
             places = [0, *(node + 1 for node in path)]
             new = places[: len(news.kept.tokens[row % context.batch])]
-            state.fresh[row] = torch.cat((fresh, states[row, new]))
-            state.known[row] = torch.cat((state.known[row], states[row, new]))[-KNOWN:]
+            states = self.head.fused(features[row, new])
+            state.fresh[row] = torch.cat((fresh, states))
+            state.known[row] = torch.cat((state.known[row], states))[-KNOWN:]
         return state
 
     @property
     def width(self) -> int:
         return self.head.config.hidden_size
 
-    def _read(self, state: _Thread, layout: TokenBlock, states: Tensor) -> Tensor:  # (R, q, D)
+    def _read(
+        self, state: _Thread, layout: TokenBlock, states: Tensor, steps: Tensor | int = 0
+    ) -> Tensor:  # (R, q, D)
         positions, mask, _ = state.memory.place(layout)
-        embeds = self.backbone.embed(layout.tokens)
+        if state.memory.axes > 1:
+            positions = state.memory.on_axes(positions)
+        embeds = (self.head.embeddings or self.backbone.embed)(layout.tokens)
+        marks = SlotMarks(steps, None, state.global_vector)
         cache = state.memory.cache
-        out: Tensor = self.head(embeds, states, mask, positions, past_key_values=cache)
+        out: Tensor = self.head(embeds, states, mask, positions, past_key_values=cache, marks=marks)
         return out
+
+    def _logits(self, context: Context, states: Tensor) -> Tensor:  # (R, n, D) -> (B, n, V)
+        """What the head says of states, guided where both branches are read."""
+        logits = self.head.logits(states, self.backbone.head)
+        return self.head.spread(guided_logits(context, logits))
 
 
 @dataclass
@@ -163,33 +174,26 @@ class _Thread:
     memory: Memory
     fresh: list[Tensor]  # (n, D) per row: true states that no slot was made of yet
     known: list[Tensor]  # (n, D) per row: the last true states, whatever became of them
-    dropped: list[int]  # slots per row that were left out of the prompt
+    read: list[int]  # (B,) known tokens that a slot was made of
+    global_vector: Tensor | None = None  # (R, 1, D) what it is told of pictures
     said: list[Tensor] = field(default_factory=list)  # (R, n, D) each: its own, of this round
 
 
-def _read_slots(
-    context: Context, start: Tensor, slots: int, hides: Sequence[int]
-) -> tuple[Tensor, list[int]]:
-    """Slots (R, n) of the prompt that are read, and the left padding of each row.
-
-    `start` (R, 1) are the slots before which a row is padded. Raises ValueError where slots are to
-    be left out of a prompt whose tokens are not known.
-    """
-    every = torch.arange(slots, device=start.device)
-    if not hides:
-        return every.expand(len(start), -1), start[:, 0].tolist()
-    if len(start) != context.batch or any(context.unknown):
-        raise ValueError(
-            "visual tokens can be left out of a prompt of ids alone, without guidance; use recipe "
-            "'eagle', which reads them"
-        )
-    read = []
-    for row, length, pad in zip(context.history, context.prompt, start[:, 0].tolist(), strict=True):
-        text = [at for at, token in enumerate(row[1:length]) if token not in hides]
-        read.append(torch.tensor(text, dtype=torch.int64, device=start.device) + pad)
-    width = max(map(len, read))
-    padded = [torch.cat((own.new_zeros(width - len(own)), own)) for own in read]
-    return torch.stack(padded), [width - len(own) for own in read]
+def _told(context: Context, tap: str) -> ReadPrompt:
+    """What the target has read just now: the prompt, or what a turn adds to the ones before."""
+    features = context.shared[tap]  # (R, L, k * H)
+    count = features.shape[1]
+    before = max(context.memory.kept[0] - count, 0)  # slots of earlier turns
+    padding = [max(pad - before, 0) for pad in context.memory.padding]
+    lengths = [count - pad for pad in padding[: context.batch]]
+    tokens = None
+    is_known = all(length <= own for length, own in zip(lengths, context.prompt, strict=True))
+    if is_known and len(features) == context.batch:
+        rows = zip(context.history, context.prompt, lengths, strict=True)
+        ids = [[0] * (count - new) + row[end - new : end] for row, end, new in rows]
+        tokens = torch.tensor(ids, dtype=torch.int64, device=features.device)
+    shared = context.shared
+    return ReadPrompt(shared["embeds"], features, padding, tokens, shared["positions"])
 
 
 def borrowed(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count, D)
@@ -198,17 +202,30 @@ def borrowed(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count, D)
     return known[index.clamp_max(len(known) - 1)]
 
 
-def check_head(head: FeatureHead, target: Reader) -> None:
-    """Refuse a head that was not made for this target. Raises ValueError."""
-    HiddenStateHook(target)
+def check_head(head: StateHead, target: Reader) -> None:
+    """Refuse a head that was not made for this target, or that is damaged. Raises ValueError."""
+    check_states(target)
     ours = (int(target.config.hidden_size), target.vocabulary)
-    theirs = (head.config.hidden_size, head.config.vocab_size)
+    theirs = (head.feature_size, head.config.vocab_size)
     if ours != theirs:
         raise ValueError(
             f"this feature head continues states {theirs[0]} wide over {theirs[1]} tokens, but "
             f"{type(target.model).__name__} has states {ours[0]} wide over {ours[1]} tokens; train "
             "a head for this target with mmspec.training.learn_head"
         )
+    if head.config.positions == "mrope" and target.family.rope_axes != 3:
+        raise ValueError(
+            f"this head stands at positions on three axes (M-RoPE), but "
+            f"{type(target.model).__name__} has one; train a head with positions='keep' for it"
+        )
+    head.check()
+    LayerStatesHook(target, head.taps(len(target.layers)) or ())  # refuses layers that are not
+
+
+def tap_of(head: StateHead, target: Reader) -> str:
+    """What a target calls the features that a head reads."""
+    layers = head.taps(len(target.layers))
+    return "hidden" if layers is None else layer_states(layers)
 
 
 def feature_head(kit: Kit) -> Drafter:
@@ -219,27 +236,34 @@ def feature_head(kit: Kit) -> Drafter:
 def text_anchored_head(kit: Kit) -> Drafter:
     """A head that reads text alone: no slot of a visual token (Sparrow)."""
     assert isinstance(kit.drafter, FeatureDraft)
-    hides = kit.target.placeholder_ids
-    return head_of_target(replace(kit, drafter=replace(kit.drafter, hides=hides)))
+    return head_of_target(replace(kit, drafter=replace(kit.drafter, visual_slots="hidden")))
 
 
 @dataclass(frozen=True)
-class FeatureHeadKind(DraftModelKind):
-    """`mmspec.models.heads.feature_head.FeatureHead`s, bound to the target as a `FeatureDraft`."""
+class StateHeadKind(DraftModelKind):
+    """Heads that continue a target's states, of one class, bound to it as a `FeatureDraft`.
+
+    `parts` are what their configuration must say.
+    """
 
     words: str = "feature head"
+    maker: type[StateHead] = FeatureHead
+    parts: Mapping[str, Any] = field(default_factory=dict)
 
     def accepts(self, model: Any) -> bool:
-        return isinstance(model, FeatureHead)
+        if not isinstance(model, self.maker):
+            return False
+        return all(getattr(model.config, name) == part for name, part in self.parts.items())
 
     def owns(self, folder: Path) -> bool:
         there = (folder / "config.json").exists()
-        return there and model_type(folder) == FeatureHeadConfig.model_type
+        return there and model_type(folder) == self.maker.config_class.model_type
 
     def load(
         self, source: str | Path, target: Reader, dtype: torch.dtype | None = None
-    ) -> FeatureHead:
-        return load_head(source, dtype)
+    ) -> StateHead:
+        loaded: StateHead = read(self.maker, source, self.words, dtype)
+        return loaded
 
     def default_sees(self, model: Any, target: Reader, asked: str) -> str:
         if asked not in ("auto", SEES):
@@ -249,28 +273,38 @@ class FeatureHeadKind(DraftModelKind):
             )
         return SEES
 
-    def read(self, model: FeatureHead, target: Reader, sees: str) -> FeatureDraft:
-        moved: FeatureHead = nn.Module.to(model, target.device, target.model.dtype)
+    def read(self, model: StateHead, target: Reader, sees: str) -> FeatureDraft:
+        moved: StateHead = nn.Module.to(model, target.device, target.model.dtype)
         return FeatureDraft(target, moved)
 
-    def random(self, target: Reader, seed: int) -> FeatureHead:
-        config = FeatureHeadConfig.of(target.config, target.vocabulary)
-        head: FeatureHead = random_model(lambda: FeatureHead(config), seed)
+    def random(self, target: Reader, seed: int) -> StateHead:
+        config = self.maker.config_class.of(target.config, target.vocabulary, **self.parts)
+        head: StateHead = random_model(lambda: self.maker(config), seed)
         return head
 
 
-FEATURE_HEAD = FeatureHeadKind()
+FEATURE_HEAD = StateHeadKind()
+EAGLE3_HEAD = StateHeadKind("EAGLE-3 head", Eagle3Head)
 
 
-def with_head(execution: Shape, verifier: Verifier, **parts: Any) -> Recipe:
-    """A recipe whose drafts grow out of a feature head; `parts` are further fields."""
+def with_head(
+    execution: Shape,
+    verifier: Verifier,
+    *kinds: DraftModelKind,
+    optimisation: str = "regression on the target's states",
+    **parts: Any,
+) -> Recipe:
+    """A recipe whose drafts grow out of a head on the target's states, EAGLE's unless `kinds` say.
+
+    `parts` are further fields.
+    """
     return Recipe(
         architecture=feature_head,
         execution=execution,
         verifier=verifier,
-        optimisation="regression on the target's states",
+        optimisation=optimisation,
         sees=SEES,
-        draft_model=(FEATURE_HEAD,),
+        draft_model=kinds or (FEATURE_HEAD,),
         **parts,
     )
 
@@ -287,6 +321,6 @@ def with_draft_model(
         execution=execution,
         verifier=verifier,
         sees="auto",
-        draft_model=(SMALL_MODEL, FEATURE_HEAD, MULTI_TOKEN_HEADS),
+        draft_model=(SMALL_MODEL, FEATURE_HEAD, EAGLE3_HEAD, MULTI_TOKEN_HEADS),
         **parts,
     )

@@ -15,8 +15,8 @@ from mmspec.drafters.growth import DraftModel, News, Nodes
 from mmspec.drafters.neural.small_model import (
     committed,
     draft_law,
+    guided_logits,
     head_of_target,
-    state_logits,
 )
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.multi_token import (
@@ -78,7 +78,7 @@ class MultiTokenDraft(DraftModel):
 
     def ahead(self, context: Context, state: _LastStates, count: int) -> Tensor:  # (B, count, V)
         """Logits of the next `count` places behind the committed tokens."""
-        logits = state_logits(context, self.backbone, self.heads(state.states))
+        logits = guided_logits(context, self.backbone.head(self.heads(state.states)))
         late = [len(row) - read - 1 for row, read in zip(context.history, state.read, strict=True)]
         if not any(late):
             return logits[:, :count]

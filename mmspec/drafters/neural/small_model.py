@@ -184,13 +184,12 @@ def draft_law(
     return context.sampling.law(logits, prefix, position)
 
 
-def state_logits(context: Context, target: Reader, states: Tensor) -> Tensor:
-    """What the target's output head says of states (R, n, D): logits (B, n, V).
+def guided_logits(context: Context, logits: Tensor) -> Tensor:  # (R, n, V) -> (B, n, V)
+    """Logits of both branches of guidance, brought together by the request's scale.
 
-    R is B, or 2B with both branches of guidance, which the request's scale then brings together.
+    Without guidance R is B, and they stay as they are.
     """
-    logits: Tensor = target.head(states)
-    guides = len(states) > context.batch
+    guides = len(logits) > context.batch
     return guided(logits, scale_of(context.request.inputs)) if guides else logits
 
 

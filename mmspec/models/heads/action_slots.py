@@ -57,6 +57,11 @@ class ActionSlots(LlamaLayers):
             nn.init.normal_(module.slots, std=self.config.initializer_range)
             nn.init.normal_(module.open, std=self.config.initializer_range)
 
+    @property
+    def feature_size(self) -> int:
+        """Width of the states of the target that it reads."""
+        return self.config.hidden_size
+
     def forward(self, states: Tensor, embeds: Tensor, known: Tensor, seen: Tensor) -> Tensor:
         """States (B, S, D) that lead to the token of every slot; those of known ones say nothing.
 

@@ -9,59 +9,58 @@ a law:
 A *state* is what the target's output head sees: its last hidden state, behind the final norm. The
 embedding table and the output head are the target's and are not kept here. Layers are Llama's, the
 first without a norm in front of its attention, for every target; rotary positions count slots from
-0. Parameter names are those of the public EAGLE-1 and EAGLE-2 checkpoints.
+0 unless the configuration says otherwise. Parameter names are those of the public EAGLE-1 and
+EAGLE-2 checkpoints, and of ViSpec and MSD, which differ in what becomes of pictures.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+from transformers import Cache
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from mmspec.models.llama_layers import LlamaLayers, through
+from mmspec.models.heads.image_adaptor import ImageAdaptor
+from mmspec.models.heads.state_head import (
+    Glance,
+    SlotMarks,
+    SlotRotaryEmbedding,
+    StateHead,
+    StateHeadConfig,
+    step_table,
+    stepped,
+)
+from mmspec.models.llama_layers import through
 from mmspec.models.reading import read
 
-_SHAPE = (  # what a head has in common with the layers of its target
-    *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("rms_norm_eps", "attention_bias", "initializer_range", "max_position_embeddings"),
-)
-_THETA = 10_000.0
 
+class FeatureHeadConfig(StateHeadConfig):
+    """As `StateHeadConfig`; `bias` is that of `fc`.
 
-class FeatureHeadConfig(LlamaConfig):
-    """`hidden_size` and `vocab_size` are the target's; `bias` is that of `fc`."""
+    `visual_slots="compressed"` takes one of two: `num_q` queries of a resampler over a picture's
+    embeddings, the last of which gives a global vector that every later state is joined with
+    (ViSpec), or `num_latents` vectors that attend to its features (SpecFLASH).
+    """
 
     model_type = "feature_head"
 
     num_hidden_layers: int = 1
     bias: bool = True
+    num_q: int = 0
+    num_latents: int = 0
 
-    @classmethod
-    def of(cls, config: Any, vocabulary: int, **changes: Any) -> FeatureHeadConfig:
-        """The configuration of a head for a decoder with this text configuration.
-
-        `vocabulary` is what the target speaks: codes, for a model that draws.
-        """
-        shared = {name: getattr(config, name, None) for name in _SHAPE}
-        rope = getattr(config, "rope_parameters", None) or {}
-        theta = rope.get("rope_theta") or _THETA
-        own = {
-            **{name: value for name, value in shared.items() if value is not None},
-            "hidden_size": config.hidden_size,
-            "vocab_size": vocabulary,
-            "rope_parameters": {"rope_type": "default", "rope_theta": theta},
-            "pad_token_id": None,
-            "bos_token_id": None,
-            "eos_token_id": None,
-        }
-        return cls(**{**own, **changes})
+    def __post_init__(self, **kwargs: object) -> None:
+        super().__post_init__(**kwargs)
+        if (self.visual_slots == "compressed") != ((self.num_q > 0) != (self.num_latents > 0)):
+            raise ValueError(
+                f"visual_slots={self.visual_slots!r} with num_q={self.num_q} and num_latents="
+                f"{self.num_latents}; 'compressed' takes exactly one of them, others take none"
+            )
 
 
-class FeatureHead(LlamaLayers):
+class FeatureHead(StateHead):
     """Next tokens and the states before them to the states behind them."""
 
     config: FeatureHeadConfig
@@ -75,8 +74,25 @@ class FeatureHead(LlamaLayers):
         count = range(config.num_hidden_layers)
         self.layers = nn.ModuleList(LlamaDecoderLayer(config, layer) for layer in count)
         self.layers[0].input_layernorm = nn.Identity()
-        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.rotary_emb = SlotRotaryEmbedding(config)
+        self.step_residual = step_table(config)
+        latents = config.num_latents
+        self.latents = nn.Parameter(torch.zeros(latents, width)) if latents else None
+        self.imadpt = ImageAdaptor(config, config.num_q) if config.num_q else None
+        self.img_fc = nn.Linear(2 * width, width) if config.num_q else None
         self.post_init()  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)  # type: ignore[no-untyped-call]
+        if module is self.img_fc:  # begins as EAGLE: the global vector is not heard
+            eye = torch.eye(module.out_features)
+            module.weight.copy_(torch.cat((eye, torch.zeros_like(eye)), 1))
+            module.bias.zero_()
+        if isinstance(module, ImageAdaptor):
+            module.q.normal_(0.0, module.head_dim**-0.5)
+        if module is self and self.latents is not None:
+            self.latents.normal_(0.0, self.config.initializer_range)
 
     def forward(
         self,
@@ -85,12 +101,9 @@ class FeatureHead(LlamaLayers):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
+        marks: SlotMarks | None = None,
     ) -> Tensor:
-        """States (B, q, D) behind tokens, from their `embeds` and the `states` before, likewise.
-
-        `attention_mask` is (B, L), or (1 or B, 1, q, L) and additive.
-        """
-        merged: Tensor = self.fc(torch.cat((embeds, states), -1))
+        merged = self.merged(embeds, states, marks or SlotMarks())
         return through(
             self.layers,
             merged,
@@ -101,6 +114,27 @@ class FeatureHead(LlamaLayers):
             past_key_values=past_key_values,
             use_cache=past_key_values is not None,
         )
+
+    def merged(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> Tensor:  # (B, q, D)
+        """What the layers read."""
+        if self.img_fc is not None:
+            seen = marks.global_vector
+            seen = torch.zeros_like(states) if seen is None else seen.expand_as(states)
+            states = self.img_fc(torch.cat((states, seen), -1))
+        merged: Tensor = self.fc(torch.cat((embeds, states), -1))
+        merged = stepped(merged, self.step_residual, marks.steps)
+        return merged if marks.raw is None else torch.where(marks.raw[..., None], embeds, merged)
+
+    def compressed(self, embeds: Tensor, features: Tensor) -> Glance:
+        count = len(embeds)
+        if self.imadpt is not None:  # at the last slots of the picture
+            seen = self.imadpt(embeds)
+            left = min(len(seen) - 1, count)
+            return Glance(seen[:-1][:left], range(count - left, count), seen[-1])
+        if self.latents is not None:  # softmax(A F') F: no projection, no scaling
+            seen = (self.latents[:count] @ features.T).softmax(-1) @ features
+            return Glance(seen, range(len(seen)))
+        return super().compressed(embeds, features)
 
 
 def load_head(folder: str | Path, dtype: torch.dtype | None = None) -> FeatureHead:

@@ -72,6 +72,11 @@ class MultiTokenHeads(PreTrainedModel):
             nn.init.zeros_(module.weight)
             nn.init.zeros_(module.bias)
 
+    @property
+    def feature_size(self) -> int:
+        """Width of the states of the target that they read."""
+        return self.config.hidden_size
+
     def forward(self, states: Tensor) -> Tensor:  # (..., D) -> (..., H, D)
         """What the target's output head is to read, for each head."""
         found = []

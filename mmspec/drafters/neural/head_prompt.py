@@ -1,0 +1,161 @@
+"""What a head on the target's states reads of a prompt: which slots, with what, and where.
+
+prompt    text  pic  pic  pic  text  text        slot t reads embedding t + 1 and state t
+fused      0     1    2    3    4                pictures like text
+hidden     .     .    .    3    4                slots that would read a picture are left out
+raw       (0)   (1)  (2)   3    4                ( ) = the embedding alone goes in
+compressed .     .   (c)   3    4                few inputs c stand for all of a picture
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from mmspec.models.heads.state_head import SlotMarks, StateHead
+from mmspec.targets.reader import Reader
+
+
+@dataclass(frozen=True)
+class ReadPrompt:
+    """What a target has read: R rows (B, or 2B with both branches of guidance), L slots.
+
+    `tokens` are None where they are not known, or not those of all rows.
+    """
+
+    embeds: Tensor  # (R, L, H)
+    features: Tensor  # (R, L, k * H)
+    padding: Sequence[int]  # slots per row that nobody sees
+    tokens: Tensor | None = None  # (R, L)
+    positions: Tensor | None = None  # (R, L) or (axes, R, L), as the target was told them
+
+
+@dataclass(frozen=True)
+class HeadPrompt:
+    """The slots (R, n) that a head reads of it, padded on the left, and where the next ones go."""
+
+    embeds: Tensor  # (R, n, D)
+    states: Tensor  # (R, n, D)
+    marks: SlotMarks
+    pads: list[int]
+    positions: Tensor  # (R, n), or (3, R, n) with M-RoPE
+    rope: list[int]  # rotary position of the slot behind them, per row
+    offsets: Tensor | None  # (3, R, 1) what each axis adds to it
+
+    @property
+    def seen(self) -> Tensor:  # (R, n) bool
+        """What is no padding."""
+        place = torch.arange(self.embeds.shape[1], device=self.embeds.device)
+        return place >= torch.tensor(self.pads, device=place.device)[:, None]
+
+    @property
+    def global_vector(self) -> Tensor | None:  # (R, 1, D)
+        """What slots behind the prompt are told of pictures."""
+        told = self.marks.global_vector
+        return None if told is None else told[:, -1:]
+
+
+def head_prompt(
+    head: StateHead, target: Reader, prompt: ReadPrompt, visual_slots: str | None = None
+) -> HeadPrompt:
+    """Lay out a prompt for a head, which makes states of the features.
+
+    `visual_slots` takes the place of what the head was trained with. Raises ValueError where
+    pictures are to be told apart in a prompt whose tokens are not known.
+    """
+    visual_slots = visual_slots or head.config.visual_slots
+    inputs, raw, told = prompt.embeds[:, 1:], None, None
+    slots = inputs.shape[1]
+    place = torch.arange(slots, device=inputs.device)
+    start = torch.tensor(list(prompt.padding), device=inputs.device)[:, None]
+    kept = place >= start  # (R, slots)
+    if visual_slots != "fused" and target.placeholder_ids:
+        tokens = _known(prompt.tokens)[:, 1:]
+        visual = torch.isin(tokens, tokens.new_tensor(target.placeholder_ids)) & kept
+        if visual_slots == "placeholder":
+            inputs = (head.embeddings or target.embed)(tokens)
+        elif visual_slots == "hidden":
+            kept = kept & ~visual
+        elif visual_slots == "raw":
+            raw = visual
+        else:
+            inputs, raw, told = _compressed(head, inputs, prompt.features[:, 1:], visual)
+            kept = kept & (raw | ~visual)
+    elif head.embeddings is not None:
+        inputs = head.embeddings(_known(prompt.tokens)[:, 1:])
+    where, pads = _packed(kept)
+    rows = torch.arange(len(where), device=where.device)[:, None]
+    marks = SlotMarks(
+        raw=None if raw is None else raw[rows, where],
+        global_vector=None if told is None else told[rows, where],
+    )
+    positions, rope, offsets = _positions(head.config.positions, prompt, where, start, pads)
+    states = head.fused(prompt.features[rows, where])
+    return HeadPrompt(inputs[rows, where], states, marks, pads, positions, rope, offsets)
+
+
+def _known(tokens: Tensor | None) -> Tensor:
+    if tokens is None:
+        raise ValueError(
+            "this head tells pictures from text by the tokens of a prompt, and they must be known: "
+            "give a prompt of ids alone, without guidance, or a head that reads all slots alike "
+            "(recipe 'eagle')"
+        )
+    return tokens
+
+
+def _packed(kept: Tensor) -> tuple[Tensor, list[int]]:  # (R, slots) bool
+    """Slots (R, n) that are kept, in order and padded on the left, and the padding of each row."""
+    counts = kept.sum(-1)
+    width = int(counts.max())
+    place = torch.arange(kept.shape[1], device=kept.device)
+    last = torch.where(kept, place, -1).sort(-1).values[:, kept.shape[1] - width :]
+    return last.clamp_min(0), (width - counts).tolist()
+
+
+def _positions(
+    policy: str, prompt: ReadPrompt, where: Tensor, start: Tensor, pads: Sequence[int]
+) -> tuple[Tensor, list[int], Tensor | None]:
+    """Positions of the slots that are read, and those of the next one."""
+    slots, count = prompt.embeds.shape[1] - 1, where.shape[1]
+    if policy == "mrope":
+        assert prompt.positions is not None  # what turns on three axes tells its decoder where
+        axes = prompt.positions[-3:].expand(3, len(where), -1)
+        rope = [int(value) for value in axes[0, :, -1].tolist()]
+        offsets = axes[:, :, -1:] - axes[:1, :, -1:]
+        index = where.expand(3, -1, -1)
+        return axes.gather(2, index), rope, offsets if bool(offsets.any()) else None
+    if policy == "compact":
+        place = torch.arange(count, device=where.device) - start.new_tensor(pads)[:, None]
+        return place.clamp_min(0), [count - pad for pad in pads], None
+    return (where - start).clamp_min(0), [slots - pad for pad in prompt.padding], None
+
+
+def _compressed(
+    head: StateHead, inputs: Tensor, features: Tensor, visual: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Inputs with those that stand for pictures, where they stand, and global vectors by slot.
+
+    `features` are those of the tokens that the slots would read. Pictures that touch are one.
+    """
+    rows = []
+    for row, seen in enumerate(visual.tolist()):
+        own, raw = inputs[row].clone(), torch.zeros_like(visual[row])
+        told = inputs.new_zeros(inputs.shape[1:])
+        at = 0
+        for is_visual, run in groupby(seen):
+            first, at = at, at + len(list(run))
+            if not is_visual:
+                continue
+            glance = head.compressed(inputs[row, first:at], features[row, first:at])
+            taken = slice(first + glance.at.start, first + glance.at.stop)
+            own[taken], raw[taken] = glance.inputs.to(own), True
+            if glance.vector is not None:
+                told = torch.cat((told[:at], glance.vector.to(told).expand(len(told) - at, -1)))
+        rows.append((own, raw, told))
+    own, raw, told = (torch.stack(parts) for parts in zip(*rows, strict=True))
+    return own, raw, told
