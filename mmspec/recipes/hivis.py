@@ -1,0 +1,27 @@
+"""HiViS: EAGLE's head without visual slots; text states carry the picture, steps have a residual.
+
+Xie et al. 2025, "HiViS: hiding visual tokens from the drafter". The head reads text slots alone,
+whose states the target has already fused with the picture, at positions counted over these; what it
+reads is corrected by a learned residual for every time that a state was self-fed. Exact, with any
+head. Trained on its own states by `mmspec.training.self_fed.learn_hass` without the likeliest
+tokens. Reconstructed: the residual is added behind the fusion, 7 of them; positions are compact;
+the tree is that of `eagle-2`, verified with coupled noise; the loss.
+"""
+
+from mmspec.draft import Kind
+from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.neural.feature_head import StateHeadKind, with_head
+from mmspec.models.heads.feature_head import FeatureHead
+from mmspec.training.self_fed import HIVIS
+from mmspec.verifiers.coupled import Coupled
+
+PARTS = {"visual_slots": "hidden", "positions": "compact"}
+RECIPE = with_head(
+    DynamicTree(depth=6, beam=10, nodes=59, kinds=(Kind.DET,)),
+    Coupled(),
+    StateHeadKind("feature head (visual_slots='hidden')", FeatureHead, PARTS),
+    optimisation="regression on the target's states from its own; no visual slots",
+    training=HIVIS,
+    paper="Xie et al. 2025",
+    reconstructed="residuals, positions, tree and loss",
+)

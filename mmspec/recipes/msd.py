@@ -1,0 +1,32 @@
+"""MSD: EAGLE's head, which reads pictures as bare embeddings and fuses states with text alone.
+
+Lin et al. 2025, "Speculative decoding reimagined for multimodal large language models". A slot that
+reads a visual embedding goes around the fusion of embedding and state; all of them stay in the
+head's memory, at their own positions. The tree has 58 nodes of 6 levels, 10 wide. Exact: the target
+stands at its own positions while it verifies, also where it turns on three axes. Trained by
+`mmspec.training.learn_head` on text first, then on pictures. Reconstructed: the first visual slot
+is not patched with the text behind a picture, as the released code does; coupled noise in the place
+of rejection.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from mmspec.draft import Kind
+from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.neural.feature_head import StateHeadKind, with_head
+from mmspec.models.heads.feature_head import FeatureHead
+from mmspec.training.heads import EAGLE, new_head
+from mmspec.verifiers.coupled import Coupled
+
+PARTS: dict[str, Any] = {"visual_slots": "raw"}
+RECIPE = with_head(
+    DynamicTree(depth=6, beam=10, nodes=58, kinds=(Kind.DET,)),
+    Coupled(),
+    StateHeadKind("feature head (visual_slots='raw')", FeatureHead, PARTS),
+    optimisation="regression on the target's states; bare visual slots",
+    training=replace(EAGLE, begin=partial(new_head, **PARTS)),
+    paper="Lin et al. 2025",
+    reconstructed="the first visual slot; coupled noise instead of rejection",
+)
