@@ -69,7 +69,7 @@ def accelerate(
     if isinstance(model, str | Path):
         model = plug.load(model)
     plan = chosen(owner, recipe, drafter is not None)
-    recipes.check_decodes(plan, owner.decodes, model)
+    recipes.check_decodes(plan, owner.sorts, model)
     unknown = sorted(set(parts) - {*owner.parts, *plan.options})
     if unknown:
         known = [*PARTS, *owner.parts, *plan.options]

@@ -86,8 +86,15 @@ class Modality:
     plain: tuple[str, Mapping[str, Any]] = ("plain", {})  # recipe and parts that speculate nothing
     files: tuple[str, ...] = ()  # endings that `Asker.render` writes, the usual one first
     is_general: bool = False
+    also: tuple[str, ...] = ()  # further sorts of recipes that its models take
+    asked: str | None = None  # the call that commands make, where that is not the customary one
     survey: str | None = None  # the module that measures every class of the library behind it
     teaching: str | None = None  # the module that makes requests of training data (`Teaching`)
+
+    @property
+    def sorts(self) -> tuple[str, ...]:
+        """What recipes for it decode, its own first."""
+        return (self.decodes, *self.also)
 
 
 def setting(default: Any, about: str, **more: Any) -> Any:
@@ -187,6 +194,7 @@ class Answer:
     output: Any = None  # what a judge looks at
     stats: Stats | None = None
     network_rows: float | None = None  # that all calls together computed, where they are counted
+    seconds: float | None = None  # its own time, where more happened meanwhile; None = all of it
 
 
 Answers = Mapping[str, Sequence[Answer]]  # of every contestant, one per request

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 FILE = "mmspec.json"
 DRAFTER = "drafter"  # the only folder that a file may name
-OF_TARGET = ("processor", "codec", "codes")  # parts that belong to the target; never saved
+OF_TARGET = (
+    "processor",
+    "codec",
+    "codes",
+    "actions",
+)  # parts that belong to the target; never saved
 
 
 def save(fast: Accelerated, folder: Path) -> None:

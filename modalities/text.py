@@ -66,9 +66,15 @@ class Output:
 class Text:
     """`generate` of a bound model: the model's own arguments, and its own output."""
 
-    def __init__(self, bound: BoundTokens, prepared: Callable[[Mapping[str, Any]], dict[str, Any]]):
+    def __init__(
+        self,
+        bound: BoundTokens,
+        prepared: Callable[[Mapping[str, Any]], dict[str, Any]],
+        shared: Callable[[int], Mapping[str, Any]] | None = None,
+    ) -> None:
         self.bound = bound
         self.prepared = prepared  # inputs as the reader takes them
+        self.shared = shared or nothing_shared  # what a call of so many rows offers its parts
         settings = vars(_hf.default_config()).keys() | LOOP_ARGUMENTS
         self.inputs = (MODEL_INPUTS | _hf.forward_names(bound.model)) - settings
 
@@ -111,7 +117,8 @@ class Text:
         stop = Stop.resolve(model, config, ids.shape[1], criteria, own["tokenizer"])
         asked = _Asked.of(config, own["past_key_values"], self.bound)
         how = (own["seed"], own["row_ids"], own["drafter_inputs"])
-        call = self.bound.call(inputs, sampling, stop, *how, past=past)
+        shared = self.shared(len(carrier(inputs)))
+        call = self.bound.call(inputs, sampling, stop, *how, shared, past)
         sequences, ending = asked.answer(call, ids, config, loop, own["streamer"])
         found = (ending.scores, ending.logits, ending.cache)
         return Output(sequences, loop.stats(), *found)
@@ -151,7 +158,8 @@ class Text:
         sampling = Sampling.from_processors(processors, bool(config.do_sample))
         asked = _Asked.of(config, cache, self.bound)
         how = (given.get("seed"), given.get("row_ids"), given.get("drafter_inputs"))
-        call = self.bound.call(inputs, sampling, stop, *how, past=past)
+        shared = self.shared(len(carrier(inputs)))
+        call = self.bound.call(inputs, sampling, stop, *how, shared, past)
         sequences, ending = asked.answer(call, ids, config, loop)
         if not config.return_dict_in_generate:
             return sequences
@@ -203,6 +211,11 @@ class Text:
         if mask is not None and not past.is_told:
             inputs = {**inputs, "attention_mask": mask[:, past.length :]}
         return inputs, past
+
+
+def nothing_shared(batch: int) -> Mapping[str, Any]:
+    """Of models whose parts go by the prompt alone."""
+    return {}
 
 
 @dataclass(frozen=True)

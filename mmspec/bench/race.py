@@ -122,7 +122,8 @@ def _answer(
     first = contestant.first(request, seed)
     middle = seconds(device)
     answer = contestant.answer(request, seed)
-    lap.whole[-1] += seconds(device) - middle
+    spent = seconds(device) - middle
+    lap.whole[-1] += spent if answer.seconds is None else answer.seconds
     lap.first[-1] += middle - start
     lap.begun += 0 if first is None else first.count
     lap.answers.append(answer)

@@ -102,10 +102,10 @@ def _refuse_foreign(choice: Choice, owner: Modality, model: str) -> None:
 def _recipes(choice: Choice, owner: Modality, model: str) -> tuple[str, ...]:
     """Those that were named, the usual one, or all of the modality's."""
     if choice.recipe and ALL in choice.recipe:
-        return recipes.names(owner.decodes)
+        return recipes.names(*owner.sorts)
     if choice.recipe:
         for name in choice.recipe:
-            recipes.check_decodes(recipes.get(name), owner.decodes, model)
+            recipes.check_decodes(recipes.get(name), owner.sorts, model)
         return tuple(dict.fromkeys(choice.recipe))
     if owner.drafted is not None:
         plan = recipes.get(owner.drafted)

@@ -35,8 +35,9 @@ class Loaded:
         return accelerate(self.model, recipe, drafter=small, modality=owner.name, **given)
 
     def ask(self, fast: Accelerated, request: Mapping[str, Any], seed: int) -> Any:
-        """The output of the customary call."""
-        return getattr(fast, fast.session.calls[0])(**request, seed=seed)
+        """The output of the customary call, or of the one that the modality names for commands."""
+        call = self.chosen.owner.asked or fast.session.calls[0]
+        return getattr(fast, call)(**request, seed=seed)
 
 
 def load(choice: Choice, chosen: Chosen) -> Loaded:

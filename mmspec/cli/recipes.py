@@ -33,7 +33,7 @@ def recipes(
     if index:
         typer.echo(folder.index(), nl=False)
         return
-    listed = rows(None if modality is None else registry.get(modality).decodes)
+    listed = rows(*(() if modality is None else registry.get(modality).sorts))
     if json:
         emit(listed)
     elif markdown:
@@ -44,13 +44,14 @@ def recipes(
         table(lines, "recipe", "modality", "output", "drafter", "draft", "idea")
 
 
-def rows(decodes: str | None = None) -> list[dict[str, Any]]:
+def rows(*decodes: str) -> list[dict[str, Any]]:
     """One entry per recipe, of all or of those that decode this."""
     takers: dict[str, list[str]] = {}
     for name, modality in registry.modalities().items():
-        takers.setdefault(modality.decodes, []).append(name)
+        for sort in modality.sorts:
+            takers.setdefault(sort, []).append(name)
     found = []
-    for name in folder.names(decodes):
+    for name in folder.names(*decodes):
         about = folder.about(name)
         whole = ("exact", "needs drafter", "paper", "decodes")
         found.append(

@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import json
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -40,9 +40,9 @@ def modules() -> Mapping[str, str]:
 
 
 @lru_cache(maxsize=8)
-def names(decodes: str | None = None) -> tuple[str, ...]:
-    """Keys of all recipes, or of those that decode "tokens", "latents" or "patches"."""
-    return tuple(name for name in modules() if decodes is None or about(name)["decodes"] == decodes)
+def names(*decodes: str) -> tuple[str, ...]:
+    """Keys of all recipes, or of those that decode "tokens", "latents", "patches", ..."""
+    return tuple(name for name in modules() if not decodes or about(name)["decodes"] in decodes)
 
 
 @lru_cache(maxsize=256)
@@ -52,16 +52,16 @@ def get(name: str) -> Recipe:
     return replace(recipe, name=name)
 
 
-def check_decodes(recipe: Recipe, decodes: str, model: Any) -> None:
-    """Refuse a recipe for models of the other sort. Raises ValueError naming those that fit.
+def check_decodes(recipe: Recipe, decodes: Sequence[str], model: Any) -> None:
+    """Refuse a recipe for models of another sort. Raises ValueError naming those that fit.
 
-    `model` may be the name of one.
+    `decodes` are the sorts that fit, the model's own first; `model` may be the name of one.
     """
-    if recipe.decodes != decodes:
+    if recipe.decodes not in decodes:
         what = model if isinstance(model, str) else f"a {type(model).__name__}"
         raise ValueError(
             f"recipe {recipe.name or 'custom'!r} decodes {recipe.decodes}, but {what} gives "
-            f"{decodes}; choose one of the recipes for it: {', '.join(names(decodes))}"
+            f"{decodes[0]}; choose one of the recipes for it: {', '.join(names(*decodes))}"
         )
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from PIL import Image
 
 GREY = (128, 128, 128)
-FRAME_MS, LAST_MS = 80, 2000
 
 
 def frames(picture: Image.Image, rounds: Sequence[Sequence[int]], last: int) -> list[Image.Image]:
@@ -18,12 +16,6 @@ def frames(picture: Image.Image, rounds: Sequence[Sequence[int]], last: int) -> 
     so while a picture is drawn (`Round.partial`) edges beside open cells may still be another.
     """
     return [_until(picture.convert("RGB"), rounds, turn) for turn in range(last + 1)]
-
-
-def save(file: Path, shown: Sequence[Image.Image]) -> None:
-    """Write frames as a GIF or WebP that repeats, the last of them longer."""
-    lasting = [FRAME_MS] * (len(shown) - 1) + [LAST_MS]
-    shown[0].save(file, save_all=True, append_images=shown[1:], duration=lasting, loop=0)
 
 
 def _until(picture: Image.Image, rounds: Sequence[Sequence[int]], turn: int) -> Image.Image:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.modalities import asking, examining, examining_tokens, sheets
+from mmspec.modalities.animation import save
 from mmspec.modalities.image import ImageSettings, drawing
-from mmspec.modalities.image.animation import frames, save
+from mmspec.modalities.image.animation import frames
 from mmspec.modalities.image.families import image_family, maker, reader
 from mmspec.modalities.image.plug import load, session
 from mmspec.modalities.image.steps_map import steps_map

@@ -1,0 +1,71 @@
+"""Observations in the convention of LeRobot (Hugging Face): a dictionary of batched tensors.
+
+observation.images.NAME   (B, C, H, W) float in [0, 1], or uint8; `observation.image` for one
+observation.state         (B, n), optional
+task                      an instruction, or one per row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmspec.errors import described
+
+IMAGE, IMAGES, STATE, TASK = "observation.image", "observation.images.", "observation.state", "task"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What `select_action` is given, in the terms of `predict_action`."""
+
+    image: list[list[Image.Image]]  # of every row, of every camera
+    instruction: list[str]
+    state: Any | None  # (B, n)
+
+
+def read(observation: Any) -> Observation:
+    """An observation. Raises ValueError for what LeRobot would not give."""
+    if not isinstance(observation, Mapping):
+        raise ValueError(
+            f"observation={described(observation)} is no dictionary; give {IMAGE} or {IMAGES}NAME, "
+            f"{TASK}, and {STATE} where it is known"
+        )
+    seen = {n: v for n, v in observation.items() if n == IMAGE or str(n).startswith(IMAGES)}
+    if not seen or TASK not in observation:
+        raise ValueError(
+            f"the observation has {', '.join(map(str, observation)) or 'nothing'}; it needs a "
+            f"picture ({IMAGE} or {IMAGES}NAME) and an instruction ({TASK})"
+        )
+    cameras = [_pictures(name, value) for name, value in seen.items()]
+    counts = sorted({len(camera) for camera in cameras})
+    if len(counts) > 1:
+        raise ValueError(f"cameras show {counts} rows; give the same number of each")
+    task = observation[TASK]
+    words = [task] * counts[0] if isinstance(task, str) else list(task)
+    if len(words) != counts[0]:
+        raise ValueError(f"{len(words)} entries of {TASK} for {counts[0]} rows; give one per row")
+    rows = [list(row) for row in zip(*cameras, strict=True)]
+    return Observation(rows, words, observation.get(STATE))
+
+
+def _pictures(name: str, value: Any) -> list[Image.Image]:
+    """Pictures of one camera, colours first as LeRobot keeps them."""
+    tensor = value if isinstance(value, Tensor) else None
+    if tensor is None or tensor.dim() != 4 or tensor.shape[1] != 3 or not tensor.numel():
+        raise ValueError(f"{name}={described(value)} is no batch of pictures; give (B, 3, H, W)")
+    if tensor.is_floating_point():
+        low, high = tensor.aminmax()
+        if not (low >= 0 and high <= 1):
+            raise ValueError(
+                f"{name} holds {float(low):g} to {float(high):g}; give floats in [0, 1], or uint8"
+            )
+        tensor = (tensor * 255).round().to(torch.uint8)
+    elif tensor.dtype != torch.uint8:
+        raise ValueError(f"{name} is {tensor.dtype}; give floats in [0, 1], or uint8")
+    return [Image.fromarray(one) for one in tensor.permute(0, 2, 3, 1).numpy(force=True)]

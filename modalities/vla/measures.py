@@ -1,0 +1,201 @@
+"""How policies are measured: on paired episodes, beside `generate()` and the last action held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from mmspec import recipes
+from mmspec.api import Accelerated, accelerate
+from mmspec.bench import checks, constant
+from mmspec.bench.certificate import Check, Trial
+from mmspec.bench.environment import dtype_name
+from mmspec.drafters.plain import Silent
+from mmspec.modalities.vla import toys
+from mmspec.modalities.vla.answering import ActionsOnly
+from mmspec.modalities.vla.asked import Question
+from mmspec.modalities.vla.judging import ERRORS, extras
+from mmspec.modalities.vla.plug import PolicySession
+from mmspec.modalities.vla.rollout import Rollout, roll_out
+from mmspec.modalities.vla.step_stats import ActionStep
+from mmspec.modality import Answer, Contestant, Selection, Workload
+from mmspec.recipe import Recipe
+
+OWN = "generate"
+HELD = ("hold-last", "hold-last-tolerance")  # baselines that every recipe of actions must beat
+EVALUATED = 4  # episodes in which the target is asked by itself at every step, for the errors
+DRAWN = ("temperature", "top_k", "top_p", "min_p", "do_sample")
+Request = Mapping[str, Any]
+
+
+def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
+    """Episode i has the world's seed `selection.seed` + i, for everybody.
+
+    Raises ValueError for a batch: robots in one world act one at a time.
+    """
+    if selection.batch > 1:
+        raise ValueError("episodes are measured one robot at a time; drop --batch")
+    count = settings.episodes or selection.count
+    prompts = [one for one in selection.prompts or () if one.strip()] or [""]
+    requests = [
+        {**asker.request([prompts[at % len(prompts)]]), "episode": selection.seed + at}
+        for at in range(count)
+    ]
+    parts = {"processor": asker.processor, "unnorm_key": settings.unnorm_key}
+    return of_requests(model, requests, **parts)
+
+
+def of_requests(model: Any, requests: Sequence[Request], **parts: Any) -> Workload:
+    """Requests are arguments of `rollout`; errors are judged on the first few of them."""
+    parts["modality"] = "vla"
+    plain = accelerate(model, "plain", **parts)
+    held = {
+        name.replace("-", "_"): accelerate(model, name, **parts)
+        for name in HELD
+        if name in recipes.names()
+    }
+    said = {name: one for name, one in requests[0].items() if isinstance(one, str | int | float)}
+    return Workload(
+        timed=requests,
+        plain=SpeculativePolicy(plain),
+        fast=SpeculativePolicy,
+        baselines={
+            OWN: OwnPolicy(plain),
+            **{name: SpeculativePolicy(one) for name, one in held.items()},
+        },
+        controls=partial(constant.controls, model, **parts),
+        judged=[{**one, "evaluate": True} for one in requests[:EVALUATED]],
+        qualities=ERRORS,
+        extras=extras,
+        is_greedy=not said.get("temperature"),
+        device=model.device,
+        settings={name: one for name, one in said.items() if name != "episode"},
+        environment={"dtype": dtype_name(model.dtype)},
+    )
+
+
+@dataclass(frozen=True)
+class SpeculativePolicy(Contestant):
+    """Our loop with some recipe: an episode, or a single question of a tiny model."""
+
+    fast: Accelerated
+
+    def answer(self, request: Request, seed: int) -> Answer:
+        if "environment" in request:
+            found: Rollout = self.fast.rollout(**request, seed=seed)
+            return of_rollout(found, self.fast.recipe.exact)
+        toys.remember(self.fast, [0])
+        self.fast.predict_action(**request, seed=seed)
+        stats: Any = self.fast.last_stats
+        said = [list(self.fast.steps(0)[-1].tokens)]
+        return Answer(said, 1, stats.target_calls, stats.exact, stats=stats)
+
+
+@dataclass(frozen=True)
+class OwnPolicy(Contestant):
+    """The model's own `generate()`, in the same loop with the world."""
+
+    plain: Accelerated
+
+    def answer(self, request: Request, seed: int) -> Answer:
+        session: PolicySession = self.plain.session
+        if "environment" not in request:
+            said = self._said(session.question((), request))
+            return Answer([said], 1, len(said) - 1)
+        how = {n: v for n, v in request.items() if n not in ("environment", "evaluate", "episode")}
+        told = {name: how.pop(name, None) for name in ("instruction", "steps")}
+
+        def act(picture: Any, words: str) -> tuple[np.ndarray, ActionStep]:
+            begun = perf_counter()
+            question = session.question((picture, words), how)
+            said, policy = self._said(question), session.binder.bind(question.key)
+            action, count = policy.units(policy.filled(said, None)), len(said)
+            spent = 1e3 * (perf_counter() - begun)
+            step = ActionStep(0, tuple(said), count, count - 1, (), None, 0, 0, spent, False)
+            return action, step
+
+        episode = request.get("episode", seed)
+        torch.manual_seed(seed)
+        return of_rollout(
+            roll_out(request["environment"], act, lambda *_: None, episode, **told), True
+        )
+
+    def _said(self, question: Question) -> list[int]:
+        """The tokens of `generate()`, which may say nothing but actions."""
+        model = self.plain.model
+        policy = self.plain.session.binder.bind(question.key)
+        warps = {n: getattr(question.sampling, n) for n in DRAWN if question.sampling.do_sample}
+        with torch.no_grad():
+            ids = model.generate(
+                **question.inputs,
+                **{"do_sample": False, **warps},
+                max_new_tokens=policy.places,
+                logits_processor=[_Allowed(ActionsOnly(policy.space.codes))],
+                pad_token_id=policy.space.codes.first,
+            )
+        return [int(one) for one in ids[0, -policy.places :]]
+
+
+class _Allowed(LogitsProcessor):
+    """`ActionsOnly` as transformers takes it."""
+
+    def __init__(self, allowed: ActionsOnly) -> None:
+        self.allowed = allowed
+
+    def __call__(self, input_ids: Any, scores: Any) -> Tensor:  # (B, L), (B, V)
+        found: Tensor = self.allowed(scores, input_ids)
+        return found
+
+
+def of_rollout(found: Rollout, exact: bool) -> Answer:
+    """Calls are per action, since a worse policy may need more of those; so is the count."""
+    steps, actions = found.steps, len(found.actions)
+    return Answer(
+        values=found.tokens,
+        count=actions,
+        calls=sum(one.target_calls for one in steps) / actions,
+        exact=exact,
+        output=found,
+        stats=found.stats,
+        seconds=found.seconds,
+    )
+
+
+def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
+    """Tiny models are counted; equality is asked of the user's own episodes where there are some.
+
+    Raises ValueError for a recipe that needs picture tokens.
+    """
+    if "codebook" in recipe.options:
+        raise ValueError("it needs a codebook of pictures, which policies have none of")
+    small = toys.bound(recipe, 0)
+    fast = trial.fast or small
+    return fast.recipe, _checks(fast, small, recipe, trial)
+
+
+def _checks(fast: Accelerated, small: Accelerated, recipe: Recipe, trial: Trial) -> Iterator[Check]:
+    plan = fast.recipe
+    yield checks.enumeration(plan, small.recipe.verifier)
+    yield checks.frequency(
+        plan, lambda seed: toys.acting(toys.bound(recipe, seed)), trial, "components"
+    )
+    session: PolicySession = fast.session
+    parts = {"processor": session.processor, "modality": "vla"}
+    spaces = session.binder.spaces
+    parts |= {"actions": spaces.given} if spaces.given else {"unnorm_key": spaces.key}
+    other = accelerate(fast.model, "plain", **parts)
+    is_plain = isinstance(session.bound.drafter, Silent)
+    mine, plain = SpeculativePolicy(fast), None if is_plain else SpeculativePolicy(other)
+    requests = trial.requests or [toys.asked()]
+    bare = [{n: v for n, v in one.items() if n not in DRAWN} for one in requests]
+    yield checks.greedy_equality(plan, OwnPolicy(other), mine, bare, trial, "generate()")
+    drawn = [{**one, "temperature": 1.0} for one in bare]
+    yield checks.seeded_equality(plan, plain, mine, drawn, trial)

@@ -1,0 +1,113 @@
+"""One episode in closed loop: the policy answers, the world moves, and both are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from mmspec.errors import check_number, described
+from mmspec.modalities.vla.step_stats import ActionStats, ActionStep
+
+Act = Callable[[Any, str], tuple[np.ndarray, ActionStep]]  # picture, words -> actions (n, D)
+Tell = Callable[[np.ndarray, Any], None]  # the action (D,) carried out, the state it led to
+
+
+class Environment(Protocol):
+    """A `gymnasium.Env` whose observation holds "image" (H, W, 3) uint8, and "state" if known."""
+
+    action_space: Any
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]: ...
+    def step(self, action: Any, /) -> tuple[Any, Any, bool, bool, dict[str, Any]]: ...
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """An episode as it went; T actions of D components in the robot's units."""
+
+    images: list[np.ndarray]  # T + 1 of (H, W, 3) uint8: what the camera saw
+    actions: np.ndarray  # (T, D)
+    states: list[np.ndarray]  # T + 1 of (n,); none where the world has none
+    tokens: list[list[int]]  # of every question
+    instructions: list[str]  # of every question
+    is_success: bool
+    steps: tuple[ActionStep, ...]  # of every question
+    stats: ActionStats | None = None
+    seed: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """What the policy took; the world's own time is not in it."""
+        return sum(one.latency_ms for one in self.steps) / 1e3
+
+    def told(self, stats: ActionStats) -> Rollout:
+        """The same with the report of the run."""
+        return replace(self, stats=stats)
+
+
+def roll_out(
+    environment: Environment,
+    act: Act,
+    tell: Tell,
+    seed: int | None = None,
+    instruction: str | None = None,
+    steps: int | None = None,
+) -> Rollout:
+    """Let `act` answer until the world ends the episode, or after so many `steps`.
+
+    Without an `instruction` each question takes the world's own (`info["instruction"]`), which may
+    change on the way. Actions of a chunk are carried out one after the other. Raises ValueError
+    for a world that shows no picture or, without an instruction, says none.
+    """
+    if steps is not None:
+        check_number("steps", steps, 1, whole=True, example=80)
+    observation, info = environment.reset(seed=seed)
+    kind = environment.action_space.dtype
+    images, states = [_picture(observation)], [observation.get("state")]
+    actions: list[np.ndarray] = []
+    answers: list[ActionStep] = []
+    words: list[str] = []
+    is_over = is_success = False
+    while not is_over:
+        words.append(_words(instruction, info))
+        chunk, answer = act(images[-1], words[-1])
+        answers.append(answer)
+        for action in chunk:
+            observation, _, terminated, truncated, info = environment.step(action.astype(kind))
+            actions.append(action)
+            images.append(_picture(observation))
+            states.append(observation.get("state"))
+            tell(action, states[-1])
+            is_success = is_success or bool(info.get("is_success", False))
+            is_over = bool(terminated or truncated) or (steps is not None and len(actions) >= steps)
+            if is_over:
+                break
+    return Rollout(
+        images=images,
+        actions=np.stack(actions),
+        states=[one for one in states if one is not None],
+        tokens=[list(one.tokens) for one in answers],
+        instructions=words,
+        is_success=is_success,
+        steps=tuple(answers),
+        seed=seed,
+    )
+
+
+def _picture(observation: Any) -> np.ndarray:
+    if not isinstance(observation, dict) or "image" not in observation:
+        raise ValueError(
+            f"the world observes {described(observation)}; a policy needs a dictionary with the "
+            "camera's picture as 'image', (H, W, 3) of uint8"
+        )
+    found: np.ndarray = observation["image"]
+    return found
+
+
+def _words(instruction: str | None, info: dict[str, Any]) -> str:
+    if instruction is None and "instruction" not in info:
+        raise ValueError("the world says no instruction; give instruction= some words")
+    return instruction if instruction is not None else str(info["instruction"])

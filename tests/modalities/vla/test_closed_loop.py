@@ -1,0 +1,108 @@
+"""Exact recipes go the way of plain decoding, step for step, in a world that answers back."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mmspec
+from mmspec.modalities.vla.rollout import Rollout
+from mmspec.modalities.vla.worlds import make_world
+from tests.drafters.heads import untrained
+from tests.modalities.vla.policies import fast, policy
+from tests.toys import prismatic
+
+STEPS = 6  # a random policy reaches nothing; longer episodes are those of the zoo's
+EXACT = ("prompt-lookup", "suffix", "eagle-2", "coupled")
+
+
+@cache
+def world() -> Any:
+    return make_world("table", split="held-out")
+
+
+@cache
+def way(recipe: str) -> mmspec.Accelerated:
+    if recipe == "eagle-2":
+        return fast(recipe, drafter=untrained(policy()))
+    return fast(recipe, drafter=prismatic.openvla(1)) if recipe == "coupled" else fast(recipe)
+
+
+@cache
+def went(recipe: str, seed: int, steps: int) -> Rollout:
+    found: Rollout = way(recipe).rollout(world(), seed=seed, steps=steps)
+    return found
+
+
+def check_same(recipe: str, seed: int, steps: int = STEPS) -> None:
+    mine, plain = went(recipe, seed, steps), went("plain", seed, steps)
+    assert mine.tokens == plain.tokens
+    assert np.array_equal(mine.actions, plain.actions)
+    assert np.array_equal(np.stack(mine.states), np.stack(plain.states))
+    assert all(np.array_equal(a, b) for a, b in zip(mine.images, plain.images, strict=True))
+    assert mine.is_success == plain.is_success
+
+
+@pytest.mark.parametrize("recipe", EXACT)
+def test_exact_recipes_go_the_same_way(recipe: str) -> None:
+    for seed in range(2):
+        check_same(recipe, seed)
+    assert went(recipe, 0, STEPS).tokens != went(recipe, 1, STEPS).tokens
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("recipe", EXACT)
+def test_exact_recipes_go_the_same_way_from_fifty_starts(recipe: str) -> None:
+    for seed in range(50):
+        check_same(recipe, seed)
+
+
+def test_what_an_episode_tells() -> None:
+    ours = way("plain")
+    found: Rollout = ours.rollout(world(), seed=3, steps=4, evaluate=True)
+    assert (len(found.images), found.actions.shape, len(found.states)) == (5, (4, 7), 5)
+    assert found.stats is not None
+    assert ours.last_stats is found.stats
+    assert found.stats.steps == 4
+    assert found.stats.target_calls == 4 * 6
+    assert found.stats.calls_per_action == 6
+    assert found.stats.action_error_max == (0.0,) * 7
+    assert found.seconds == pytest.approx(sum(one.latency_ms for one in found.steps) / 1e3)
+    assert len(ours.steps()) == 4
+    assert found.instructions == [world().unwrapped.reset(seed=3)[1]["instruction"]] * 4
+    other = ours.rollout(world(), seed=3, steps=1, instruction="Reach the moon")
+    assert other.instructions == ["Reach the moon"]
+    moved = ours.rollout(world(), seed=0, episode=3, steps=1)
+    assert np.array_equal(moved.images[0], found.images[0])
+
+
+class Chatty:
+    """A world that says another instruction at every step, and has no states."""
+
+    def __init__(self) -> None:
+        self.action_space, self.told = world().action_space, 0
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        self.told = 0
+        return self._seen()
+
+    def step(self, action: Any, /) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.told += 1
+        seen, info = self._seen()
+        return seen, 0.0, self.told == 3, False, info
+
+    def _seen(self) -> tuple[Any, dict[str, Any]]:
+        told = {"instruction": f"reach {'red ' * self.told}cube", "is_success": self.told == 3}
+        return {"image": np.full((40, 56, 3), 50, np.uint8)}, told
+
+
+def test_an_instruction_may_change_on_the_way() -> None:
+    found = way("prompt-lookup").rollout(Chatty(), seed=0)
+    assert found.instructions == ["reach cube", "reach red cube", "reach red red cube"]
+    assert found.is_success
+    assert found.states == []
+    alone = way("plain").predict_action(found.images[0], "reach red red cube")
+    assert np.array_equal(found.actions[2], alone)
