@@ -158,3 +158,12 @@ def test_there_are_as_many_as_the_longest_answer_has_tokens() -> None:
     config = toys.openvla_config(norm_stats={"arm": four, "toy": {"action": toys.SPAN}})
     assert slots_of(config) == SIZE
     assert slots_of(toys.openvla_config(norm_stats={"arm": four}, num_actions_chunk=3)) == 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"), [({"num_slots": 0}, "num_slots=0"), ({"num_steps": 2}, "num_steps as")]
+)
+def test_configurations_that_cannot_be_are_refused(changes: dict[str, Any], says: str) -> None:
+    target = reader(policy())
+    with pytest.raises(ValueError, match=says):
+        new_slots(target, torch.zeros(target.vocabulary), **changes)

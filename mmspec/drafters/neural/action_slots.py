@@ -60,9 +60,11 @@ class ActionSlotsDraft(DraftModel):
         return (self.head,)
 
     def begin(self, context: Context) -> _Prompt:
-        states = context.shared["hidden"]  # (R, L, D)
+        states = context.shared["hidden"]  # (R, L, D) of what was read just now
+        before = max(context.memory.kept[0] - states.shape[1], 0)  # slots of earlier turns
+        pads = torch.tensor([max(pad - before, 0) for pad in context.memory.padding])
         place = torch.arange(states.shape[1], device=states.device)
-        return _Prompt(states, place >= torch.tensor(context.memory.padding).to(place)[:, None])
+        return _Prompt(states, place >= pads.to(place)[:, None])
 
     def listen(self, context: Context, state: _Prompt) -> Categorical:
         size = self.head.config.num_slots

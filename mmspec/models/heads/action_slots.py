@@ -20,17 +20,34 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from mmspec.models.heads.feature_head import FeatureHeadConfig
+from mmspec.models.heads.state_head import StateHeadConfig
 from mmspec.models.llama_layers import LlamaLayers, through
 from mmspec.models.reading import read
 
 
-class ActionSlotsConfig(FeatureHeadConfig):
-    """`hidden_size` and `vocab_size` are the target's; `num_slots` tokens make an answer."""
+class ActionSlotsConfig(StateHeadConfig):
+    """`hidden_size` and `vocab_size` are the target's; `num_slots` tokens make an answer.
+
+    Slots read the last states of a whole prompt, so of `StateHeadConfig`'s own fields none may be
+    changed. Raises ValueError for one that is, and for no slots.
+    """
 
     model_type = "action_slots"
 
+    num_hidden_layers: int = 1
+    bias: bool = True
     num_slots: int = 7
+
+    def __post_init__(self, **kwargs: object) -> None:
+        super().__post_init__(**kwargs)
+        plain = (self.tapped_layers, self.visual_slots, self.positions, self.num_steps)
+        if plain != (None, "fused", "keep", 0):
+            raise ValueError(
+                "action slots read the target's last states at their places in the prompt; leave "
+                "tapped_layers, visual_slots, positions and num_steps as they are"
+            )
+        if self.num_slots < 1:
+            raise ValueError(f"num_slots={self.num_slots} is no answer; give 1 or more")
 
 
 class ActionSlots(LlamaLayers):
