@@ -156,9 +156,8 @@ def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_L
         columns.append(verdict.path)
     discrete = draft.tokens.dim() == 2
     if discrete:
-        columns.append(
-            draft.tokens if draft.is_chain else draft.tokens.gather(1, verdict.path.clamp_min(0))
-        )
+        made = draft.tokens if verdict.replaced is None else verdict.replaced
+        columns.append(made if draft.is_chain else made.gather(1, verdict.path.clamp_min(0)))
         if verdict.next is not None:
             columns.append(verdict.next[:, None])
     if verdict.excess is not None:

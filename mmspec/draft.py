@@ -171,7 +171,7 @@ class Verdict:
     length: Tensor  # (B,) accepted draft tokens
     next: Tensor | None  # (B,) or (B, *E): one more token of the target; None = not scored yet
     excess: Tensor | None = None  # (B,) over-accepted mass of the tests made; None = not measured
-    replaced: Tensor | None = None  # (B, N, *E) continuous tokens, parts redrawn; None = no
+    replaced: Tensor | None = None  # (B, N, *E) what is said in place of the tokens; None = those
     failed: Tensor | None = None  # (B, N) bool: nodes to be drawn anew; None = those off the path
 
 

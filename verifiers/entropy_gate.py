@@ -10,6 +10,7 @@ from torch import Tensor
 from mmspec.codes.ctc import Uncertainty, entropies
 from mmspec.draft import Draft, Gate, Verdict, categorical
 from mmspec.targets.context import Context
+from mmspec.verifiers.walk import unread
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,7 @@ class EntropyGate(Gate):
         sure = (unsure(draft) <= self.threshold) & draft.mask.any(-1) & alive
         if not bool(sure.any()):
             return None
-        kept = draft.mask & sure[:, None]
-        index = torch.arange(draft.nodes, device=kept.device)
-        return Verdict(torch.where(kept, index, -1), kept.sum(-1), None)
+        return unread(draft.mask & sure[:, None])
 
 
 def unsure(draft: Draft) -> Tensor:  # (B,) nats

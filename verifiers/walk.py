@@ -79,8 +79,13 @@ def longest(
     `passed` is (B, N). Returns the path (B, D), its length (B,), the row of `scores` it ends at
     (B,).
     """
+    kept = ~(draft.ancestors() & ~(passed & draft.mask)[:, None]).any(-1)
+    return deepest(draft, kept, tie)
+
+
+def deepest(draft: Draft, kept: Tensor, tie: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """The same among nodes that a path may end at, `kept` (B, N)."""
     ancestors, depths = draft.ancestors(), draft.depths()
-    kept = ~(ancestors & ~(passed & draft.mask)[:, None]).any(-1)
     length, node = ((depths + 1) * kept).max(-1)
     if tie is not None:
         total = (ancestors * tie[:, None]).sum(-1)
@@ -127,6 +132,12 @@ def depth_of(draft: Draft) -> int:
     if draft.tree is not None:
         return draft.tree.depth
     return int(draft.depths().max()) + 1 if draft.nodes else 0
+
+
+def unread(kept: Tensor) -> Verdict:
+    """A gate's verdict on chains: the nodes `kept` (B, N), a beginning of each, wait to be read."""
+    index = torch.arange(kept.shape[1], device=kept.device)
+    return Verdict(torch.where(kept, index, -1), kept.sum(-1), None)
 
 
 def nothing(scores: Scores, noise: Noise) -> Verdict:

@@ -32,7 +32,7 @@ class Episode:
     outcomes: list[bool] = field(default_factory=list)  # of the tasks before, success or not
     deviations: list[float] = field(default_factory=list)  # one per step: kept from the target's
     noted: list[float] = field(default_factory=list)  # the same of the tokens of this step
-    locked: int = 0  # no gate acts before this step
+    locked: float = 0  # no gate acts before this step
     skips: int = 0  # steps since the target was asked last
     memory: dict[str, Any] = field(default_factory=dict)  # of a part, by its name, this task's
 
@@ -75,6 +75,13 @@ class Episode:
         """The last actions, the oldest first."""
         last = self.actions[-count:] if count > 0 else []
         return torch.stack(last) if last else torch.zeros(0, self.space.size, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Marks a draft (`Draft.extras`) that ends the answer of some rows without the target."""
+
+    rows: Tensor  # (B,) bool
 
 
 def episodes_of(context: Any) -> Sequence[Episode]:

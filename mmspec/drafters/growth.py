@@ -382,10 +382,13 @@ def _steps(device: torch.device) -> Tensor:
 
 
 def read_path(places: Sequence[Sequence[int]], kept: Round) -> tuple[tuple[int, ...], ...]:
-    """Per row, the kept nodes that the draft model has read, in reading order."""
+    """Per row, the kept nodes that the draft model has read, in reading order.
+
+    A row without places was drafted by somebody else.
+    """
     rows = []
     for row, path in enumerate(kept.path):
         own = places[row] if len(places) > 1 else places[0]
-        read = [own[node] for node in path]
+        read = [own[node] for node in path] if own else []
         rows.append(tuple(place for place in read if place >= 0))
     return tuple(rows)

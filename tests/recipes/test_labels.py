@@ -44,6 +44,7 @@ from mmspec.trees import Tree
 from mmspec.verifiers.law import ancestral, joint
 from mmspec.verifiers.recursive import Recursive
 from tests.drafters.test_jacobi import P, Q, slots
+from tests.toys import policies
 from tests.verifiers.drawn_laws import by_prefix
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -236,7 +237,12 @@ def unmeasured() -> str:
 
 
 GATED = {name: recipes.get(name) for name in recipes.names()}
-GATES = [name for name, one in GATED.items() if one.gate is not None and not one.hears]
+GATES = [
+    name
+    for name, one in GATED.items()
+    if one.gate is not None and one.decodes == "tokens" and not one.hears
+]
+ACTING = [name for name in recipes.names("actions") if GATED[name].gate is not None]
 
 
 @pytest.mark.parametrize("name", GATES)
@@ -250,6 +256,7 @@ def test_every_gate_stands_in_a_recipe() -> None:
     reached = {
         type(bind(recipes.get(name)).recipe.gate) for name in GATES for bind, _ in MODELS[1:]
     }
+    reached |= {type(policies.robot(name).gate) for name in ACTING}  # judged in test_actions
     assert {*gates()} == reached
 
 
@@ -337,7 +344,8 @@ def made(plan: Recipe) -> Recipe:
     """With its verifier as it is made of the options alone."""
     if not isinstance(plan.verifier, Deferred):
         return plan
-    kit = Kit(None, None, plan.execution, plan.sees, options=plan.options)
+    space = policies.SPACE if plan.decodes == "actions" else None
+    kit = Kit(None, None, plan.execution, plan.sees, options=plan.options, actions=space)
     return replace(plan, verifier=plan.verifier.make(kit))
 
 

@@ -23,7 +23,7 @@ from tests.conftest import partner
 
 ALL = recipes.names()
 NAMES = [name for name in recipes.names("tokens") if not recipes.get(name).hears]  # have their own
-DECODED = ("tokens", "latents", "patches")
+KINDS = ("tokens", "latents", "patches", "frames", "actions")
 ROOM = 10
 
 
@@ -44,9 +44,7 @@ def test_the_folder_is_the_registry() -> None:
     files = {info.name.replace("_", "-") for info in pkgutil.iter_modules(recipes.__path__)}
     assert set(ALL) == files
     assert list(ALL) == sorted(ALL)
-    assert set(ALL) == {
-        name for kind in ("tokens", "latents", "patches", "frames") for name in recipes.names(kind)
-    }
+    assert set(ALL) == {name for kind in KINDS for name in recipes.names(kind)}
     assert {"plain", "coupled", "prompt-lookup", "spd-mllm"} <= files
 
 

@@ -289,7 +289,7 @@ EAGLE3_HEAD = StateHeadKind("EAGLE-3 head", Eagle3Head)
 
 def with_head(
     execution: Shape,
-    verifier: Verifier,
+    verifier: Verifier | Deferred[Verifier],
     *kinds: DraftModelKind,
     optimisation: str = "regression on the target's states",
     **parts: Any,

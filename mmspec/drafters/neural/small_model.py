@@ -14,7 +14,16 @@ from torch.nn import functional
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.growth import Chain, DraftModel, News, Nodes, Shape, Sprout, read_path
+from mmspec.drafters.growth import (
+    Chain,
+    DraftModel,
+    News,
+    Nodes,
+    Shape,
+    Sprout,
+    nothing,
+    read_path,
+)
 from mmspec.drafters.neural.sight import SIGHTS, Sight, sight
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.sampling import Prefix
@@ -79,6 +88,16 @@ class Autoregressive(OfModel):
         kind = self.kinds[0]
         state.sprout = self.shape.grow(self.model, context, state.model, state.shape, kind)
         return state.sprout.draft
+
+    def silent(self, context: Context, state: _State, rows: Sequence[bool] | None = None) -> _State:
+        """The state where somebody else drafted for some `rows` of this round, or for all."""
+        if rows is None:
+            return replace(state, sprout=nothing(context))
+        assert state.sprout is not None
+        own = state.sprout.places
+        whose = [own[row] if len(own) > 1 else own[0] for row in range(context.batch)]
+        places = [() if other else mine for other, mine in zip(rows, whose, strict=True)]
+        return replace(state, sprout=replace(state.sprout, places=places))
 
     def observe(
         self, context: Context, state: _State, draft: Draft, scores: Scores, kept: Round

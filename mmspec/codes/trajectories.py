@@ -1,0 +1,150 @@
+"""Stored trajectories of robots, and the nearest stored moments (HeiSD)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+FILE = "trajectories.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectories:
+    """M moments of several episodes, each episode's in order, one behind the other.
+
+    `features` are what a policy makes of its prompt there (its last hidden state), of length 1;
+    `actions` what was done next, normalised; `states` where the robot was, if that is known.
+    Raises ValueError for tensors that do not fit together, and numbers that are not finite.
+    """
+
+    features: Tensor = field(repr=False)  # (M, H) float32
+    actions: Tensor = field(repr=False)  # (M, D) float32
+    episodes: Tensor = field(repr=False)  # (M,) int64, ascending
+    states: Tensor | None = field(default=None, repr=False)  # (M, S) float32
+
+    def __post_init__(self) -> None:
+        for name in ("features", "actions", "states"):
+            one = getattr(self, name)
+            if one is None:
+                continue
+            if one.dim() != 2 or len(one) != len(self.episodes) or not len(one):
+                raise ValueError(
+                    f"{name} of shape {tuple(one.shape)} beside episodes of "
+                    f"{tuple(self.episodes.shape)}; give one row per moment, and at least one"
+                )
+            if not bool(one.isfinite().all()):
+                raise ValueError(f"{name} hold NaN or infinite numbers; record them again")
+        if self.episodes.dim() != 1 or bool((self.episodes.diff() < 0).any()):
+            raise ValueError("episodes= must not fall; put the moments of each episode together")
+
+    @classmethod
+    def of(cls, episodes: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> Trajectories:
+        """From (features (T, H), normalised actions (T, D), states (T, S) or None) per episode."""
+        rows = list(episodes)
+        states = [one for _, _, one in rows if one is not None]
+        if states and len(states) != len(rows):
+            raise ValueError("states of some episodes only; give those of all, or of none")
+        numbers = [torch.full((len(row[0]),), at) for at, row in enumerate(rows)]
+        features = torch.cat([row[0] for row in rows]).float()
+        return cls(
+            torch.nn.functional.normalize(features, dim=-1),
+            torch.cat([row[1] for row in rows]).float(),
+            torch.cat(numbers),
+            torch.cat(states).float() if states else None,
+        )
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Trajectories:
+        """From a folder, or the file in it. Raises ValueError for what holds none."""
+        path = Path(folder)
+        path = path / FILE if path.is_dir() else path
+        try:
+            with safe_open(path, framework="pt") as file:
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            states = found.get("states")
+            made = cls(
+                found["features"].float(),
+                found["actions"].float(),
+                found["episodes"].long(),
+                None if states is None else states.float(),
+            )
+        except (OSError, SafetensorError, KeyError) as error:
+            raise ValueError(
+                f"{folder} holds no stored trajectories ({error}); give a folder with {FILE}, as "
+                "Trajectories.save writes it"
+            ) from error
+        return made
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the file into a folder, in float16; returns its path."""
+        path = Path(folder) / FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {"features": self.features.half(), "actions": self.actions.half()}
+        tensors["episodes"] = self.episodes.int()
+        if self.states is not None:
+            tensors["states"] = self.states.float()
+        save_file({name: one.contiguous() for name, one in tensors.items()}, path)
+        return path
+
+    @property
+    def count(self) -> int:
+        return len(self.episodes)
+
+    def nearest(self, query: Tensor, count: int) -> tuple[Tensor, Tensor]:  # (B, H) -> (B, K) x2
+        """The nearest moments by cosine and how near they are, exactly, ties by index.
+
+        Raises ValueError for features of another width.
+        """
+        if query.shape[-1] != self.features.shape[1]:
+            raise ValueError(
+                f"features {query.shape[-1]} wide are looked up among stored ones "
+                f"{self.features.shape[1]} wide; record the trajectories with this policy"
+            )
+        unit = torch.nn.functional.normalize(query.to(self.features), dim=-1)
+        cosine = unit @ torch.nn.functional.normalize(self.features, dim=-1).T
+        found = cosine.sort(dim=-1, descending=True, stable=True)
+        return found.values[:, :count], found.indices[:, :count]
+
+    def ahead(self, moment: int, count: int) -> Tensor:  # -> (count, D)
+        """What was done from a moment on; behind its episode's end the last action again."""
+        last = int((self.episodes == self.episodes[moment]).nonzero()[-1])
+        rows = torch.arange(moment, moment + count).clamp_max(last)
+        return self.actions[rows]
+
+    @cached_property
+    def matches(self) -> tuple[Tensor, Tensor]:  # (M,) similarity, (M,) distance
+        """How near every moment's nearest one of another episode is, by cosine and by place.
+
+        Distances are 0 where states are not known. Raises ValueError for a single episode.
+        """
+        if len(self.episodes.unique()) < 2:
+            raise ValueError(
+                "one stored episode says nothing of how near others come; store several, or give "
+                "theta= and delta="
+            )
+        unit = torch.nn.functional.normalize(self.features, dim=-1)
+        same = self.episodes[:, None] == self.episodes
+        similarity, index = (unit @ unit.T).masked_fill(same, -2).max(-1)
+        if self.states is None:
+            return similarity, torch.zeros_like(similarity)
+        return similarity, (self.states - self.states[index]).norm(dim=-1)
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """What a draft of stored trajectories goes by (`Draft.extras`), per row.
+
+    The first `length` nodes of such a row are the nearest moment's own action, whole.
+    """
+
+    rows: Tensor  # (B,) bool: which drafts are such
+    similarity: Tensor  # (B,) cosine of the nearest moment
+    distance: Tensor  # (B,) from where the robot was then; 0 where that is not known
+    length: Tensor  # (B,) int64

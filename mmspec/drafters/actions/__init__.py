@@ -1,0 +1,1 @@
+"""Drafters of robot actions: what the robot did before, and what others did where it stands."""

@@ -1,0 +1,129 @@
+"""How a robot moves: straight and fast, or slowly round a curve (the metric of HeiSD)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmspec.codes.actions import ActionSpace
+from mmspec.codes.episodes import Episode
+from mmspec.codes.trajectories import Trajectories
+from mmspec.errors import check_number
+
+STEPS = 5  # of Gauss-Newton
+FLAT = 1e-6  # share of the largest extent below which points are a line
+
+
+@dataclass(frozen=True)
+class KinematicMetric:
+    """F = a Norm(R) + (1 - a) Norm(Disp) of the last `window` positions (Zheng et al. 2026).
+
+    R is the radius of the circle through them, Disp the way they went. Norm is between the least
+    and the 95th percentile, whose values are measured once; a line has the largest R. Positions are
+    the sums of the executed deltas, which is what actions of this kind are.
+
+    Raises ValueError for a weight outside [0, 1] and a window below 3.
+    """
+
+    space: ActionSpace
+    radius_bounds: tuple[float, float]
+    way_bounds: tuple[float, float]
+    window: int = 15
+    weight: float = 0.5  # a
+
+    def __post_init__(self) -> None:
+        check_number("window", self.window, 3, whole=True, example=15)
+        check_number("weight", self.weight, 0, 1, example=0.5)
+
+    @classmethod
+    def measured(
+        cls, space: ActionSpace, store: Trajectories, window: int = 15, weight: float = 0.5
+    ) -> KinematicMetric:
+        """With the bounds of all windows of stored trajectories.
+
+        Raises ValueError where no episode is that long.
+        """
+        radii, ways = list[Tensor](), list[Tensor]()
+        for number in store.episodes.unique():
+            points = _positions(space, store.actions[store.episodes == number])
+            if len(points) >= window:
+                windows = points.unfold(0, window, 1).transpose(1, 2)  # (n, window, k)
+                radii.append(circle_radius(windows))
+                ways.append(way(windows))
+        if not radii:
+            raise ValueError(
+                f"no stored episode has {window} steps; give a shorter window=, or store longer "
+                "ones"
+            )
+        bounds = [_bounds(torch.cat(one)) for one in (radii, ways)]
+        return cls(space, bounds[0], bounds[1], window, weight)
+
+    def of(self, episode: Episode) -> float | None:
+        """F, in [0, 1]; None while the robot has done too little."""
+        recent = episode.recent(self.window)
+        if len(recent) < self.window:
+            return None
+        points = _positions(self.space, recent)
+        radius = _share(float(circle_radius(points)), self.radius_bounds)
+        moved = _share(float(way(points)), self.way_bounds)
+        return self.weight * radius + (1 - self.weight) * moved
+
+
+def circle_radius(points: Tensor) -> Tensor:  # (..., n, k) -> (...)
+    """The radius of the circle nearest to points, in the plane that they lie in most.
+
+    An algebraic fit (2 u u_c + 2 v v_c + s = u^2 + v^2), then Gauss-Newton on the distances from
+    the circle; infinite for points on a line.
+    """
+    centred = points.double() - points.double().mean(-2, keepdim=True)
+    _, extent, basis = torch.linalg.svd(centred, full_matrices=False)
+    u, v = (centred @ basis[..., :2, :].transpose(-1, -2)).unbind(-1)
+    line = extent[..., 1] <= FLAT * extent[..., 0].clamp_min(torch.finfo(torch.float64).tiny)
+    u = torch.where(line[..., None], torch.arange(u.shape[-1]).double().cos(), u)  # any circle
+    v = torch.where(line[..., None], torch.arange(v.shape[-1]).double().sin(), v)
+    made = torch.stack((2 * u, 2 * v, torch.ones_like(u)), -1)
+    square = (u**2 + v**2)[..., None]
+    centre = torch.linalg.lstsq(made, square, driver="gelsd").solution[..., :2, 0]
+    for _ in range(STEPS):
+        du, dv = u - centre[..., :1], v - centre[..., 1:]
+        far = (du**2 + dv**2).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+        slope = torch.stack((-du / far, -dv / far), -1)
+        slope = slope - slope.mean(-2, keepdim=True)
+        off = (far - far.mean(-1, keepdim=True))[..., None]
+        step = torch.linalg.lstsq(slope, -off, driver="gelsd").solution[..., 0]
+        centre = centre + step
+    far = ((u - centre[..., :1]) ** 2 + (v - centre[..., 1:]) ** 2).sqrt().mean(-1)
+    return torch.where(line, torch.inf, far)
+
+
+def way(points: Tensor) -> Tensor:  # (..., n, k) -> (...)
+    """The length of the path through points."""
+    return points.double().diff(dim=-2).norm(dim=-1).sum(-1)
+
+
+def _positions(space: ActionSpace, actions: Tensor) -> Tensor:  # (n, D) -> (n, k)
+    """Where normalised deltas lead to. Raises ValueError for actions of a single component."""
+    groups = space.groups
+    dims = groups.get("position", groups.get("motion", ()))
+    if len(dims) < 2:
+        raise ValueError(
+            f"the components {', '.join(dim.name for dim in space.dims)} span no plane to fit a "
+            "circle in; use recipe 'retrieval'"
+        )
+    return space.unnormalise(actions)[:, list(dims)].cumsum(0)
+
+
+def _bounds(values: Tensor) -> tuple[float, float]:
+    """The least value and the 95th percentile; infinite radii count as the largest."""
+    finite = values[values.isfinite()]
+    if not len(finite):
+        return 0.0, 1.0
+    capped = values.clamp_max(float(finite.max()))
+    return float(capped.min()), float(capped.quantile(0.95))
+
+
+def _share(value: float, bounds: tuple[float, float]) -> float:
+    low, high = bounds
+    return 1.0 if value >= high else max(value - low, 0.0) / (high - low)

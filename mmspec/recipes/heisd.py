@@ -1,0 +1,67 @@
+"""HeiSD: stored trajectories draft where a robot is quick, a feature head where it is slow.
+
+Zheng et al. 2026 (arXiv 2603.17573). The metric F of the last `window` positions, radius and way
+weighted by `weight`, decides at `cut`. Stored drafts are kept by whole groups of components within
+`bias` bins each and `total` together (`aggregate` "abs_sum", or "signed_sum" as the paper probably
+has it), grippers exactly; those of the head token by token within `radius`. Where the nearest
+moment is alike by `theta` and no further than `delta`, its action is kept without asking the
+target, at most `most_skips` times in a row; both come from the store unless given, and theta learns
+from how tasks end. `store` is a folder of trajectories, that of the drafter unless given.
+Lossy; bias=0, radius=0 and theta=2 are exact. Reconstructed: the rule of skipping, features (the
+policy's own last state), the number of neighbours, cut, theta, delta; a refused stored draft hands
+over to the head.
+"""
+
+from dataclasses import replace
+
+from mmspec.draft import Drafter, Gate, Kind, Verifier
+from mmspec.drafters.actions.kinematics import KinematicMetric
+from mmspec.drafters.actions.retrieval import Retrieval, store_of
+from mmspec.drafters.actions.routed import Routed
+from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.neural.feature_head import feature_head, with_head
+from mmspec.drafters.neural.small_model import Autoregressive
+from mmspec.recipe import Deferred, Kit
+from mmspec.verifiers.action_tolerance import KINDS, ActionTolerance, FixedRadius
+from mmspec.verifiers.by_source import BySource
+from mmspec.verifiers.group_tolerance import GroupTolerance
+from mmspec.verifiers.similarity_gate import SimilarityGate
+
+
+def head_and_store(kit: Kit) -> Drafter:
+    """A head on the target's own states, or stored trajectories, by how the robot moves."""
+    head, store, options = feature_head(kit), store_of(kit), kit.options
+    assert isinstance(head, Autoregressive)
+    stored = Retrieval(kit.space, store, options["neighbours"], whole=True)
+    metric = KinematicMetric.measured(kit.space, store, options["window"], options["weight"])
+    return Routed(head, stored, metric, options["cut"])
+
+
+def tolerances(kit: Kit) -> Verifier:
+    """Groups of what was stored, tokens of what was grown."""
+    space, options = kit.space, kit.options
+    groups = GroupTolerance(space, options["bias"], options["total"], options["aggregate"])
+    return BySource(groups, ActionTolerance(space, FixedRadius.of(space, options["radius"])))
+
+
+def similar(kit: Kit) -> Gate:
+    """Moments that are alike enough."""
+    options = kit.options
+    limits = (options["theta"], options["delta"], options["most_skips"])
+    return SimilarityGate.measured(store_of(kit), *limits)
+
+
+HEAD = with_head(
+    DynamicTree(depth=5, beam=8, nodes=49, kinds=(Kind.DET,)),
+    Deferred(tolerances, "longest path of whole groups, or within a radius", kinds=KINDS),
+    gate=Deferred(similar, "stored actions of moments that are alike are kept"),
+    options={
+        **{"store": None, "neighbours": 4, "window": 15, "weight": 0.5, "cut": 0.5},
+        **{"bias": 15.0, "total": 30.0, "aggregate": "abs_sum", "radius": 9.0},
+        **{"theta": None, "delta": None, "most_skips": 4},
+    },
+    paper="Zheng et al. 2026",
+    reconstructed="the rule of skipping, features, neighbours, cut and thresholds",
+    decodes="actions",
+)
+RECIPE = replace(HEAD, architecture=head_and_store)

@@ -1,0 +1,58 @@
+"""KERV: Spec-VLA whose radius follows the robot's motion, and a Kalman filter ends refused actions.
+
+Zheng et al. 2026 (arXiv 2603.01581). Drafts and trees as of spec-vla; the radius lies between
+`least` and `most` bins and shrinks as what is kept strays from the robot's own motion
+(`reference`, `beta`). Where a drafted token is refused, the rest of the action, behind the target's
+correction, is a filter's forecast out of the last `window` actions, kept without asking the target;
+then not again for `lockout` steps. `motion` is "constant_velocity" or "random_walk"; grippers are
+held, and strict. Lossy; with lockout=inf and least=most it is spec-vla of that radius.
+Reconstructed: the formula of the radius with beta and reference, the filter's constants, and that
+the correction is kept, which the target has already said.
+"""
+
+from dataclasses import replace
+
+from mmspec.draft import Drafter, Gate, Kind, Verifier
+from mmspec.drafters.actions.completion import Completing, OnRefusal
+from mmspec.drafters.actions.kalman import forecast_of
+from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.neural.feature_head import feature_head, with_head
+from mmspec.recipe import Deferred, Kit
+from mmspec.verifiers.action_tolerance import KINDS, ActionTolerance, space_of
+from mmspec.verifiers.completion_gate import CompletionGate
+from mmspec.verifiers.kinematic_radius import KinematicRadius
+
+
+def completed_head(kit: Kit) -> Drafter:
+    """A head on the target's own states, and a Kalman filter behind its mistakes."""
+    if kit.options["lockout"] == float("inf"):  # never completed, so nothing is forecast
+        return feature_head(kit)
+    inner, window = feature_head(kit), kit.options["window"]
+    return Completing(inner, kit.space, forecast_of(kit), OnRefusal(), window)
+
+
+def kinematic(kit: Kit) -> Verifier:
+    """A radius that follows the motion."""
+    space, options = space_of(kit), kit.options
+    bounds = (options["least"], options["most"], options["reference"], options["beta"])
+    return ActionTolerance(space, KinematicRadius(space, *bounds, options["window"]))
+
+
+def completion(kit: Kit) -> Gate:
+    """What keeps the filter's forecasts."""
+    return CompletionGate(kit.options["lockout"])
+
+
+HEAD = with_head(
+    DynamicTree(depth=5, beam=8, nodes=49, kinds=(Kind.DET,)),
+    Deferred(kinematic, "longest path within a radius that follows the motion", kinds=KINDS),
+    gate=Deferred(completion, "a Kalman filter completes refused actions"),
+    options={
+        **{"least": 5.0, "most": 15.0, "reference": 1.0, "beta": 0.3, "strict": None},
+        **{"motion": "constant_velocity", "window": 10, "lockout": 4.0},
+    },
+    paper="Zheng et al. 2026",
+    reconstructed="the formula of the radius, constants of the filter, and that corrections stay",
+    decodes="actions",
+)
+RECIPE = replace(HEAD, architecture=completed_head)

@@ -1,0 +1,57 @@
+"""KERV as released: a radius that falls with time, and a filter that ends every fourth action.
+
+The code of Zheng et al. 2026 (lusunn111/KERV), which simplifies the paper. Drafts and trees as of
+spec-vla. The radius falls from `most` to `least` bins by a `schedule`, "cubic" or "exponential",
+within `horizon` steps, whatever the robot does. At every step whose number is a multiple of
+`period` the action is ended behind its first verified draft by a random walk over all actions of
+the episode, which nearly repeats the last one. Lossy. Unlike that code: grippers are strict unless
+`strict=[]`, components are told by their place (its completion is shifted by one), the filter runs
+on values and not on ids, and its branches in the tree are left out.
+"""
+
+from dataclasses import replace
+
+from mmspec.draft import Drafter, Gate, Kind, Verifier
+from mmspec.drafters.actions.completion import Completing, EveryFew
+from mmspec.drafters.actions.kalman import RandomWalk
+from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.neural.feature_head import feature_head, with_head
+from mmspec.errors import chosen
+from mmspec.recipe import Deferred, Kit
+from mmspec.verifiers.action_tolerance import KINDS, ActionTolerance, space_of
+from mmspec.verifiers.completion_gate import CompletionGate
+from mmspec.verifiers.scheduled_radius import SCHEDULES, ScheduledRadius
+
+
+def periodically_completed_head(kit: Kit) -> Drafter:
+    """A head on the target's own states, and a random walk that ends every few actions."""
+    occasion = EveryFew(kit.options["period"])
+    return Completing(feature_head(kit), kit.space, RandomWalk(), occasion, None)
+
+
+def scheduled(kit: Kit) -> Verifier:
+    """A radius that falls with time."""
+    options = kit.options
+    schedule = chosen("schedule", options["schedule"], SCHEDULES)
+    bounds = (options["most"], options["least"], options["horizon"])
+    return ActionTolerance(space_of(kit), ScheduledRadius(space_of(kit), schedule, *bounds))
+
+
+def completion(kit: Kit) -> Gate:
+    """What keeps the filter's forecasts; the period locks it out enough."""
+    return CompletionGate(0)
+
+
+HEAD = with_head(
+    DynamicTree(depth=5, beam=8, nodes=49, kinds=(Kind.DET,)),
+    Deferred(scheduled, "longest path within a radius that falls with time", kinds=KINDS),
+    gate=Deferred(completion, "a random walk ends every few actions"),
+    options={
+        **{"schedule": "cubic", "most": 15.0, "least": 3.0, "horizon": 220, "period": 4},
+        "strict": None,
+    },
+    paper="Zheng et al. 2026",
+    reconstructed="the branches of the filter are left out",
+    decodes="actions",
+)
+RECIPE = replace(HEAD, architecture=periodically_completed_head)

@@ -1,0 +1,63 @@
+"""Drafts of stored trajectories are verified otherwise than those of a head (HeiSD)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mmspec.codes.trajectories import Retrieved
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
+from mmspec.laws.noise import Noise
+from mmspec.verifiers.action_tolerance import KINDS
+
+
+@dataclass(frozen=True)
+class BySource(Verifier):
+    """`stored` for the rows of a draft that were retrieved, `grown` for the others.
+
+    As lossless as both.
+    """
+
+    stored: Verifier
+    grown: Verifier
+    kinds: ClassVar[tuple[Kind, ...]] = KINDS
+
+    @property
+    def lossless(self) -> bool:
+        return self.stored.lossless and self.grown.lossless
+
+    @property
+    def couples(self) -> bool:
+        return self.stored.couples and self.grown.couples
+
+    @property
+    def words(self) -> str:
+        return f"retrieved: {self.stored.words}; grown: {self.grown.words}"
+
+    def within(self, context: Any) -> Verifier:
+        return replace(self, stored=self.stored.within(context), grown=self.grown.within(context))
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        if not isinstance(draft.extras, Retrieved):
+            return self.grown.verify(draft, scores, noise)
+        rows = draft.extras.rows
+        one = self.stored.verify(draft, scores, noise)
+        if bool(rows.all()):
+            return one
+        other = self.grown.verify(draft, scores, noise)
+        assert one.next is not None
+        assert other.next is not None
+        return Verdict(
+            torch.where(rows[:, None], one.path, other.path),
+            torch.where(rows, one.length, other.length),
+            torch.where(rows, one.next, other.next),
+            torch.where(rows, _mass(one), _mass(other)),
+        )
+
+
+def _mass(verdict: Verdict) -> Tensor:  # (B,)
+    found = verdict.excess
+    return torch.zeros_like(verdict.length, dtype=torch.float64) if found is None else found
