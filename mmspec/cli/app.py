@@ -304,6 +304,20 @@ def convert(
     work("mmspec.cli.convert", layout, files or [], out, knobs, json)
 
 
+@app.command("export")
+def export(
+    layout: Annotated[str, typer.Argument(metavar="FORMAT", help="One of `mmspec convert`.")],
+    head: Annotated[Path, typer.Argument(help="The folder of a head.")],
+    out: Annotated[Path, typer.Option(help="A new folder, of config.json and safetensors.")],
+    target: Annotated[
+        str | None, typer.Option(help="Name of its target on a hub, where the format names it.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a head in a published layout, for the engines that read that."""
+    work("mmspec.cli.export", layout, head, out, target, json)
+
+
 app.command("recipes")(recipes.recipes)
 app.command("show")(show.show)
 app.add_typer(measure, name="bench")

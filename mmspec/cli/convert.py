@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from mmspec import formats
 from mmspec.cli.inputs import quiet
@@ -20,8 +21,7 @@ def run(
     layout = formats.get(name)
     if out is None:
         raise ValueError(f"give --out a folder for what {' and '.join(map(str, files))} become")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} holds something already; give --out a new folder")
+    check_new(out)
     quiet()
     with working(f"reading {layout.about}", json):
         model = formats.converted(name, files, **set_pairs(knobs or ()))
@@ -35,18 +35,27 @@ def run(
         pairs(list(found.items()))
 
 
+def check_new(out: Path) -> None:
+    """Refuse a folder that holds anything. Raises ValueError."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} holds something already; give --out a new folder")
+
+
 def _list(json: bool) -> None:
     every = {name: formats.get(name) for name in formats.names()}
     if json:
-        emit(
-            [
-                {"format": name, "about": one.about, "files": one.files, "options": one.options}
-                for name, one in every.items()
-            ]
-        )
+        emit([{"format": name, **_described(one)} for name, one in every.items()])
         return
     rows = [
-        [name, one.about, ", ".join(one.files), "\n".join(map(": ".join, one.options.items()))]
+        [
+            *(name, one.about, ", ".join(one.files), one.export is not None),
+            "\n".join(map(": ".join, one.options.items())),
+        ]
         for name, one in every.items()
     ]
-    table(rows, "format", "about", "files", "--set NAME=VALUE")
+    table(rows, "format", "about", "files", "exported", "--set NAME=VALUE")
+
+
+def _described(one: formats.Format) -> dict[str, Any]:
+    own = {"about": one.about, "files": one.files, "options": one.options}
+    return {**own, "exported": one.export is not None}
