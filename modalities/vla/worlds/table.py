@@ -171,7 +171,7 @@ def place(thing: Thing) -> tuple[float, float]:
 def start_pose(generator: np.random.Generator) -> np.ndarray:  # -> (7,)
     """Some pose above the table: gripper closed, wrist about as it should lean, any yaw."""
     x, y, z = (float(value) for value in generator.uniform(*_STARTS.T))
-    roll, pitch = np.array(tilt(x, y, z)) + generator.normal(0, 0.02, 2)
+    roll, pitch = np.array(tilt(x, y, z)) + generator.normal(0, 0.005, 2)
     return np.array([x, y, z, roll, pitch, generator.uniform(-1.2, 1.2), 0.0])
 
 
