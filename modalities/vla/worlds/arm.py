@@ -20,19 +20,25 @@ GRIP = 0.5  # change of aperture in one step, at most
 _TURNS = np.array([0.6, 0.6, 1.4])  # roll, pitch, yaw, at most
 _LINK = 0.42  # length of each of the two links, metres
 _SLIP, _SHAKE = 0.06, np.array([1e-3, 1e-3, 1e-3, 2e-3, 2e-3, 8e-3])  # noise of a step
+_YIELD = 0.2  # share of a wrong lean that the wrist gives up in a step
 _OVERSAMPLING = 3
-_HAND, _RIM, _STEEL = (0, 205, 220, 255), (12, 60, 70, 255), (128, 134, 142, 255)
+_JAWS = ((0, 205, 220, 255), (235, 0, 235, 255))  # left and right, so that yaw can be told
+_RIM, _STEEL = (12, 60, 70, 255), (128, 134, 142, 255)
 _SHADOW = (20, 20, 30, 110)
 
 
 def moved(pose: np.ndarray, action: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """The pose (7,) after an action (7,): within limits, and never quite as commanded."""
+    """The pose (7,) after an action (7,): within limits, and never quite as commanded.
+
+    The wrist yields, so that roll and pitch, which no picture shows, do not drift off for good.
+    """
     step = np.clip(action[:6], -LIMITS, LIMITS)
     slip = 1 + _SLIP * generator.standard_normal(6)
     after = pose.astype(np.float64)
     after[:6] += step * slip + _SHAKE * generator.standard_normal(6)
     after[:2] = np.clip(after[:2], -SIDE / 2, SIDE / 2)
     after[2] = np.clip(after[2], LOWEST, HIGHEST)
+    after[3:5] += _YIELD * (np.array(tilt(*map(float, after[:3]))) - after[3:5])
     after[3:6] = np.clip(after[3:6], -_TURNS, _TURNS)
     after[6] = np.clip(pose[6] + np.clip(action[6] - pose[6], -GRIP, GRIP), 0.0, 1.0)
     return after
@@ -64,7 +70,7 @@ def draw_arm(pose: np.ndarray, size: int) -> Image.Image:
     joints = [_pixel(big, *at) for at in (BASE, _elbow(x, y), (x, y))]
     pen.line(joints, fill=_STEEL, width=width, joint="curve")
     _jaws(pen, big, pose, (x, y), _RIM, 0.004)
-    _jaws(pen, big, pose, (x, y), _HAND, 0.0)
+    _jaws(pen, big, pose, (x, y), None, 0.0)
     return picture.resize((size, size), Image.Resampling.BOX)
 
 
@@ -73,26 +79,26 @@ def _jaws(
     big: int,
     pose: np.ndarray,
     at: tuple[float, float],
-    colour: tuple[int, int, int, int],
+    colour: tuple[int, int, int, int] | None,
     rim: float,
 ) -> None:
-    """Two jaws and the bar between them, `rim` metres larger on all sides."""
+    """Two jaws and the bar between them, `rim` metres larger on all sides; None: own colours."""
     scale = 1 + 2.5 * float(pose[2])
     yaw, aperture = float(pose[5]), float(pose[6])
-    gap, half, thick = (0.022 + 0.03 * aperture) * scale, 0.036 * scale, 0.009 * scale
+    gap, half, thick = (0.022 + 0.03 * aperture) * scale, 0.045 * scale, 0.012 * scale
 
-    def bar(x0: float, y0: float, x1: float, y1: float) -> None:
+    def bar(x0: float, y0: float, x1: float, y1: float, own: tuple[int, int, int, int]) -> None:
         c, s = math.cos(yaw), math.sin(yaw)
         corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
         pen.polygon(
             [_pixel(big, at[0] + c * u + s * v, at[1] - s * u + c * v) for u, v in corners],
-            fill=colour,
+            fill=colour or own,
         )
 
-    for side in (-1, 1):
+    bar(-gap - rim, -half - rim, gap + rim, -half + 1.6 * thick + rim, _STEEL)
+    for side, own in zip((-1, 1), _JAWS, strict=True):
         inner, outer = sorted((side * gap, side * (gap + 2 * thick)))
-        bar(inner - rim, -half - rim, outer + rim, half + rim)
-    bar(-gap - rim, -half - rim, gap + rim, -half + 1.6 * thick + rim)
+        bar(inner - rim, -half - rim, outer + rim, half + rim, own)
 
 
 def _elbow(x: float, y: float) -> tuple[float, float]:
