@@ -33,7 +33,7 @@ from mmspec.modalities.vla.asked import Question, check_deadline, prepare
 from mmspec.modalities.vla.reading import PromptReader
 from mmspec.modalities.vla.robots import Robots, numbers_of, rows_of
 from mmspec.modalities.vla.rollout import Rollout, roll_out
-from mmspec.modalities.vla.spaces import ActionSpaces, check_drafter, chunk_of
+from mmspec.modalities.vla.spaces import ActionSpaces, check_drafter, check_free, chunk_of
 from mmspec.modalities.vla.step_stats import ActionStats, ActionStep, summed_up
 from mmspec.modalities.vla.worlds import make_world
 from mmspec.modality import Loop
@@ -75,6 +75,7 @@ class PolicyBinder:
         for other in self.made.values():  # read from its folder once
             small = small if other.bound.draft_model is None else other.bound.draft_model.model
         check_drafter(small, space.codes)
+        check_free(space.codes, self.backbone)
         parts = {**self.parts, "actions": space}
         bound = tokens.bind(self.backbone, self.recipe, small, parts)
         if bound.draft_model is not None:

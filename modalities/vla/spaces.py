@@ -8,6 +8,7 @@ from typing import Any
 from mmspec.codes.actions import ActionCodes, ActionSpace
 from mmspec.errors import described, is_whole
 from mmspec.modalities.vla import STATISTICS
+from mmspec.targets.reader import Reader
 
 BINS = 256  # where a configuration does not say; so OpenVLA
 CHUNK = "num_actions_chunk"  # actions of one answer, where there are several (OpenVLA-OFT)
@@ -102,4 +103,20 @@ def check_drafter(drafter: Any, codes: ActionCodes) -> None:
             f"the drafter says actions in {other.bins} bins up to id {other.vocabulary - 1}, the "
             f"policy in {codes.bins} up to {codes.vocabulary - 1}; give a drafter of the same "
             "action vocabulary"
+        )
+
+
+def check_free(codes: ActionCodes, backbone: Reader) -> None:
+    """Refuse action ids among which are those of pictures. Raises ValueError.
+
+    The last ids of a vocabulary often are: LLaVA's and PaliGemma's image token lies behind the
+    words, in the rows that fill their table up.
+    """
+    taken = [one for one in backbone.visual_ids if codes.first <= one < codes.vocabulary]
+    if taken:
+        raise ValueError(
+            f"{type(backbone.model).__name__} says actions by ids {codes.first} to "
+            f"{codes.vocabulary - 1}, and {taken[0]} of them stands for a picture; say in its "
+            "configuration how many rows behind the words fill the table up (pad_to_multiple_of), "
+            "or give actions= with ActionCodes of other ids"
         )

@@ -96,7 +96,7 @@ def test_greedy_tokens_are_those_of_generate(
 @pytest.mark.parametrize("kind", ["marked", "public"])
 def test_every_entry_point_takes_a_public_prompt(kind: str) -> None:
     given, expected = request("ragged", kind)
-    fast = bound("coupled", "chain")
+    fast = mmspec.accelerate(policy(), "coupled", drafter=partner(), length=3, modality="vlm")
     settings: Any = {"max_new_tokens": ROOM, "do_sample": False}
     hooked = policy().generate(**given, **settings, custom_generate=fast)
     assert torch.equal(hooked, expected)
