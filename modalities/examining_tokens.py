@@ -16,13 +16,15 @@ from mmspec.modality import Finding, Outcome
 from mmspec.models.heads.action_slots import ActionSlots
 from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
+from mmspec.models.heads.hydra import HydraHeads
+from mmspec.models.heads.medusa import MedusaHeads
 from mmspec.models.heads.multi_token import MultiTokenHeads
 from mmspec.models.loading import auto_class, model_type
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.reader import Reader
 
 HEADS: tuple[Any, ...] = (  # on the states of a target
-    *(FeatureHead, Eagle3Head, MultiTokenHeads, ActionSlots),
+    *(FeatureHead, Eagle3Head, MultiTokenHeads, MedusaHeads, HydraHeads, ActionSlots),
 )
 
 

@@ -10,16 +10,14 @@ the tree is that of `eagle-2`, verified with coupled noise; the loss.
 
 from mmspec.draft import Kind
 from mmspec.drafters.dynamic_tree import DynamicTree
-from mmspec.drafters.neural.feature_head import StateHeadKind, with_head
-from mmspec.models.heads.feature_head import FeatureHead
+from mmspec.drafters.neural.feature_head import state_head, with_head
 from mmspec.training.self_fed import HIVIS
 from mmspec.verifiers.coupled import Coupled
 
-PARTS = {"visual_slots": "hidden", "positions": "compact"}
 RECIPE = with_head(
     DynamicTree(depth=6, beam=10, nodes=59, kinds=(Kind.DET,)),
     Coupled(),
-    StateHeadKind("feature head (visual_slots='hidden')", FeatureHead, PARTS),
+    state_head("feature head (visual_slots='hidden')", visual_slots="hidden", positions="compact"),
     optimisation="regression on the target's states from its own; no visual slots",
     training=HIVIS,
     paper="Xie et al. 2025",

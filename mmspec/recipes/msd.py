@@ -15,8 +15,7 @@ from typing import Any
 
 from mmspec.draft import Kind
 from mmspec.drafters.dynamic_tree import DynamicTree
-from mmspec.drafters.neural.feature_head import StateHeadKind, with_head
-from mmspec.models.heads.feature_head import FeatureHead
+from mmspec.drafters.neural.feature_head import state_head, with_head
 from mmspec.training.heads import EAGLE, new_head
 from mmspec.verifiers.coupled import Coupled
 
@@ -24,7 +23,7 @@ PARTS: dict[str, Any] = {"visual_slots": "raw"}
 RECIPE = with_head(
     DynamicTree(depth=6, beam=10, nodes=58, kinds=(Kind.DET,)),
     Coupled(),
-    StateHeadKind("feature head (visual_slots='raw')", FeatureHead, PARTS),
+    state_head("feature head (visual_slots='raw')", **PARTS),
     optimisation="regression on the target's states; bare visual slots",
     training=replace(EAGLE, begin=partial(new_head, **PARTS)),
     paper="Lin et al. 2025",

@@ -9,18 +9,15 @@ tree has 29 nodes of 4 levels, 8 wide. Exact, with any head. Trained by
 
 from mmspec.draft import Kind
 from mmspec.drafters.dynamic_tree import DynamicTree
-from mmspec.drafters.neural.feature_head import StateHeadKind, with_head
-from mmspec.models.heads.feature_head import FeatureHead
+from mmspec.drafters.neural.feature_head import state_head, with_head
 from mmspec.training.vispec import VISPEC
 from mmspec.verifiers.coupled import Coupled
 
 RECIPE = with_head(
     DynamicTree(depth=4, beam=8, nodes=29, kinds=(Kind.DET,)),
     Coupled(),
-    StateHeadKind(
-        "feature head (visual_slots='compressed', num_q=2)",
-        FeatureHead,
-        {"visual_slots": "compressed", "num_q": 2},
+    state_head(
+        "feature head (visual_slots='compressed', num_q=2)", visual_slots="compressed", num_q=2
     ),
     optimisation="total variation and order of the target's likeliest tokens",
     training=VISPEC,

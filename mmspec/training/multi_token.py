@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from mmspec.drafters.neural.multi_token import check_heads
 from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConfig
+from mmspec.models.heads.token_heads import TokenHeads
 from mmspec.targets.reader import Reader
 from mmspec.training.heads import Lesson, read
 from mmspec.training.reporting import Report, silent
@@ -45,15 +46,15 @@ def learn_multi_token(
 
 
 def heads_loss(
-    reader: Reader, heads: MultiTokenHeads, lesson: Lesson, discount: float = 0.8
+    reader: Reader, heads: TokenHeads, lesson: Lesson, discount: float = 0.8
 ) -> Tensor:  # ()
     """Cross entropy of each head where its token is known, in sum over heads."""
     length = lesson.tokens.shape[1]
     states = read(reader, lesson).states[:, -length:]  # the target says token t of state t
     tokens = lesson.tokens.repeat(len(states) // len(lesson.tokens), 1)
-    said = reader.head(heads(states))  # (R, T, H, V)
+    said = heads.logits(states, reader.head)  # (R, T, H, V)
     total = torch.zeros((), device=states.device)
-    for head in range(min(heads.config.num_heads, length - 1)):
+    for head in range(min(heads.reach, length - 1)):
         ahead = head + 1
         logits, wanted = said[:, :-ahead, head].float(), tokens[:, ahead:]
         known = wanted >= 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from mmspec.drafters.neural.head_prompt import head_prompt
 from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.models.heads.feature_head import FeatureHeadConfig
 from mmspec.models.heads.state_head import SlotRotaryEmbedding
+from mmspec.models.reading import read
 from mmspec.training.heads import Lesson, read_lesson
 from mmspec.trees import Tree
 from tests import toys
@@ -345,3 +347,17 @@ def test_a_prompt_of_embeddings_cannot_be_told_apart() -> None:
         assert torch.equal(out.sequences, expected)
         assert (out.stats.fallback is None) == (reason is None)
         assert reason is None or reason in out.stats.fallback
+
+
+@pytest.mark.parametrize("parts", [*COMBINATIONS])
+def test_a_folder_holds_every_part(parts: str, tmp_path: Path) -> None:
+    maker, changes = COMBINATIONS[parts]
+    head = head_of("qwen2_5_vl", maker, **changes)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.add_(0.5)
+    head.save_pretrained(tmp_path)
+    loaded = read(type(head), tmp_path, "head")
+    assert all(getattr(loaded.config, name) == value for name, value in changes.items())
+    for name, weight in head.state_dict().items():
+        assert torch.equal(weight, loaded.state_dict()[name]), name

@@ -240,7 +240,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         mmspec.accelerate(toy, "coupled", drafter=heads, length=3)
     with pytest.raises(ValueError, match=r"3 tokens deep, .* next 2 only"):
         mmspec.accelerate(toy, "coupled", drafter=heads, tree=SHAPES["dynamic"])
-    with pytest.raises(ValueError, match="sees='pixels' does not fit: multi-token heads"):
+    with pytest.raises(ValueError, match="sees='pixels' does not fit: a set of multi-token heads"):
         mmspec.accelerate(toy, "coupled", drafter=heads, sees="pixels", length=2)
     with pytest.raises(ValueError, match="needs a feature head, but a MultiTokenHeads is none"):
         mmspec.accelerate(toy, "eagle", drafter=heads)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +11,10 @@ from torch import Tensor, nn
 
 from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.growth import DraftModel, News, Nodes, Shape
+from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.head_prompt import ReadPrompt, head_prompt
-from mmspec.drafters.neural.multi_token import MULTI_TOKEN_HEADS, SEES
+from mmspec.drafters.neural.hydra import HYDRA_HEADS
+from mmspec.drafters.neural.multi_token import MEDUSA_HEADS, MULTI_TOKEN_HEADS, SEES
 from mmspec.drafters.neural.small_model import (
     SMALL_MODEL,
     committed,
@@ -27,9 +28,6 @@ from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.models.heads.state_head import SlotMarks, StateHead, StateHeadConfig
-from mmspec.models.loading import model_type
-from mmspec.models.random_weights import random_model
-from mmspec.models.reading import read
 from mmspec.recipe import Deferred, DraftModelKind, Kit, Recipe
 from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
@@ -239,52 +237,14 @@ def text_anchored_head(kit: Kit) -> Drafter:
     return head_of_target(replace(kit, drafter=replace(kit.drafter, visual_slots="hidden")))
 
 
-@dataclass(frozen=True)
-class StateHeadKind(DraftModelKind):
-    """Heads that continue a target's states, of one class, bound to it as a `FeatureDraft`.
-
-    `parts` are what their configuration must say.
-    """
-
-    words: str = "feature head"
-    maker: type[StateHead] = FeatureHead
-    parts: Mapping[str, Any] = field(default_factory=dict)
-
-    def accepts(self, model: Any) -> bool:
-        if not isinstance(model, self.maker):
-            return False
-        return all(getattr(model.config, name) == part for name, part in self.parts.items())
-
-    def owns(self, folder: Path) -> bool:
-        there = (folder / "config.json").exists()
-        return there and model_type(folder) == self.maker.config_class.model_type
-
-    def load(
-        self, source: str | Path, target: Reader, dtype: torch.dtype | None = None
-    ) -> StateHead:
-        loaded: StateHead = read(self.maker, source, self.words, dtype)
-        return loaded
-
-    def default_sees(self, model: Any, target: Reader, asked: str) -> str:
-        if asked not in ("auto", SEES):
-            raise ValueError(
-                f"sees={asked!r} does not fit: a feature head reads the target's states ({SEES!r}) "
-                "and nothing else; drop sees=, or use another recipe"
-            )
-        return SEES
-
-    def read(self, model: StateHead, target: Reader, sees: str) -> FeatureDraft:
-        moved: StateHead = nn.Module.to(model, target.device, target.model.dtype)
-        return FeatureDraft(target, moved)
-
-    def random(self, target: Reader, seed: int) -> StateHead:
-        config = self.maker.config_class.of(target.config, target.vocabulary, **self.parts)
-        head: StateHead = random_model(lambda: self.maker(config), seed)
-        return head
+def state_head(words: str, maker: type[StateHead] = FeatureHead, **parts: Any) -> HeadKind:
+    """Heads that continue a target's states, of a class and with these parts."""
+    return HeadKind(maker, FeatureDraft, words, parts)
 
 
-FEATURE_HEAD = StateHeadKind()
-EAGLE3_HEAD = StateHeadKind("EAGLE-3 head", Eagle3Head)
+FEATURE_HEAD = state_head("feature head")
+EAGLE3_HEAD = state_head("EAGLE-3 head", Eagle3Head)
+HEADS = (FEATURE_HEAD, EAGLE3_HEAD, MULTI_TOKEN_HEADS, MEDUSA_HEADS, HYDRA_HEADS)
 
 
 def with_head(
@@ -321,6 +281,6 @@ def with_draft_model(
         execution=execution,
         verifier=verifier,
         sees="auto",
-        draft_model=(SMALL_MODEL, FEATURE_HEAD, EAGLE3_HEAD, MULTI_TOKEN_HEADS),
+        draft_model=(SMALL_MODEL, *HEADS),
         **parts,
     )

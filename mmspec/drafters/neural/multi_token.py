@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from mmspec.draft import Drafter
 from mmspec.drafters.growth import DraftModel, News, Nodes
+from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.small_model import (
     committed,
     draft_law,
@@ -19,16 +19,12 @@ from mmspec.drafters.neural.small_model import (
     head_of_target,
 )
 from mmspec.laws.categorical import Categorical
-from mmspec.models.heads.multi_token import (
-    MultiTokenHeads,
-    MultiTokenHeadsConfig,
-    load_multi_token_heads,
-)
-from mmspec.models.loading import model_type
-from mmspec.models.random_weights import random_model
-from mmspec.recipe import STATES, DraftModelKind, Kit
+from mmspec.models.heads.medusa import MedusaHeads
+from mmspec.models.heads.multi_token import MultiTokenHeads
+from mmspec.models.heads.token_heads import TokenHeads
+from mmspec.recipe import STATES, Kit
 from mmspec.targets.context import Context
-from mmspec.targets.hooks import HiddenStateHook
+from mmspec.targets.hooks import check_states
 from mmspec.targets.reader import Reader
 
 SEES = STATES
@@ -54,7 +50,7 @@ class MultiTokenDraft(DraftModel):
     """
 
     backbone: Reader  # the target's
-    heads: MultiTokenHeads
+    heads: TokenHeads
     sees: ClassVar[str] = SEES
 
     def __post_init__(self) -> None:
@@ -70,7 +66,7 @@ class MultiTokenDraft(DraftModel):
 
     @property
     def reach(self) -> int:
-        return self.heads.config.num_heads
+        return self.heads.reach
 
     def begin(self, context: Context) -> _LastStates:
         states = context.shared["hidden"][:, -1]
@@ -78,7 +74,7 @@ class MultiTokenDraft(DraftModel):
 
     def ahead(self, context: Context, state: _LastStates, count: int) -> Tensor:  # (B, count, V)
         """Logits of the next `count` places behind the committed tokens."""
-        logits = guided_logits(context, self.backbone.head(self.heads(state.states)))
+        logits = guided_logits(context, self.heads.logits(state.states, self.backbone.head))
         late = [len(row) - read - 1 for row, read in zip(context.history, state.read, strict=True)]
         if not any(late):
             return logits[:, :count]
@@ -119,11 +115,11 @@ class _LastStates:
     logits: Tensor | None = None  # (B, H, V) of this round
 
 
-def check_heads(heads: MultiTokenHeads, target: Reader) -> None:
+def check_heads(heads: Any, target: Reader) -> None:
     """Refuse heads that were not made for this target. Raises ValueError."""
-    HiddenStateHook(target)
+    check_states(target)
     ours = (int(target.config.hidden_size), target.vocabulary)
-    theirs = (heads.config.hidden_size, heads.config.vocab_size)
+    theirs = (heads.feature_size, heads.config.vocab_size)
     if ours != theirs:
         raise ValueError(
             f"these multi-token heads read states {theirs[0]} wide and speak {theirs[1]} tokens, "
@@ -137,47 +133,18 @@ def multi_token_heads(kit: Kit) -> Drafter:
     return head_of_target(kit)
 
 
-@dataclass(frozen=True)
-class MultiTokenHeadsKind(DraftModelKind):
-    """`MultiTokenHeads`, bound to the target as a `MultiTokenDraft`."""
-
-    words: str = "set of multi-token heads"
-
-    def accepts(self, model: Any) -> bool:
-        return isinstance(model, MultiTokenHeads)
-
-    def owns(self, folder: Path) -> bool:
-        there = (folder / "config.json").exists()
-        return there and model_type(folder) == MultiTokenHeadsConfig.model_type
-
-    def load(
-        self, source: str | Path, target: Reader, dtype: torch.dtype | None = None
-    ) -> MultiTokenHeads:
-        return load_multi_token_heads(source, dtype)
-
-    def default_sees(self, model: Any, target: Reader, asked: str) -> str:
-        if asked not in ("auto", SEES):
-            raise ValueError(
-                f"sees={asked!r} does not fit: multi-token heads read the target's states "
-                f"({SEES!r}) and nothing else; drop sees=, or use another recipe"
-            )
-        return SEES
-
-    def read(self, model: MultiTokenHeads, target: Reader, sees: str) -> MultiTokenDraft:
-        moved: MultiTokenHeads = nn.Module.to(model, target.device, target.model.dtype)
-        return MultiTokenDraft(target, moved)
-
-    def random(self, target: Reader, seed: int) -> MultiTokenHeads:
-        size = target.vocabulary
-        count = min(_BIGRAMS, size)
-        config = MultiTokenHeadsConfig.of(target.config, size, num_bigrams=count)
-        heads: MultiTokenHeads = random_model(lambda: MultiTokenHeads(config), seed)
-        generator = torch.Generator().manual_seed(seed)
-        first = torch.randint(size, (count,), generator=generator)
-        often = torch.randint(1, 10, (count,), generator=generator)
-        second = (first + torch.arange(count)) % size  # no pair twice
-        heads.bigrams.copy_(torch.stack((first, second, often), 1))
-        return heads
+def _counted(heads: MultiTokenHeads, seed: int) -> None:
+    """Fill the table of neighbours with pairs, none of them twice."""
+    generator = torch.Generator().manual_seed(seed)
+    size = heads.config.vocab_size
+    count = heads.config.num_bigrams = min(_BIGRAMS, size)
+    first = torch.randint(size, (count,), generator=generator)
+    often = torch.randint(1, 10, (count,), generator=generator)
+    second = (first + torch.arange(count)) % size
+    heads.bigrams = torch.stack((first, second, often), 1).int()
 
 
-MULTI_TOKEN_HEADS = MultiTokenHeadsKind()
+MULTI_TOKEN_HEADS = HeadKind(
+    MultiTokenHeads, MultiTokenDraft, "set of multi-token heads", fill=_counted
+)
+MEDUSA_HEADS = HeadKind(MedusaHeads, MultiTokenDraft, "set of Medusa heads")

@@ -12,14 +12,16 @@ The output head is the target's and is not kept here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
+from mmspec.models.heads.token_heads import TokenHeads
 from mmspec.models.reading import read
 
 
@@ -47,12 +49,11 @@ class MultiTokenHeadsConfig(PreTrainedConfig):
         return cls(**{"hidden_size": config.hidden_size, "vocab_size": vocabulary, **changes})
 
 
-class MultiTokenHeads(PreTrainedModel):
+class MultiTokenHeads(TokenHeads):
     """One state of the target to as many as there are heads."""
 
     config: MultiTokenHeadsConfig
     config_class = MultiTokenHeadsConfig
-    base_model_prefix = "model"
     bigrams: Tensor  # (P, 3) int32: a token, the next one, how often
 
     def __init__(self, config: MultiTokenHeadsConfig) -> None:
@@ -73,9 +74,11 @@ class MultiTokenHeads(PreTrainedModel):
             nn.init.zeros_(module.bias)
 
     @property
-    def feature_size(self) -> int:
-        """Width of the states of the target that they read."""
-        return self.config.hidden_size
+    def reach(self) -> int:
+        return self.config.num_heads
+
+    def logits(self, states: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
+        return target_head(self(states))
 
     def forward(self, states: Tensor) -> Tensor:  # (..., D) -> (..., H, D)
         """What the target's output head is to read, for each head."""

@@ -1,0 +1,166 @@
+"""Drafting with heads that hear the tokens drafted before them (Hydra, Hydra++)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.drafters.growth import DraftModel, News, Nodes
+from mmspec.drafters.neural.head_kind import HeadKind
+from mmspec.drafters.neural.multi_token import check_heads
+from mmspec.drafters.neural.small_model import committed, draft_law, guided_logits
+from mmspec.laws.categorical import Categorical
+from mmspec.models.heads.hydra import HydraHeads
+from mmspec.recipe import STATES
+from mmspec.targets.backbone import ROOM
+from mmspec.targets.cache import SlotCache
+from mmspec.targets.context import Context
+from mmspec.targets.memory import Memory, block
+from mmspec.targets.reader import Reader
+
+
+@dataclass(frozen=True, eq=False)
+class HydraDraft(DraftModel):
+    """Laws of the next tokens, of one state of the target and of the tokens behind it.
+
+    Ankner et al. 2024. The newest token was said by the target of its last state; head i speaks of
+    the place i + 1 behind that one, and hears the newest token and the i drafted ones between:
+
+        token     a    b   [x    y    z ]       committed a b, drafted x y z
+        head                0    1    2         of the state of a; 0 hears b, 1 hears b x, ..
+
+    A layer in front (Hydra++) remembers the states of all tokens so far. Where a gate kept tokens
+    that the target has not read, the last state that is known stands in. Under guidance both
+    branches are read. Raises ValueError at construction for heads of another target, and for a
+    target without states to offer.
+    """
+
+    backbone: Reader  # the target's
+    heads: HydraHeads
+    sees: ClassVar[str] = STATES
+    wants: ClassVar[frozenset[str]] = frozenset({"hidden"})
+
+    def __post_init__(self) -> None:
+        check_heads(self.heads, self.backbone)
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        return (self.heads,)
+
+    @property
+    def reach(self) -> int:
+        return self.heads.reach
+
+    def begin(self, context: Context) -> _Heard:
+        states = context.shared["hidden"]  # (R, L, D)
+        count = states.shape[1]
+        before = max(context.memory.kept[0] - count, 0)  # slots of earlier turns
+        pads = [max(pad - before, 0) for pad in context.memory.padding]
+        fresh = [own[:0] for own in states[:, 0]]
+        if self.heads.prefix_embeding_layer is None:
+            return _Heard(states[:, -1], fresh)
+        cache = SlotCache(self.heads.config, count + 1 + min(context.request.room + 64, ROOM))
+        cache.plan_uniform(0, count)
+        slots = torch.arange(count, device=states.device)
+        start = torch.tensor(pads, device=states.device)[:, None]
+        mask = slots >= start if any(pads) else None
+        read = self.heads.prefix(states, mask, (slots - start).clamp_min(0), cache)
+        rope = [count - pad for pad in pads]
+        return _Heard(read[:, -1], fresh, Memory(cache, count, pads, rope, states[:0, 0]))
+
+    def listen(self, context: Context, state: _Heard) -> Categorical:
+        self._read(state)
+        newest = torch.tensor([row[-1:] for row in context.history], device=context.device)
+        state.paths = [self._embed(state, newest)[:, :, None]]
+        logits = self.heads(state.last[:, None], state.paths[0])
+        return draft_law(context, guided_logits(context, logits), committed(context))
+
+    def say(self, context: Context, state: _Heard, nodes: Nodes) -> Categorical:
+        layout = nodes.layout
+        embeds = self._embed(state, nodes.tokens)
+        depths = layout.depths.expand(len(nodes.tokens), -1)
+        parents = layout.parents.expand(len(nodes.tokens), -1)
+        branches = len(embeds) // len(nodes.tokens)
+        deepest = int(depths.max()) + 2  # tokens that the deepest node hears
+        width = max(deepest, state.paths[-1].shape[2])
+        known = torch.cat([_widened(path, width) for path in state.paths], 1)
+        parents, depths = parents.repeat(branches, 1), depths.repeat(branches, 1)
+        rows = torch.arange(len(embeds), device=embeds.device)[:, None]
+        paths = known[rows, parents]
+        places = torch.arange(embeds.shape[1], device=embeds.device)
+        paths[rows, places, depths + 1] = embeds
+        state.paths.append(paths)
+        logits = self._by_depth(state.last, paths, depths)
+        return draft_law(
+            context, guided_logits(context, logits), nodes.prefix(context), layout.depths + 1
+        )
+
+    def keep(self, context: Context, state: _Heard, news: News) -> _Heard:
+        """Take the true states of what was kept."""
+        states = news.scores.features["hidden"]  # (R, N + 1, D)
+        for row, fresh in enumerate(state.fresh):
+            path = news.kept.path[row % context.batch]
+            places = [0, *(node + 1 for node in path)]
+            new = places[: len(news.kept.tokens[row % context.batch])]
+            state.fresh[row] = torch.cat((fresh, states[row, new]))
+        return state
+
+    def _embed(self, state: _Heard, tokens: Tensor) -> Tensor:  # (B, n) -> (R, n, D)
+        branches = len(state.last) // len(tokens)
+        return self.backbone.embed(tokens).repeat(branches, 1, 1)
+
+    def _by_depth(self, last: Tensor, paths: Tensor, depths: Tensor) -> Tensor:  # (R, n, V)
+        """What the head of each node's depth says."""
+        said: Tensor | None = None
+        for depth in sorted(set(depths.flatten().tolist())):
+            heard = paths[:, :, : depth + 2]
+            state = last[:, None].expand(-1, paths.shape[1], -1)
+            own = self.heads(state, heard)
+            said = own if said is None else torch.where((depths == depth)[..., None], own, said)
+        assert said is not None
+        return said
+
+    def _read(self, state: _Heard) -> None:
+        """Let the layer in front read the states that are new."""
+        counts = [len(fresh) for fresh in state.fresh]
+        if not any(counts):
+            return
+        width = max(counts)
+        states = torch.stack([_padded(own, width) for own in state.fresh])
+        if state.memory is None:
+            read = states
+        else:
+            layout = block([[0] * max(count, 1) for count in counts], None, state.memory.like)
+            positions, mask, _ = state.memory.place(layout)
+            read = self.heads.prefix(states, mask, positions, state.memory.cache)
+            state.memory.advance(counts)
+        is_new = torch.tensor(counts, device=states.device)[:, None] > 0
+        state.last = torch.where(is_new, read[:, -1], state.last)
+        state.fresh = [own[:0] for own in state.fresh]
+
+
+@dataclass
+class _Heard:
+    """What heads speak of; R rows are B, or 2B with both branches of guidance."""
+
+    last: Tensor  # (R, D) of the last token that was read
+    fresh: list[Tensor]  # (n, D) per row: true states that the layer in front has not read
+    memory: Memory | None = None  # of the layer in front
+    paths: list[Tensor] = field(default_factory=list)  # (R, n, k, D) each: what nodes hear
+
+
+def _padded(states: Tensor, width: int) -> Tensor:  # (n, D) -> (width, D)
+    """On the left."""
+    return torch.cat((states.new_zeros(width - len(states), states.shape[-1]), states))
+
+
+def _widened(paths: Tensor, width: int) -> Tensor:  # (R, n, k, D) -> (R, n, width, D)
+    missing = width - paths.shape[2]
+    return torch.cat((paths, paths.new_zeros(*paths.shape[:2], missing, paths.shape[3])), 2)
+
+
+HYDRA_HEADS = HeadKind(HydraHeads, HydraDraft, "set of Hydra heads")

@@ -1,0 +1,153 @@
+"""Hydra's heads: each says a token further ahead, and hears the tokens drafted before it.
+
+Ankner et al. 2024. Head i says token t + 2 + i of the target's last hidden state h of token t and
+of the embeddings of all tokens between:
+
+    [h ; e(t + 1) ; .. ; e(t + 1 + i)] -> residual blocks -> output matrix of head i
+
+Hydra++ puts a decoder layer in front, which reads the states of all tokens so far and gives h
+(`prefix-mlp`). The embedding table is the target's and is not kept here. Parameter names are those
+of the published checkpoints. Blocks behind the first have weights of their own each; published ones
+hold the same weights under each name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+
+from mmspec.models.heads.medusa import ResidualBlock, begin_block
+from mmspec.models.heads.state_head import StateHeadConfig
+from mmspec.models.llama_layers import LlamaLayers, through
+from mmspec.models.reading import read
+
+ARCHITECTURES = ("mlp", "prefix-mlp")
+
+
+class HydraHeadsConfig(StateHeadConfig):
+    """`hidden_size` and `vocab_size` are the target's; other names are the published ones."""
+
+    model_type = "hydra"
+
+    num_hidden_layers: int = 1
+    hydra_num_heads: int = 4
+    hydra_num_layers: int = 1
+    hydra_head_arch: str = "mlp"
+    dropout_rate: float = 0.0
+
+    def __post_init__(self, **kwargs: object) -> None:
+        super().__post_init__(**kwargs)
+        if self.hydra_head_arch not in ARCHITECTURES:
+            raise ValueError(
+                f"hydra_head_arch={self.hydra_head_arch!r} is not known; choose one of "
+                f"{', '.join(ARCHITECTURES)}"
+            )
+
+
+class PrefixLayer(nn.Module):
+    """A decoder layer and a norm over the target's states."""
+
+    def __init__(self, config: HydraHeadsConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([LlamaDecoderLayer(config, 0)])
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+class HydraHeads(LlamaLayers):
+    """A state of the target and the tokens behind it to the law of the next one."""
+
+    config: HydraHeadsConfig
+    config_class = HydraHeadsConfig
+    _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
+        r"prefix_embeding_layer\.embed_tokens\.weight"
+    ]
+
+    def __init__(self, config: HydraHeadsConfig) -> None:
+        super().__init__(config)
+        width, rate = config.hidden_size, config.dropout_rate
+        self.hydra_mlp, self.hydra_lm_head = nn.ModuleList(), nn.ModuleList()
+        for head in range(config.hydra_num_heads):
+            blocks: list[nn.Module] = [nn.Dropout(rate), ResidualBlock(width, head + 2)]
+            for _ in range(config.hydra_num_layers - 1):
+                blocks += [nn.Dropout(rate), ResidualBlock(width)]
+            self.hydra_mlp.append(nn.Sequential(*blocks))
+            output = nn.Linear(width, config.vocab_size)
+            self.hydra_lm_head.append(nn.Sequential(nn.Dropout(rate), output))
+        self.prefix_embeding_layer = None  # as it is spelled in the published checkpoints
+        if config.hydra_head_arch == "prefix-mlp":
+            self.prefix_embeding_layer = PrefixLayer(config)
+            self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if not begin_block(module):
+            super()._init_weights(module)  # type: ignore[no-untyped-call]
+
+    @property
+    def reach(self) -> int:
+        """How many heads there are."""
+        return self.config.hydra_num_heads
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the states of the target that they read."""
+        return self.config.hidden_size
+
+    def prefix(
+        self,
+        states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """What heads read of the target's states (R, q, D); the states themselves without a layer.
+
+        `attention_mask` is (R, L), or (1 or R, 1, q, L) and additive.
+        """
+        if self.prefix_embeding_layer is None:
+            return states
+        read = through(
+            self.prefix_embeding_layer.layers,
+            states,
+            lambda places: self.rotary_emb(states, position_ids=places),
+            config=self.config,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=past_key_values is not None,
+        )
+        normed: Tensor = self.prefix_embeding_layer.norm(read)
+        return normed
+
+    def forward(self, prefix: Tensor, embeds: Tensor) -> Tensor:  # (..., D), (..., i + 1, D)
+        """Logits (..., V) of head i, which hears i + 1 tokens."""
+        head = embeds.shape[-2] - 1
+        heard = torch.cat((prefix, embeds.flatten(-2)), -1)
+        logits: Tensor = self.hydra_lm_head[head](self.hydra_mlp[head](heard))
+        return logits
+
+    @torch.no_grad()
+    def copy_output(self, weight: Tensor) -> None:  # (V, D)
+        """Let every head begin with the target's output matrix."""
+        for head in self.hydra_lm_head:
+            assert isinstance(head, nn.Sequential)
+            head[1].weight.copy_(weight)
+            head[1].bias.zero_()
+
+
+def load_hydra_heads(folder: str | Path, dtype: torch.dtype | None = None) -> HydraHeads:
+    """Read heads from a folder, as they were saved or in `dtype`.
+
+    Raises ValueError where the folder holds another kind of model.
+    """
+    loaded: HydraHeads = read(HydraHeads, folder, "set of Hydra heads", dtype)
+    return loaded

@@ -1,0 +1,125 @@
+"""Medusa's heads: residual blocks and an output matrix of its own for each token ahead.
+
+Cai et al. 2024. Head i says token t + 2 + i of the target's last hidden state t:
+
+    state t -> x + SiLU(W x + b), several times -> output matrix of head i -> token t + 2 + i
+
+W begins at zero and the output matrix as the target's, so an untrained head says what the target
+says of the next token. Parameter names are those of the published checkpoints, "0.0.linear.weight"
+for the first block of the first head, "0.1.weight" for its output matrix. Blocks are as many as
+there are layers, each with weights of its own; published ones of several layers hold the same
+weights under each name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedConfig
+
+from mmspec.models.heads.token_heads import TokenHeads
+from mmspec.models.reading import read
+
+
+class MedusaHeadsConfig(PreTrainedConfig):
+    """`hidden_size` and `vocab_size` are the target's; other names are the published ones."""
+
+    model_type = "medusa"
+
+    hidden_size: int = 4096
+    vocab_size: int = 32000
+    medusa_num_heads: int = 5
+    medusa_num_layers: int = 1
+
+    @classmethod
+    def of(cls, config: Any, vocabulary: int, **changes: Any) -> MedusaHeadsConfig:
+        """The configuration of heads for a decoder with this text configuration."""
+        return cls(**{"hidden_size": config.hidden_size, "vocab_size": vocabulary, **changes})
+
+
+class ZeroLinear(nn.Linear):
+    """A linear map that begins at zero."""
+
+
+class FirstLinear(nn.Linear):
+    """A linear map that begins as the first of the vectors that go in."""
+
+
+@torch.no_grad()
+def begin_block(module: nn.Module) -> bool:
+    """Set the weights of a part of a block, if it is one."""
+    if isinstance(module, FirstLinear):
+        module.weight.copy_(torch.eye(*module.weight.shape))
+    elif isinstance(module, ZeroLinear):
+        module.weight.zero_()
+    else:
+        return False
+    module.bias.zero_()
+    return True
+
+
+class ResidualBlock(nn.Module):
+    """R x + SiLU(W x + b); R is nothing, or a linear map where `inputs` vectors are made one."""
+
+    def __init__(self, width: int, inputs: int = 1) -> None:
+        super().__init__()
+        self.linear = ZeroLinear(inputs * width, width)
+        self.res_connection = FirstLinear(inputs * width, width) if inputs > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., inputs * D) -> (..., D)
+        behind: Tensor = self.res_connection(x) + functional.silu(self.linear(x))
+        return behind
+
+
+class MedusaHeads(TokenHeads):
+    """One state of the target to the laws of as many tokens as there are heads."""
+
+    config: MedusaHeadsConfig
+    config_class = MedusaHeadsConfig
+
+    def __init__(self, config: MedusaHeadsConfig) -> None:
+        super().__init__(config)
+        width, size = config.hidden_size, config.vocab_size
+        for head in range(config.medusa_num_heads):
+            blocks = [ResidualBlock(width) for _ in range(config.medusa_num_layers)]
+            self.add_module(str(head), nn.Sequential(*blocks, nn.Linear(width, size, bias=False)))
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if not begin_block(module) and isinstance(module, nn.Linear):
+            module.weight.normal_(0.0, self.config.hidden_size**-0.5)
+
+    @property
+    def reach(self) -> int:
+        return self.config.medusa_num_heads
+
+    def forward(self, states: Tensor) -> Tensor:  # (..., D) -> (..., H, V)
+        """Logits of every head."""
+        return torch.stack(
+            [self.get_submodule(str(head))(states) for head in range(self.reach)], -2
+        )
+
+    def logits(self, states: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
+        said: Tensor = self(states)
+        return said
+
+    @torch.no_grad()
+    def copy_output(self, weight: Tensor) -> None:  # (V, D)
+        """Let every head begin with the target's output matrix."""
+        for head in range(self.reach):
+            self.get_submodule(str(head))[-1].weight.copy_(weight)
+
+
+def load_medusa_heads(folder: str | Path, dtype: torch.dtype | None = None) -> MedusaHeads:
+    """Read heads from a folder, as they were saved or in `dtype`.
+
+    Raises ValueError where the folder holds another kind of model.
+    """
+    loaded: MedusaHeads = read(MedusaHeads, folder, "set of Medusa heads", dtype)
+    return loaded

@@ -1,0 +1,30 @@
+"""Hydra++: Hydra's heads behind a decoder layer of their own, taught by the target's laws.
+
+Ankner et al. 2024, section 5. A layer in front of the heads reads the target's states of all tokens
+so far; 4 heads of 4 blocks learn the target's laws, not its tokens
+(`mmspec.training.ahead.learn_hydra` with teacher=1). Exact: greedy and sampled output is plain
+decoding's. Reconstructed: the tree, which is Medusa's of 63 nodes; coupled noise for sampling.
+"""
+
+from dataclasses import replace
+
+from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.neural.hydra import HYDRA_HEADS
+from mmspec.drafters.neural.multi_token import SEES, multi_token_heads
+from mmspec.recipe import Recipe
+from mmspec.recipes.medusa import TREE
+from mmspec.training.ahead import HYDRA_PP
+from mmspec.verifiers.coupled import Coupled
+
+PARTS = {"hydra_head_arch": "prefix-mlp"}
+RECIPE = Recipe(
+    architecture=multi_token_heads,
+    execution=StaticTree(TREE),
+    verifier=Coupled(),
+    optimisation="cross entropy of every head against the target's laws",
+    sees=SEES,
+    draft_model=(replace(HYDRA_HEADS, words="set of Hydra++ heads", parts=PARTS),),
+    training=HYDRA_PP,
+    paper="Ankner et al. 2024",
+    reconstructed="the tree; coupled sampling",
+)
