@@ -71,6 +71,7 @@ def read(found: PublishedHead, taps: Sequence[int] | None, layout: str) -> Eagle
         tensors.pop("t2d", None)
         tensors.pop("d2t", None)
     wide = found.config.get("target_hidden_size")
+    own |= {} if wide in (None, own["hidden_size"]) else {"visual_slots": "placeholder"}
     config = Eagle3HeadConfig(
         **own,
         draft_vocab_size=None if spoken == whole else spoken,
@@ -78,7 +79,6 @@ def read(found: PublishedHead, taps: Sequence[int] | None, layout: str) -> Eagle
         tapped_layers=None if taps is None else list(taps),
         num_taps=3 if taps is None else len(taps),
         attention_bias="midlayer.self_attn.q_proj.bias" in tensors,
-        **({} if wide in (None, own["hidden_size"]) else {"visual_slots": "placeholder"}),
     )
     ignored = () if config.target_hidden_size else IGNORED
     kept = PublishedHead(found.config, tensors, found.file)

@@ -157,7 +157,7 @@ def own_tensors(head: Any) -> dict[str, Tensor]:
     return {name: one.detach().contiguous().clone() for name, one in head.state_dict().items()}
 
 
-def check_head(head: Any, kind: type, layout: str, plain: Mapping[str, Any]) -> None:
+def check_head(head: Any, kind: Any, layout: str, plain: Mapping[str, Any]) -> None:
     """Refuse what a layout cannot hold: another head, or parts of another value.
 
     Raises ValueError.
@@ -167,8 +167,9 @@ def check_head(head: Any, kind: type, layout: str, plain: Mapping[str, Any]) -> 
             f"format {layout} holds a {kind.__name__}, and this is a {type(head).__name__}; choose "
             "another format, or keep it as it is, for this package alone"
         )
+    config: Any = head.config
     for name, only in plain.items():
-        value = getattr(head.config, name)
+        value = getattr(config, name)
         if value != only:
             raise ValueError(
                 f"this head has {name}={value!r}, and format {layout} has no word for that, only "
