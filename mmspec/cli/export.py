@@ -20,7 +20,7 @@ def run(layout: str, head: Path, out: Path, target: str | None, json: bool) -> N
     check_there(str(head), "head")
     check_new(out)
     quiet()
-    kind = model_type(head)
+    kind = str(model_type(head))
     known = {one.config_class.model_type: one for one in HEADS}
     if kind not in known:
         raise ValueError(

@@ -74,11 +74,14 @@ def _eagle3(**changes: Any) -> Eagle3Head:
     )
     if head.is_cut:
         head.speak(torch.tensor(SAID))
-    return head.train(False)
+    head.train(False)
+    return head
 
 
 def _eagle(**changes: Any) -> FeatureHead:
-    return FeatureHead(FeatureHeadConfig(**{**SIZES, "rope_parameters": ROPE, **changes})).eval()
+    head = FeatureHead(FeatureHeadConfig(**{**SIZES, "rope_parameters": ROPE, **changes}))
+    head.train(False)
+    return head
 
 
 CASES: dict[str, tuple[str, Callable[[], Any]]] = {
@@ -189,8 +192,10 @@ def test_speculators_say_all_that_vllm_asks_for(tmp_path: Path) -> None:
 def test_a_pickled_head_of_a_qwen_target(tmp_path: Path) -> None:
     """Biases of q, k and v alone, an embedding table that is left out, two files of any name."""
     head = _eagle(attention_bias=True)
-    torch.nn.init.zeros_(head.layers[0].self_attn.o_proj.bias)
-    made = formats.get("eagle").export(head, None)
+    torch.nn.init.zeros_(head.get_parameter("layers.0.self_attn.o_proj.bias"))
+    export = formats.get("eagle").export
+    assert export is not None
+    made = export(head, None)
     assert "layers.0.self_attn.o_proj.bias" not in made.tensors
     weights = {**made.tensors, "embed_tokens.weight": torch.zeros(V, H)}
     torch.save(weights, tmp_path / "head.bin")
