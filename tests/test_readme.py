@@ -24,6 +24,7 @@ from mmspec.modalities.speech import sound
 from mmspec.modalities.speech.frames import toys as frames
 from mmspec.zoo import language
 from tests.modalities.speech import recognisers
+from tests.modalities.vla import policies
 from tests.toys import voices
 
 ROOT = Path(__file__).parents[1]
@@ -223,6 +224,10 @@ def given(page: str) -> dict[str, Any]:
         return drawing_names()
     if page == "speech.md":
         return speaking_names()
+    if page == "robots.md":
+        names = {"model": policies.policy(), "processor": policies.processor()}
+        policy = mmspec.accelerate(names["model"], "hold-last", processor=names["processor"])
+        return {**names, "mmspec": mmspec, "picture": policies.picture(), "policy": policy}
     if page == "edge.md":  # nobody serves: the device goes on alone
         words = torch.tensor([[5, 6, 7]])
         return {"small": language_names()["small"], "token": "", "inputs": {"input_ids": words}}

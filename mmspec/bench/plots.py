@@ -84,25 +84,6 @@ def compressed(found: Catalogue, file: Path) -> None:
         pyplot.close(figure)
 
 
-def along(panels: Mapping[str, Mapping[str, Sequence[float]]], x: str, file: Path) -> None:
-    """Named lines over their places, a panel per title. Raises ValueError without matplotlib."""
-    pyplot = _pyplot()
-    with pyplot.rc_context(SETTINGS):
-        size = (8, 2.2 * len(panels))
-        figure, axes = pyplot.subplots(
-            len(panels), 1, figsize=size, layout="constrained", sharex=True, squeeze=False
-        )
-        for place, (title, lines) in zip(axes[:, 0], panels.items(), strict=True):
-            for index, (name, values) in enumerate(lines.items()):
-                how: dict[str, Any] = {"color": f"C{index}", "marker": ".", "label": name}
-                place.plot(range(len(values)), values, linewidth=1, **how)
-            _name(place, "", title)
-        axes[-1, 0].set_xlabel(x)
-        axes[0, 0].legend()
-        _save(figure, file)
-        pyplot.close(figure)
-
-
 def _line(
     axes: Any,
     rows: Sequence[Mapping[str, Any]],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmspec.modality import Modality, Source, setting
+from mmspec.modality import PICTURE_FILES, Modality, Source, setting
 from mmspec.models.folder import configuration
 
 STATISTICS = "norm_stats"  # the entry of a policy's configuration: see `codes.actions.ActionSpace`
@@ -35,17 +35,17 @@ class PolicySettings:
     temperature: float = setting(0.0, "0 is greedy.", min=0)
     acceptance: str | None = setting(
         None,
-        "A plot of acceptance along the episode.",
+        "A map of where every component came from, along the episode.",
         only="generate",
-        writes=(".png", ".svg"),
+        writes=PICTURE_FILES,
     )
 
 
 MODALITY = Modality(
     name="vla",
     decodes="actions",
-    recipe="prompt-lookup",
-    drafted="coupled",
+    recipe="hold-last",
+    drafted="eagle-2",
     settings=PolicySettings,
     package=__name__,
     owns=owns,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from mmspec.draft import Round
+from mmspec.modalities.vla.step_stats import DRAFTED, TARGET, UNVERIFIED
 
 LOOKED_BACK = 16  # rounds that say how long one may take
 
@@ -17,6 +18,7 @@ class Taken:
     """What the rounds brought for one robot."""
 
     tokens: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)  # of each token: see `ActionStep.sources`
     rounds: int = 0
     target_calls: int = 0  # prefill aside
     accepted: list[int] = field(default_factory=list)  # of each round with a draft
@@ -29,6 +31,9 @@ class Taken:
             return
         self.rounds += 1
         self.target_calls += kept.calls
+        own = len(new) - len(kept.path[row])  # the target's
+        self.sources += [UNVERIFIED if kept.skips else DRAFTED] * len(kept.path[row])
+        self.sources += [TARGET] * own
         if kept.skips:
             self.unverified += len(new)
         elif kept.drafted[row]:

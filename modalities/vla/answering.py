@@ -17,7 +17,7 @@ from mmspec.modalities.tokens import BoundTokens
 from mmspec.modalities.vla.acting import Deadline, Taken, act
 from mmspec.modalities.vla.asked import Question
 from mmspec.modalities.vla.robots import Robot
-from mmspec.modalities.vla.step_stats import ActionStep
+from mmspec.modalities.vla.step_stats import HELD, ActionStep
 from mmspec.modality import Call, Loop
 from mmspec.targets.stop import Stop
 
@@ -137,6 +137,7 @@ def _step(
     return ActionStep(
         index=index,
         tokens=tuple(taken.tokens),
+        sources=(*taken.sources, *[HELD] * (policy.places - len(taken.tokens))),
         rounds=taken.rounds,
         target_calls=taken.target_calls,
         accepted=tuple(taken.accepted),

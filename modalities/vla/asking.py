@@ -1,4 +1,4 @@
-"""From what is typed to an episode, and from that to files: rollouts that move, and plots."""
+"""From what is typed to an episode, and from that to files: rollouts that move, and maps."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.bench.plots import along
 from mmspec.modalities import asking, examining_tokens
 from mmspec.modalities.animation import save
 from mmspec.modalities.families import reader
 from mmspec.modalities.vla import PolicySettings
+from mmspec.modalities.vla.acceptance import acceptance_map
 from mmspec.modalities.vla.animation import frames
 from mmspec.modalities.vla.plug import load, session
 from mmspec.modalities.vla.rollout import Rollout
@@ -64,30 +64,17 @@ class PolicyAsker:
         }
 
     def render(self, output: Rollout, path: Path) -> tuple[Path, ...]:
-        """What the camera saw, and a plot of acceptance where it is wanted."""
-        save(path, frames({str(output.stats.recipe if output.stats else "policy"): output}))
+        """What the camera saw, and a map of acceptance where it is wanted."""
+        name = "policy" if output.stats is None else output.stats.recipe
+        save(path, frames({name: output}))
         if self.settings.acceptance is None:
             return (path,)
         plot = Path(self.settings.acceptance)
-        plot_acceptance({"": output}, plot)
+        acceptance_map({name: output}).save(plot)
         return path, plot
 
 
 asker = PolicyAsker
-
-
-def plot_acceptance(rollouts: dict[str, Rollout], file: Path) -> None:
-    """Acceptance, calls and latency along the trajectory. Raises ValueError without matplotlib."""
-    panels = {
-        "acceptance length": {
-            n: [s.acceptance_length for s in one.steps] for n, one in rollouts.items()
-        },
-        "target calls": {
-            n: [float(s.target_calls) for s in one.steps] for n, one in rollouts.items()
-        },
-        "latency, ms": {n: [s.latency_ms for s in one.steps] for n, one in rollouts.items()},
-    }
-    along(panels, "step", file)
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:

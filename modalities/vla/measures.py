@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from mmspec import recipes
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench import checks, constant
 from mmspec.bench.certificate import Check, Trial
@@ -25,7 +24,7 @@ from mmspec.modalities.vla.asked import Question
 from mmspec.modalities.vla.judging import ERRORS, extras
 from mmspec.modalities.vla.plug import PolicySession
 from mmspec.modalities.vla.rollout import Rollout, roll_out
-from mmspec.modalities.vla.step_stats import ActionStep
+from mmspec.modalities.vla.step_stats import TARGET, ActionStep
 from mmspec.modality import Answer, Contestant, Selection, Workload
 from mmspec.recipe import Recipe
 
@@ -57,11 +56,7 @@ def of_requests(model: Any, requests: Sequence[Request], **parts: Any) -> Worklo
     """Requests are arguments of `rollout`; errors are judged on the first few of them."""
     parts["modality"] = "vla"
     plain = accelerate(model, "plain", **parts)
-    held = {
-        name.replace("-", "_"): accelerate(model, name, **parts)
-        for name in HELD
-        if name in recipes.names()
-    }
+    held = {name.replace("-", "_"): accelerate(model, name, **parts) for name in HELD}
     said = {name: one for name, one in requests[0].items() if isinstance(one, str | int | float)}
     return Workload(
         timed=requests,
@@ -119,7 +114,9 @@ class OwnPolicy(Contestant):
             said, policy = self._said(question), session.binder.bind(question.key)
             action, count = policy.units(policy.filled(said, None)), len(said)
             spent = 1e3 * (perf_counter() - begun)
-            step = ActionStep(0, tuple(said), count, count - 1, (), None, 0, 0, spent, False)
+            step = ActionStep(
+                0, tuple(said), (TARGET,) * count, count, count - 1, (), None, 0, 0, spent, False
+            )
             return action, step
 
         episode = request.get("episode", seed)

@@ -159,6 +159,9 @@ class PolicySession(tokens.TokenSession):
             self._led_to(numbers, space, seen.state)
         with self.robots.told(numbers, space) as rows:
             is_queued = all(robot.queue for robot in rows)
+            for robot in rows:
+                if robot.queue and not is_queued:  # the rest of a chunk that nobody carries out
+                    robot.predicted = robot.predicted[: -len(robot.queue)]
         if not is_queued:
             asked = {**given, "image": seen.image, "instruction": seen.instruction}
             question = self.question((), {**asked, "robots": numbers})

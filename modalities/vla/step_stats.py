@@ -15,6 +15,8 @@ from typing import Any
 
 from mmspec.stats import Stats
 
+TARGET, DRAFTED, UNVERIFIED, HELD = "target", "drafted", "unverified", "held"
+
 
 @dataclass(frozen=True)
 class ActionStep:
@@ -22,6 +24,8 @@ class ActionStep:
 
     index: int  # of the question in its episode
     tokens: tuple[int, ...]  # verified ones, or kept by a gate
+    sources: tuple[str, ...]  # of each component: said by the target, drafted and kept, kept by a
+    # gate unverified, or held
     rounds: int
     target_calls: int  # prefill aside
     accepted: tuple[int, ...]  # drafted tokens kept, of each round with a draft

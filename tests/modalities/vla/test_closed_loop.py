@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import mmspec
+from mmspec import recipes
+from mmspec.codes.trajectories import Trajectories
 from mmspec.modalities.vla.rollout import Rollout
 from mmspec.modalities.vla.worlds import make_world
 from tests.drafters.heads import untrained
-from tests.modalities.vla.policies import fast, policy
+from tests.modalities.vla.policies import fast, picture, policy
 from tests.toys import prismatic
 
 STEPS = 6  # a random policy reaches nothing; longer episodes are those of the zoo's
-EXACT = ("prompt-lookup", "suffix", "eagle-2", "coupled")
+EXACT = ("prompt-lookup", "suffix", "eagle-2", "coupled", "hold-last", "kalman")
 
 
 @cache
@@ -58,6 +61,15 @@ def test_exact_recipes_go_the_same_way(recipe: str) -> None:
 def test_exact_recipes_go_the_same_way_from_fifty_starts(recipe: str) -> None:
     for seed in range(50):
         check_same(recipe, seed)
+
+
+def test_a_lossy_recipe_goes_another_way() -> None:
+    """What the tests above would say of a recipe that is not exact."""
+    ours = fast("hold-last-tolerance", radius=255, strict=[])
+    mine = ours.rollout(world(), seed=0, steps=STEPS)
+    assert mine.tokens[0] == went("plain", 0, STEPS).tokens[0]  # nothing to hold yet
+    assert mine.tokens != went("plain", 0, STEPS).tokens
+    assert not np.array_equal(mine.states[-1], went("plain", 0, STEPS).states[-1])
 
 
 def test_what_an_episode_tells() -> None:
@@ -106,3 +118,38 @@ def test_an_instruction_may_change_on_the_way() -> None:
     assert found.states == []
     alone = way("plain").predict_action(found.images[0], "reach red red cube")
     assert np.array_equal(found.actions[2], alone)
+
+
+def stored() -> Trajectories:
+    """Moments that nobody lived."""
+    generator = torch.Generator().manual_seed(4)
+    width = policy().config.text_config.hidden_size
+    features = torch.nn.functional.normalize(torch.randn(36, width, generator=generator))
+    actions = 1.6 * torch.rand(36, 7, generator=generator) - 0.8
+    episodes = torch.arange(36) // 18
+    return Trajectories(features, actions, episodes, torch.randn(36, 3, generator=generator))
+
+
+@pytest.mark.parametrize("recipe", recipes.names("actions"))
+def test_recipes_of_actions_act_for_robots_in_a_batch(recipe: str) -> None:
+    """Whole actions of plausible provenance, and of exact recipes those of plain decoding."""
+    plan = recipes.get(recipe)
+    more: dict[str, Any] = {"store": stored()} if "store" in plan.options else {}
+    if plan.takes_drafter:
+        more["drafter"] = plan.draft_model[0].random(fast("plain").session.bound.backbone, 1)
+    ours, plain = fast(recipe, **more), fast("plain")
+    words = ["reach the red cube", "reach"]
+    for step in range(4):
+        images = [picture(step), picture(step + 9)]
+        found = ours.predict_action(images, words, evaluate=True)
+        wanted = plain.predict_action(images, words)
+        if plan.exact:
+            assert np.array_equal(found, wanted)
+        ours.observe(wanted, state=np.full((2, 3), float(step)))
+        assert ours.last_stats is not None
+        assert ours.last_stats.fallback is None
+        for robot in range(2):
+            last = ours.steps(robot)[-1]
+            assert len(last.tokens) == len(last.sources) == 7
+            gap = np.abs(found[robot] - wanted[robot])
+            assert np.allclose(last.action_error or (), gap, rtol=0, atol=1e-12)

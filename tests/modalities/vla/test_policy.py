@@ -251,6 +251,7 @@ def test_a_deadline_ends_with_the_action_before() -> None:
     stats = told(ours)
     assert (stats.held_dims, stats.deadlines_missed, stats.exact) == (SIZE - 1, 1, False)
     assert ours.steps()[-1].tokens == ours.steps()[-1].tokens[:1]
+    assert ours.steps()[-1].sources == ("target", *["held"] * (SIZE - 1))
     relaxed = ours.predict_action(picture(1), WORDS, deadline_ms=1e6)
     assert np.array_equal(relaxed, own(picture(1), WORDS))
     assert (told(ours).held_dims, told(ours).deadlines_missed) == (0, 0)

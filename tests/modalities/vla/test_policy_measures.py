@@ -56,7 +56,7 @@ def test_a_race_of_episodes(tmp_path: Path) -> None:
     model = load(tmp_path)
     asker = PolicyAsker(str(tmp_path), model, PolicySettings(steps=2, episodes=2))
     work = workload(model, asker, asker.settings, Selection(None, 9, 1, seed=5))
-    ways = {"prompt-lookup": mmspec.accelerate(model)}
+    ways = {"prompt-lookup": mmspec.accelerate(model, "prompt-lookup")}
     found = bench.compare("toy", ways, work, repeats=1, seed=5, controls=True)
     rows = {one.recipe: one for one in (*found.rows, *found.baselines, *found.controls)}
     assert found.requests == 2
@@ -64,6 +64,8 @@ def test_a_race_of_episodes(tmp_path: Path) -> None:
         assert rows[name].identical == 1
         assert rows[name].extras["McNemar"] == {"only this": 0, "only plain": 0, "p": 1.0}
         assert rows[name].extras["steps"] == 2
+    assert rows["hold_last"].identical == 1
+    assert rows["hold_last_tolerance"].exact is False
     assert rows["plain"].calls == rows["generate"].calls == 6
     assert rows["prompt-lookup"].qualities["largest action error"]["value"] == 0
     with pytest.raises(ValueError, match="one robot at a time"):

@@ -1,0 +1,82 @@
+"""LeRobot's convention: dictionaries of batched tensors in, one action per row out."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import mmspec
+from tests.modalities.vla.policies import SIZE, fast, picture, processor
+from tests.toys import prismatic
+
+CHUNK = 2
+TASKS = ["Reach the red cube", "reach"]
+
+
+@cache
+def says_two() -> Any:
+    """A policy that says two actions at a time."""
+    return prismatic.openvla(num_actions_chunk=CHUNK)
+
+
+def seen(seed: int = 0, rows: int = 2, **more: Any) -> dict[str, Any]:
+    images = [torch.from_numpy(picture(seed + row)).permute(2, 0, 1) / 255 for row in range(rows)]
+    return {"observation.images.front": torch.stack(images), "task": TASKS[:rows], **more}
+
+
+def test_an_observation_is_a_question() -> None:
+    ours = fast()
+    wanted = ours.predict_action([picture(0), picture(1)], TASKS)
+    ours.reset()
+    found = ours.select_action(seen())
+    assert isinstance(found, Tensor)
+    assert (found.shape, found.dtype) == ((2, SIZE), torch.float32)
+    assert np.array_equal(found.numpy(), wanted.astype(np.float32))
+    whole = {**seen(rows=1), "task": TASKS[0]}
+    whole["observation.image"] = whole.pop("observation.images.front")
+    whole["observation.image"] = (whole["observation.image"] * 255).round().to(torch.uint8)
+    assert np.array_equal(ours.select_action(whole)[0].numpy(), wanted[0].astype(np.float32))
+
+
+def test_every_camera_is_read() -> None:
+    ours = fast("plain")
+    both = {**seen(), "observation.images.wrist": seen(5)["observation.images.front"]}
+    pairs = [[picture(0), picture(5)], [picture(1), picture(6)]]
+    wanted = ours.predict_action(pairs, TASKS).astype(np.float32)
+    ours.reset()
+    assert np.array_equal(ours.select_action(both).numpy(), wanted)
+
+
+def test_a_chunk_is_handed_out_action_by_action() -> None:
+    ours = mmspec.accelerate(says_two(), "prompt-lookup", processor=processor())
+    plain = mmspec.accelerate(says_two(), "plain", processor=processor())
+    wanted = plain.predict_action([picture(0), picture(1)], TASKS)
+    assert wanted.shape == (2, CHUNK, SIZE)
+    assert np.array_equal(ours.predict_action(picture(0), TASKS[0]), wanted[0])
+    ours.reset()
+    for step in range(CHUNK):  # the second is what was said about the first picture
+        found = ours.select_action(seen(10 * step)).numpy()
+        assert np.array_equal(found, wanted[:, step].astype(np.float32))
+    assert len(ours.steps(0)) == 1
+    ours.select_action(seen(20))
+    assert len(ours.steps(0)) == 2
+    ours.reset()  # the rest of the chunk is forgotten
+    assert np.array_equal(ours.select_action(seen()).numpy(), wanted[:, 0].astype(np.float32))
+
+
+def test_states_are_what_the_action_before_led_to() -> None:
+    ours = mmspec.accelerate(says_two(), "plain", processor=processor())
+    given = [
+        ours.select_action(seen(step) | {"observation.state": torch.full((2, 3), float(step))})
+        for step in range(4)
+    ]
+    with ours.session.robots.told([0, 1], ours.session.binder.first().space) as robots:
+        for row, robot in enumerate(robots):
+            done = torch.stack(robot.episode.actions)
+            units = robot.episode.space.unnormalise(done).float()
+            assert torch.allclose(units, torch.stack(given[:3])[:, row], atol=1e-6)
+            assert [one.tolist() for one in robot.episode.states] == [[n] * 3 for n in (1, 2, 3)]
