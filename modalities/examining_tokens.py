@@ -19,7 +19,7 @@ from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.models.heads.hydra import HydraHeads
 from mmspec.models.heads.medusa import MedusaHeads
 from mmspec.models.heads.multi_token import MultiTokenHeads
-from mmspec.models.loading import auto_class, model_type
+from mmspec.models.loading import auto_class, introduce, model_type
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.reader import Reader
 
@@ -36,6 +36,7 @@ def skeleton(name: str) -> Any:
         if head is not None:
             config = head.config_class.from_pretrained(name)
             return examining.skeleton(lambda: head(config))
+        introduce(name)
         known = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         auto = auto_class(known)
         return examining.skeleton(lambda: auto.from_config(known, trust_remote_code=False))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import mmspec
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.modalities.examining_tokens import skeleton
 from mmspec.modalities.families import reader
 from mmspec.models.loading import load_causal
 from mmspec.trees import Tree
@@ -118,12 +119,21 @@ def test_a_drafter_that_sees_is_right_and_a_blind_one_is_not() -> None:
     given, expected = request("one", "public")
     settings: Any = {"max_new_tokens": ROOM, "do_sample": False}
     calls = {}
-    for sees in ("pixels", "nothing"):
+    for sees in ("pixels", "target-features", "nothing"):
         fast = mmspec.accelerate(policy(), "coupled", drafter=toys.openvla(), sees=sees, length=3)
         out = fast.generate(**given, **settings)
         assert torch.equal(out.sequences, expected)
         calls[sees] = out.stats.target_calls
-    assert calls["pixels"] == -(-(ROOM - 1) // 4) < calls["nothing"]
+    assert calls["pixels"] == calls["target-features"] == -(-(ROOM - 1) // 4) < calls["nothing"]
+
+
+def test_a_drafter_may_see_fewer_features() -> None:
+    """A picture's features are thinned where they lie, behind the first token."""
+    given, expected = request("ragged", "marked")
+    seen: Any = {"sees": "target-features", "compressor": "average-pool", "length": 3}
+    fast = mmspec.accelerate(policy(), "coupled", drafter=toys.openvla(), **seen)
+    out = fast.generate(**given, max_new_tokens=ROOM, do_sample=False)
+    assert torch.equal(out.sequences, expected)
 
 
 @pytest.mark.parametrize("recipe", ["plain", "prompt-lookup", "coupled"])
@@ -167,6 +177,7 @@ def test_folders_load_without_code_of_theirs(tmp_path: Path) -> None:
         assert type(again) is type(model)
         for ours, theirs in zip(again.parameters(), model.parameters(), strict=True):
             assert torch.equal(ours, theirs)
+        assert type(skeleton(str(tmp_path / name))) is type(model)
 
 
 def test_a_prompt_with_image_ids_and_no_picture_is_refused() -> None:
