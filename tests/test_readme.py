@@ -25,6 +25,7 @@ from mmspec.modalities.speech.frames import toys as frames
 from mmspec.zoo import language
 from tests.modalities.speech import recognisers
 from tests.modalities.vla import policies
+from tests.modalities.vla import test_flow_policies as flow_policies
 from tests.toys import voices
 
 ROOT = Path(__file__).parents[1]
@@ -227,7 +228,9 @@ def given(page: str) -> dict[str, Any]:
     if page == "robots.md":
         names = {"model": policies.policy(), "processor": policies.processor()}
         policy = mmspec.accelerate(names["model"], "hold-last", processor=names["processor"])
-        return {**names, "mmspec": mmspec, "picture": policies.picture(), "policy": policy}
+        names |= {"mmspec": mmspec, "picture": policies.picture(), "policy": policy}
+        asked = {k: v for k, v in flow_policies.request().items() if k != "noise"}
+        return {**names, "pi0": flow_policies.policy(), "inputs": asked}
     if page == "edge.md":  # nobody serves: the device goes on alone
         words = torch.tensor([[5, 6, 7]])
         return {"small": language_names()["small"], "token": "", "inputs": {"input_ids": words}}
