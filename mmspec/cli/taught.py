@@ -227,4 +227,5 @@ def beginning(
         raise ValueError(f"{head} holds no {words}; give --head the folder of one")
     found = kind.load(head, reader, torch.float32)
     check_signed(found, reader)
+    recipe.training.check(found, reader)
     return found

@@ -197,22 +197,27 @@ class _Training:
                     "on, or another --out"
                 )
             return
+        self._head(torch.ones(self.teacher.reader.vocabulary, dtype=torch.int64))  # refused now
         self.out.mkdir(parents=True, exist_ok=True)
-        self.plan = {"target": asked.target, "fingerprint": ours, "plan": plan}
-        checkpoints.write_text(file, json.dumps({**self.plan, "history": []}, indent=1))
+        begun = {"target": asked.target, "fingerprint": ours, "plan": plan, "history": []}
+        checkpoints.write_text(file, json.dumps(begun, indent=1))
 
     def _trainer(self, counts: torch.Tensor) -> HeadTrainer:
         """The head as it began, or as the checkpoint has it."""
         asked, training, reader = self.asked, self.recipe.training, self.teacher.reader
         assert training is not None
         settings = TrainingSettings(asked.steps, self.rate, asked.seed, asked.ema, asked.bf16)
-        head = beginning(self.recipe, reader, counts, asked.head, asked.knobs, asked.seed)
-        trainer = HeadTrainer(training, reader, head, settings)
+        trainer = HeadTrainer(training, reader, self._head(counts), settings)
         if (self.out / STATE).exists():
             state, content = checkpoints.read(self.out / STATE)
             trainer.restore(state, content["taken"])
             self.history = content["history"]
         return trainer
+
+    def _head(self, counts: torch.Tensor) -> Any:
+        asked = self.asked
+        made = (counts, asked.head, asked.knobs, asked.seed)
+        return beginning(self.recipe, self.teacher.reader, *made)
 
     def _steps(self, trainer: HeadTrainer, lessons: Lessons, bar: Any) -> None:
         """All steps that are left; a checkpoint every so many."""

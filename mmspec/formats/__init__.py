@@ -85,7 +85,7 @@ def exported(name: str, model: Any, folder: Path, target: str | None = None) -> 
         raise ValueError(f"format {name} is only read; choose one of {', '.join(able)}")
     made = layout.export(model, target)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(dict(made.tensors), folder / "model.safetensors", {"format": "pt"})
+    save_file(dict(made.tensors), folder / made.file.name, {"format": "pt"})
     text = json.dumps({**made.config, "dtype": _dtype(made.tensors)}, indent=2)
     (folder / "config.json").write_text(f"{text}\n", encoding="utf-8")
     return made

@@ -32,15 +32,15 @@ class PublishedHead:
     file: Path = Path("model.safetensors")  # the weights, for errors
 
 
-def opened(paths: Sequence[Path]) -> PublishedHead:
+def opened(paths: Sequence[Path], names: Sequence[str] = WEIGHTS) -> PublishedHead:
     """A folder, or its two files. Raises ValueError for what is not there, or needs code."""
     first = paths[0]
     folder = first if first.is_dir() else first.parent
     file = first / "config.json" if first.is_dir() else first
     if not file.is_file():
         raise ValueError(f"there is no {file}; give the folder as it was downloaded")
-    there = [folder / name for name in WEIGHTS if (folder / name).is_file()]
-    found = paths[1] if len(paths) > 1 else next(iter(there), folder / WEIGHTS[0])
+    there = [folder / name for name in names if (folder / name).is_file()]
+    found = paths[1] if len(paths) > 1 else next(iter(there), folder / names[0])
     return PublishedHead(configuration(file), weights(found), found)
 
 

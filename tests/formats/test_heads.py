@@ -17,6 +17,8 @@ from mmspec.cli import main
 from mmspec.formats.eagle_3 import IDS
 from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
+from mmspec.models.heads.hydra import HydraHeads, HydraHeadsConfig
+from mmspec.models.heads.medusa import MedusaHeads, MedusaHeadsConfig
 from mmspec.models.reading import read
 from tests.cli.running import run
 
@@ -124,6 +126,66 @@ def test_there_and_back_is_the_same_head(case: str, tmp_path: Path) -> None:
     for one in (head, again):
         one.said = one(embeds, one.fused(features))
     assert torch.equal(head.said, again.said)
+
+
+def _said(heads: Any) -> Tensor:
+    return heads(torch.linspace(-1, 1, 3 * H).reshape(3, H))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_medusa_is_read_off_its_weights(layers: int, tmp_path: Path) -> None:
+    """Released files are pickles beside a configuration that always counts two heads."""
+    config = MedusaHeadsConfig(
+        hidden_size=H, vocab_size=V, medusa_num_heads=3, medusa_num_layers=layers
+    )
+    heads = MedusaHeads(config).train(False)
+    for weight in heads.parameters():
+        torch.nn.init.normal_(weight)
+    made = formats.exported("medusa", heads, tmp_path / "out", HUB)
+    last = f"2.{layers}.weight"
+    assert {"0.0.linear.weight", "0.0.linear.bias", last} <= set(made.tensors)
+    (tmp_path / "released").mkdir()
+    torch.save(dict(made.tensors), tmp_path / "released" / "medusa_lm_head.pt")
+    named = json.dumps({"medusa_num_heads": 2, "base_model_name_or_path": HUB})
+    (tmp_path / "released" / "config.json").write_text(named)
+    for folder in ("out", "released"):
+        again = formats.converted("medusa", [tmp_path / folder])
+        assert torch.equal(_said(again), _said(heads))
+    torch.save({"0.0.linear.weight": torch.ones(H, H)}, tmp_path / "released" / "medusa_lm_head.pt")
+    with pytest.raises(ValueError, match="has no output matrix such as"):
+        formats.converted("medusa", [tmp_path / "released"])
+
+
+@pytest.mark.parametrize("arch", ["mlp", "prefix-mlp"])
+def test_hydra_is_read_with_its_base_model(arch: str, tmp_path: Path) -> None:
+    """Names as the authors' modules give them; blocks behind the first are the same one there."""
+    sizes = {**SIZES, "rope_parameters": ROPE, "hydra_num_heads": 2, "hydra_num_layers": 3}
+    heads = HydraHeads(HydraHeadsConfig(**sizes, hydra_head_arch=arch)).train(False)
+    for weight in heads.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    there = {name: one.clone() for name, one in heads.state_dict().items()}
+    for name in [one for one in there if ".5." in one]:
+        there[name] = there[name.replace(".5.", ".3.")]  # one module, under two names
+    heads.load_state_dict(there)
+    assert {"hydra_mlp.1.1.res_connection.weight", "hydra_lm_head.1.1.bias"} <= set(there)
+    named = {"hydra_num_heads": 2, "hydra_head_arch": arch, "grounded_heads": True}
+    if arch == "prefix-mlp":
+        there["prefix_embeding_layer.embed_tokens.weight"] = torch.zeros(V, H)
+    torch.save(there, tmp_path / "hydra_lm_head.pt")
+    (tmp_path / "config.json").write_text(json.dumps(named))
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps({**SIZES, "rope_theta": 5e5}))
+    if arch == "prefix-mlp":
+        with pytest.raises(ValueError, match="give base= the folder of that model"):
+            formats.converted("hydra", [tmp_path])
+    again = formats.converted("hydra", [tmp_path], base=str(tmp_path / "base"))
+    states, embeds = torch.randn(1, 4, H), torch.randn(1, 4, 2, H)
+    assert torch.equal(again(again.prefix(states), embeds), heads(heads.prefix(states), embeds))
+    (tmp_path / "config.json").write_text(json.dumps({**named, "grounded_heads": False}))
+    with pytest.raises(ValueError, match="was trained with grounded_heads=False"):
+        formats.converted("hydra", [tmp_path])
+    with pytest.raises(ValueError, match="format hydra is only read"):
+        formats.exported("hydra", heads, tmp_path / "x")
 
 
 def _telling(head: Any) -> dict[str, Any]:
