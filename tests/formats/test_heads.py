@@ -129,7 +129,8 @@ def test_there_and_back_is_the_same_head(case: str, tmp_path: Path) -> None:
 
 
 def _said(heads: Any) -> Tensor:
-    return heads(torch.linspace(-1, 1, 3 * H).reshape(3, H))
+    said: Tensor = heads(torch.linspace(-1, 1, 3 * H).reshape(3, H))
+    return said
 
 
 @pytest.mark.parametrize("layers", [1, 2])
