@@ -17,6 +17,7 @@ from mmspec.models.heads.action_slots import ActionSlots
 from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.models.heads.hydra import HydraHeads
+from mmspec.models.heads.kangaroo import KangarooAdapter
 from mmspec.models.heads.medusa import MedusaHeads
 from mmspec.models.heads.multi_token import MultiTokenHeads
 from mmspec.models.loading import auto_class, introduce, model_type
@@ -24,7 +25,8 @@ from mmspec.targets.cache import SlotCache
 from mmspec.targets.reader import Reader
 
 HEADS: tuple[Any, ...] = (  # on the states of a target
-    *(FeatureHead, Eagle3Head, MultiTokenHeads, MedusaHeads, HydraHeads, ActionSlots),
+    *(FeatureHead, Eagle3Head, MultiTokenHeads, MedusaHeads, HydraHeads, KangarooAdapter),
+    ActionSlots,
 )
 
 

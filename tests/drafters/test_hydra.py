@@ -132,7 +132,7 @@ def test_untrained_heads_say_the_targets_next_token(layers: int) -> None:
         heard = torch.randn(*states.shape[:2], head + 1, 64)
         assert_close(heads(states, heard)[..., words], expected, atol=1e-4, rtol=1e-4)
     with torch.no_grad():
-        medusa.get_submodule("0.0.linear").weight.add_(0.1)
+        next(medusa.get_submodule("0.0.linear").parameters()).add_(0.1)
     assert not torch.allclose(medusa(states)[..., 0, words], expected, atol=1e-2)
 
 
@@ -140,20 +140,20 @@ def test_untrained_heads_say_the_targets_next_token(layers: int) -> None:
 def test_hydra_without_the_columns_of_embeddings_is_medusa() -> None:
     heads = hydra("llava", "mlp")
     medusa = MedusaHeads(MedusaHeadsConfig(hidden_size=64, vocab_size=160, medusa_num_layers=2))
-    deaf = HydraHeads(heads.config)
+    deaf: Any = HydraHeads(heads.config)
     deaf.load_state_dict(heads.state_dict())
     states = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
     for head in range(4):
-        first, second = deaf.hydra_mlp[head][1], deaf.hydra_mlp[head][3]  # type: ignore[index]
+        first, second = deaf.hydra_mlp[head][1], deaf.hydra_mlp[head][3]
         first.linear.weight[:, 64:] = 0
         first.res_connection.weight.copy_(torch.eye(64, 64 * (head + 2)))
         first.res_connection.bias.zero_()
-        deaf.hydra_lm_head[head][1].bias.zero_()  # type: ignore[index]
+        deaf.hydra_lm_head[head][1].bias.zero_()
         own: Any = medusa.get_submodule(str(head))
         own[0].linear.weight.copy_(first.linear.weight[:, :64])
         own[0].linear.bias.copy_(first.linear.bias)
         own[1].load_state_dict(second.state_dict())
-        own[2].weight.copy_(deaf.hydra_lm_head[head][1].weight)  # type: ignore[index]
+        own[2].weight.copy_(deaf.hydra_lm_head[head][1].weight)
         heard = torch.randn(3, head + 1, 64)
         assert_close(deaf(states, heard), medusa(states)[:, head], atol=1e-5, rtol=1e-5)
         assert not torch.allclose(heads(states, heard), heads(states, 0 * heard), atol=1e-2)
@@ -244,7 +244,8 @@ def test_learning_lowers_the_loss(name: str) -> None:
 
 def test_folders_hold_the_published_names(tmp_path: Path) -> None:
     reader = backbone(target("llava"))
-    MEDUSA.begin(reader, COUNTS, medusa_num_heads=2).save_pretrained(tmp_path / "medusa")  # type: ignore[operator]
+    two: Any = MEDUSA.begin(reader, COUNTS, medusa_num_heads=2)
+    two.save_pretrained(tmp_path / "medusa")
     block = {"0.linear.weight", "0.linear.bias", "1.weight"}
     expected = {f"{head}.{name}" for head in range(2) for name in block}
     assert set(load_file(tmp_path / "medusa" / "model.safetensors")) == expected

@@ -16,9 +16,9 @@ from mmspec.drafters.length import Fixed
 from mmspec.drafters.neural.small_model import (
     committed,
     draft_law,
-    guided_logits,
     head_of_target,
 )
+from mmspec.drafters.neural.target_states import guided_logits
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.action_slots import (
     ActionSlots,

@@ -19,11 +19,11 @@ from mmspec.drafters.neural.small_model import (
     SMALL_MODEL,
     committed,
     draft_law,
-    guided_logits,
     head_of_target,
     small_model,
     waiting_block,
 )
+from mmspec.drafters.neural.target_states import guided_logits, kept_states, prompt_padding
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
@@ -133,13 +133,9 @@ class FeatureDraft(DraftModel):
 
     def keep(self, context: Context, state: _Thread, news: News) -> _Thread:
         """Take the true states of what was kept; nothing read of the draft is."""
-        features = news.scores.features[self.tap]
-        for row, fresh in enumerate(state.fresh):
-            path = news.kept.path[row % context.batch]
-            places = [0, *(node + 1 for node in path)]
-            new = places[: len(news.kept.tokens[row % context.batch])]
-            states = self.head.fused(features[row, new])
-            state.fresh[row] = torch.cat((fresh, states))
+        for row, features in enumerate(kept_states(context, news, self.tap)):
+            states = self.head.fused(features)
+            state.fresh[row] = torch.cat((state.fresh[row], states))
             state.known[row] = torch.cat((state.known[row], states))[-KNOWN:]
         return state
 
@@ -181,8 +177,7 @@ def _told(context: Context, tap: str) -> ReadPrompt:
     """What the target has read just now: the prompt, or what a turn adds to the ones before."""
     features = context.shared[tap]  # (R, L, k * H)
     count = features.shape[1]
-    before = max(context.memory.kept[0] - count, 0)  # slots of earlier turns
-    padding = [max(pad - before, 0) for pad in context.memory.padding]
+    padding = prompt_padding(context, count)
     lengths = [count - pad for pad in padding[: context.batch]]
     tokens = None
     is_known = all(length <= own for length, own in zip(lengths, context.prompt, strict=True))

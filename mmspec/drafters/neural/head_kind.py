@@ -59,10 +59,10 @@ class HeadKind(DraftModelKind):
         moved: Any = nn.Module.to(model, target.device, target.model.dtype)
         return self.draft(target, moved)
 
-    def random(self, target: Reader, seed: int) -> PreTrainedModel:
+    def random(self, target: Reader, seed: int) -> Any:
         kind: Any = self.maker.config_class
         config = kind.of(target.config, target.vocabulary, **self.parts)
-        made: PreTrainedModel = random_model(lambda: self.maker(config), seed)
+        made = random_model(lambda: self.maker(config), seed)
         if self.fill is not None:
             self.fill(made, seed)
         return made

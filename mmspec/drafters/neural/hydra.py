@@ -12,12 +12,16 @@ from torch import Tensor, nn
 from mmspec.drafters.growth import DraftModel, News, Nodes
 from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.multi_token import check_heads
-from mmspec.drafters.neural.small_model import committed, draft_law, guided_logits
+from mmspec.drafters.neural.small_model import committed, draft_law
+from mmspec.drafters.neural.target_states import (
+    guided_logits,
+    kept_states,
+    read_prompt,
+    side_by_side,
+)
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.hydra import HydraHeads
 from mmspec.recipe import STATES
-from mmspec.targets.backbone import ROOM
-from mmspec.targets.cache import SlotCache
 from mmspec.targets.context import Context
 from mmspec.targets.memory import Memory, block
 from mmspec.targets.reader import Reader
@@ -57,20 +61,11 @@ class HydraDraft(DraftModel):
 
     def begin(self, context: Context) -> _Heard:
         states = context.shared["hidden"]  # (R, L, D)
-        count = states.shape[1]
-        before = max(context.memory.kept[0] - count, 0)  # slots of earlier turns
-        pads = [max(pad - before, 0) for pad in context.memory.padding]
         fresh = [own[:0] for own in states[:, 0]]
         if self.heads.prefix_embeding_layer is None:
             return _Heard(states[:, -1], fresh)
-        cache = SlotCache(self.heads.config, count + 1 + min(context.request.room + 64, ROOM))
-        cache.plan_uniform(0, count)
-        slots = torch.arange(count, device=states.device)
-        start = torch.tensor(pads, device=states.device)[:, None]
-        mask = slots >= start if any(pads) else None
-        read = self.heads.prefix(states, mask, (slots - start).clamp_min(0), cache)
-        rope = [count - pad for pad in pads]
-        return _Heard(read[:, -1], fresh, Memory(cache, count, pads, rope, states[:0, 0]))
+        memory, read = read_prompt(self.heads.config, context, states, self.heads.prefix)
+        return _Heard(read[:, -1], fresh, memory)
 
     def listen(self, context: Context, state: _Heard) -> Categorical:
         self._read(state)
@@ -101,12 +96,8 @@ class HydraDraft(DraftModel):
 
     def keep(self, context: Context, state: _Heard, news: News) -> _Heard:
         """Take the true states of what was kept."""
-        states = news.scores.features["hidden"]  # (R, N + 1, D)
-        for row, fresh in enumerate(state.fresh):
-            path = news.kept.path[row % context.batch]
-            places = [0, *(node + 1 for node in path)]
-            new = places[: len(news.kept.tokens[row % context.batch])]
-            state.fresh[row] = torch.cat((fresh, states[row, new]))
+        new = kept_states(context, news, "hidden")
+        state.fresh = [torch.cat(pair) for pair in zip(state.fresh, new, strict=True)]
         return state
 
     def _embed(self, state: _Heard, tokens: Tensor) -> Tensor:  # (B, n) -> (R, n, D)
@@ -129,8 +120,7 @@ class HydraDraft(DraftModel):
         counts = [len(fresh) for fresh in state.fresh]
         if not any(counts):
             return
-        width = max(counts)
-        states = torch.stack([_padded(own, width) for own in state.fresh])
+        states = side_by_side(state.fresh)
         if state.memory is None:
             read = states
         else:
@@ -151,11 +141,6 @@ class _Heard:
     fresh: list[Tensor]  # (n, D) per row: true states that the layer in front has not read
     memory: Memory | None = None  # of the layer in front
     paths: list[Tensor] = field(default_factory=list)  # (R, n, k, D) each: what nodes hear
-
-
-def _padded(states: Tensor, width: int) -> Tensor:  # (n, D) -> (width, D)
-    """On the left."""
-    return torch.cat((states.new_zeros(width - len(states), states.shape[-1]), states))
 
 
 def _widened(paths: Tensor, width: int) -> Tensor:  # (R, n, k, D) -> (R, n, width, D)

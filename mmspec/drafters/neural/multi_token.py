@@ -15,9 +15,9 @@ from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.small_model import (
     committed,
     draft_law,
-    guided_logits,
     head_of_target,
 )
+from mmspec.drafters.neural.target_states import guided_logits
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.medusa import MedusaHeads
 from mmspec.models.heads.multi_token import MultiTokenHeads

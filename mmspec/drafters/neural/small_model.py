@@ -33,7 +33,6 @@ from mmspec.models.words import check_words
 from mmspec.recipe import LINEAR, DraftModelKind, Kit
 from mmspec.targets.backbone import FULL
 from mmspec.targets.context import Context
-from mmspec.targets.guidance import guided, scale_of
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock, block
 from mmspec.targets.reader import Reader
 
@@ -201,15 +200,6 @@ def draft_law(
         logits = functional.pad(logits, (0, missing), value=-torch.inf)  # negative = cut
     position = context.position() + ahead if context.sampling.places else None
     return context.sampling.law(logits, prefix, position)
-
-
-def guided_logits(context: Context, logits: Tensor) -> Tensor:  # (R, n, V) -> (B, n, V)
-    """Logits of both branches of guidance, brought together by the request's scale.
-
-    Without guidance R is B, and they stay as they are.
-    """
-    guides = len(logits) > context.batch
-    return guided(logits, scale_of(context.request.inputs)) if guides else logits
 
 
 def committed(context: Context) -> Prefix | None:

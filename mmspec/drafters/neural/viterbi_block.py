@@ -15,6 +15,7 @@ from mmspec.drafters.length import useful
 from mmspec.drafters.neural.multi_token import MultiTokenDraft
 from mmspec.drafters.neural.small_model import OfModel, committed, draft_law
 from mmspec.errors import check_number
+from mmspec.models.heads.multi_token import MultiTokenHeads
 from mmspec.recipe import LINEAR, Kit
 from mmspec.targets.context import Context
 
@@ -68,6 +69,7 @@ class ViterbiBlock(OfModel):
         return replace(self, kind=kind)
 
     def begin(self, context: Context) -> _Blocks:
+        assert isinstance(self.model.heads, MultiTokenHeads)
         table = self.model.heads.bigrams if self.lam else None
         bigrams = None if table is None else Bigrams(table, context.vocabulary)
         return _Blocks(self.model.begin(context), bigrams)

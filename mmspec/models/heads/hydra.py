@@ -66,6 +66,7 @@ class HydraHeads(LlamaLayers):
 
     config: HydraHeadsConfig
     config_class = HydraHeadsConfig
+    rotary_emb: LlamaRotaryEmbedding
     _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
         r"prefix_embeding_layer\.embed_tokens\.weight"
     ]

@@ -113,7 +113,9 @@ class MedusaHeads(TokenHeads):
     def copy_output(self, weight: Tensor) -> None:  # (V, D)
         """Let every head begin with the target's output matrix."""
         for head in range(self.reach):
-            self.get_submodule(str(head))[-1].weight.copy_(weight)
+            output = list(self.get_submodule(str(head)).children())[-1]
+            assert isinstance(output, nn.Linear)
+            output.weight.copy_(weight)
 
 
 def load_medusa_heads(folder: str | Path, dtype: torch.dtype | None = None) -> MedusaHeads:

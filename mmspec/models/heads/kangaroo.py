@@ -1,0 +1,102 @@
+"""Kangaroo's adapter: one attention between the first layers of a target and its output head.
+
+Liu et al. 2024. The state behind layer `exit_layer` of the target, before any norm, goes through
+one attention with a norm in front, no MLP, and a norm; the target's output head makes a law of it:
+
+    layers 0 .. n - 1 of the target -> x + attention(norm(x)) -> norm -> the target's output head
+
+Parameter names are those of the published checkpoints, which do not say how many layers they
+stand on; rotary positions count slots from 0.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+
+from mmspec.models.heads.state_head import StateHeadConfig
+from mmspec.models.llama_layers import LlamaLayers, through
+from mmspec.models.reading import read
+
+
+class KangarooAdapterConfig(StateHeadConfig):
+    """`hidden_size` and `vocab_size` are the target's; `exit_layer` layers of it run in front."""
+
+    model_type = "kangaroo"
+
+    num_hidden_layers: int = 1
+    exit_layer: int = 2
+
+
+class AttentionLayer(nn.Module):
+    """Attention with a norm in front, and nothing behind."""
+
+    def __init__(self, config: KangarooAdapterConfig) -> None:
+        super().__init__()
+        self.self_attn = LlamaAttention(config, 0)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, states: Tensor, **read: object) -> Tensor:  # (B, q, D)
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(states), **read)
+        behind: Tensor = states + attended
+        return behind
+
+
+class KangarooAdapter(LlamaLayers):
+    """Early states of a target to what its output head reads."""
+
+    config: KangarooAdapterConfig
+    config_class = KangarooAdapterConfig
+
+    def __init__(self, config: KangarooAdapterConfig) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList([AttentionLayer(config)])
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the states of the target that it reads."""
+        return self.config.hidden_size
+
+    def forward(
+        self,
+        states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """What the output head reads (B, q, D), of early states (B, q, D).
+
+        `attention_mask` is (B, L), or (1 or B, 1, q, L) and additive.
+        """
+        behind = through(
+            self.layers,
+            states,
+            lambda places: self.rotary_emb(states, position_ids=places),
+            config=self.config,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=past_key_values is not None,
+        )
+        normed: Tensor = self.norm(behind)
+        return normed
+
+
+def load_kangaroo_adapter(folder: str | Path, dtype: torch.dtype | None = None) -> KangarooAdapter:
+    """Read an adapter from a folder, as it was saved or in `dtype`.
+
+    Raises ValueError where the folder holds another kind of model.
+    """
+    loaded: KangarooAdapter = read(KangarooAdapter, folder, "Kangaroo adapter", dtype)
+    return loaded

@@ -1,0 +1,199 @@
+"""Kangaroo: the first layers and an adapter draft; the layers behind them make the target whole."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.testing import assert_close
+
+import mmspec
+from mmspec.drafters.dynamic_tree import DynamicTree
+from mmspec.drafters.growth import Chain, Shape, StaticTree
+from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.kangaroo import KangarooDraft
+from mmspec.drafters.neural.small_model import Autoregressive
+from mmspec.models.heads.kangaroo import (
+    KangarooAdapter,
+    KangarooAdapterConfig,
+    load_kangaroo_adapter,
+)
+from mmspec.models.random_weights import random_model
+from mmspec.targets.hooks import LayerStatesHook
+from mmspec.training.heads import Lesson, read_lesson
+from mmspec.training.kangaroo import KANGAROO, kangaroo_loss, learn_kangaroo
+from mmspec.trees import Tree
+from tests import toys
+from tests.drafters.heads import Heard, Recorder, endless, paths
+from tests.drafters.state_heads import LAYERS, ROOM, lesson, target
+from tests.toys.readers import backbone
+
+EXIT = 3
+SHAPES: dict[str, Shape] = {
+    "chain": Chain(Fixed(4)),
+    "tree": StaticTree(Tree.of_ranks([[0], [1], [0, 0], [0, 1], [1, 0], [0, 1, 0]])),
+    "dynamic": DynamicTree(depth=3, beam=2, nodes=5),
+}
+
+
+@lru_cache(maxsize=8)
+def adapter(family: str, exit_layer: int = EXIT) -> KangarooAdapter:
+    reader = backbone(target(family))
+    config = KangarooAdapterConfig.of(reader.config, reader.vocabulary, exit_layer=exit_layer)
+    made: KangarooAdapter = random_model(lambda: KangarooAdapter(config), 0)
+    return made
+
+
+# --- laws -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "shape"),
+    [("llava", 3, "chain"), ("qwen2_5_vl", 3, "tree"), ("gemma3", 1, "dynamic")],
+)
+def test_a_law_is_that_of_a_reading_from_scratch(family: str, rows: int, shape: str) -> None:
+    """And an adapter behind another layer says something else."""
+    told, own = lesson(family, rows), adapter(family)
+    recorder = Recorder(KangarooDraft(backbone(target(family)), own))  # type: ignore[arg-type]
+    drafter = Autoregressive(recorder, SHAPES[shape])
+    fast = mmspec.accelerate(target(family), "coupled", drafter=drafter)
+    out = fast.generate(**told.inputs, max_new_tokens=ROOM, do_sample=False)
+    assert out.stats.fallback is None
+    assert torch.equal(out.sequences[:, -ROOM:], told.tokens)
+    heard = recorder.heard[:7]
+    assert any(one.nodes is not None for one in heard)
+    agree(family, own, EXIT, told, heard)
+    with pytest.raises(AssertionError):
+        agree(family, own, EXIT + 1, told, heard)
+
+
+@torch.no_grad()
+def agree(
+    family: str, own: KangarooAdapter, exit_layer: int, told: Lesson, heard: list[Heard]
+) -> None:
+    """Laws against one forward of the whole target over a node's own path."""
+    reader = backbone(target(family))
+    prompts = told.inputs["attention_mask"].sum(-1).tolist()
+    words, spoken = slice(toys.WORDS.start, toys.WORDS.stop), list[Any]()
+    for one in heard:
+        spoken = [] if one.nodes is None else [*spoken, one.nodes]
+        for row, length in enumerate(one.lengths):
+            new = length - prompts[row]
+            if new >= told.tokens.shape[1]:
+                continue
+            for place, path in paths(spoken, row):
+                ids = told.tokens[row : row + 1, :new].tolist()[0] + path
+                tokens = torch.tensor([ids]).repeat(len(told.tokens), 1)  # this row is looked at
+                read = read_lesson(reader, Lesson(told.inputs, tokens), f"layers:{exit_layer}")
+                pad = read.prompt.padding[row]
+                states = own(read.prompt.features[row : row + 1, pad:])
+                logits = reader.head(states[0, -1])
+                ours = one.law.scores[row, place]
+                assert_close(ours[words], logits[words], atol=1e-3, rtol=1e-3)
+
+
+# --- early exit -----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "gemma3"])
+def test_shallow_and_deep_layers_are_the_whole_target(family: str) -> None:
+    """Bit for bit: what the first layers give, read by the others, is a full forward."""
+    own = target(family)
+    decoder = backbone(own).decoder
+    ids = torch.tensor([[7, 9, 30, 41]])
+    with LayerStatesHook(backbone(own), [EXIT]) as noted:
+        whole = decoder(input_ids=ids).last_hidden_state
+    early = noted.offer()
+    deep: list[Tensor] = []
+
+    def replace(module: Any, args: Any, out: Any) -> Any:
+        deep.append(early)
+        return (early, *out[1:]) if isinstance(out, tuple) else early
+
+    hook = list(backbone(own).layers)[EXIT - 1].register_forward_hook(replace)
+    other = torch.tensor([[8, 8, 8, 8]])  # whatever the first layers read
+    assert torch.equal(decoder(input_ids=other).last_hidden_state, whole)
+    hook.remove()
+    assert not torch.equal(decoder(input_ids=other).last_hidden_state, whole)
+    draft = KangarooDraft(backbone(own), adapter(family))
+    with LayerStatesHook(draft.shallow, [EXIT], False) as noted:
+        draft.shallow.decoder(input_ids=ids)
+    assert torch.equal(noted.offer(), early)
+
+
+@torch.no_grad()
+def test_an_adapter_that_adds_nothing_behind_the_last_real_layer_is_always_right() -> None:
+    """Layers behind the exit are bare, and so is the adapter but for the target's norm."""
+    own = toys.model("llava", layers=LAYERS)
+    for layer in own.model.language_model.layers[EXIT:]:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    reader = backbone(own)
+    config = KangarooAdapterConfig.of(reader.config, reader.vocabulary, exit_layer=EXIT)
+    made: Any = KangarooAdapter(config).train(False)
+    made.layers[0].self_attn.o_proj.weight.zero_()
+    made.norm.weight.copy_(own.model.language_model.norm.weight)
+    given = toys.inputs("llava", batch=3, ragged=True)
+    fast = mmspec.accelerate(own, "kangaroo", drafter=made, length=3)
+    out = fast.generate(**given, max_new_tokens=13, do_sample=False)
+    assert out.stats.target_calls == 3  # the prompt says 1 token, then every round 4
+    assert torch.equal(out.sequences, own.generate(**given, max_new_tokens=13, do_sample=False))
+
+
+# --- training, folders, bad input -----------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_the_loss_by_hand() -> None:
+    told, reader, own = lesson("llava", 3), backbone(target("llava")), adapter("llava")
+    tokens = told.tokens.clone()
+    tokens[2, 3:] = -1
+    read = read_lesson(reader, Lesson(told.inputs, tokens), f"layers:{EXIT}")
+    found = []
+    for row in range(3):
+        pad = read.prompt.padding[row]
+        said = reader.head(own(read.prompt.features[row : row + 1, pad:]))[0, -ROOM:]
+        for t in range(ROOM):
+            if tokens[row, t] >= 0:
+                law = reader.head(read.next[row, t]).softmax(-1)
+                found.append(-(law * said[t].log_softmax(-1)).sum())
+    loss = kangaroo_loss(reader, own, Lesson(told.inputs, tokens))
+    assert_close(loss, torch.stack(found).mean(), atol=1e-3, rtol=1e-4)
+
+
+def test_learning_lowers_the_loss() -> None:
+    told, reader, seen = lesson("llava", 3), backbone(target("llava")), list[float]()
+    made: Any = KANGAROO.begin(reader, torch.zeros(0))
+    learn_kangaroo(reader, made, endless(told), 12, 2e-2, lambda *one: seen.append(one[3]))
+    assert seen[-1] < 0.95 * seen[0]
+    assert not made.training
+
+
+def test_a_folder_holds_the_published_names(tmp_path: Path) -> None:
+    own = adapter("llava")
+    own.save_pretrained(tmp_path)
+    parts = {f"layers.0.self_attn.{part}_proj.weight" for part in "qkvo"}
+    names = {*parts, "layers.0.input_layernorm.weight", "norm.weight"}
+    assert set(load_file(tmp_path / "model.safetensors")) == names
+    loaded = load_kangaroo_adapter(tmp_path)
+    assert loaded.config.exit_layer == EXIT
+    assert all(torch.equal(one, loaded.state_dict()[n]) for n, one in own.state_dict().items())
+
+
+@pytest.mark.parametrize("layer", [0, LAYERS, 99])
+def test_an_exit_that_is_none_is_refused(layer: int) -> None:
+    with pytest.raises(ValueError, match=rf"exit_layer={layer} leaves no layer .* give 1 to 6"):
+        mmspec.accelerate(target("llava"), "kangaroo", drafter=adapter("llava", layer))
+
+
+def test_a_target_with_a_recurrent_state_is_refused() -> None:
+    reader = backbone(toys.model("lfm2"))
+    config = KangarooAdapterConfig.of(reader.config, reader.vocabulary, exit_layer=1)
+    with pytest.raises(ValueError, match="would disturb what it remembers"):
+        mmspec.accelerate(toys.model("lfm2"), "kangaroo", drafter=KangarooAdapter(config))
