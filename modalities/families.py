@@ -89,7 +89,15 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def reader(model: Any) -> Reader:
-    """What reads a model: `Backbone`, or `EncoderDecoder`."""
+    """What reads a model: `Backbone`, or `EncoderDecoder`.
+
+    Raises ValueError for one that says no tokens.
+    """
+    if model.config.model_type == "pi0":
+        raise ValueError(
+            f"{type(model).__name__} says no tokens but moves noise to actions in Euler steps; "
+            "call mmspec.modalities.vla.flow.sample_actions(model, **inputs)"
+        )
     return readers.reader(model, FAMILIES)
 
 

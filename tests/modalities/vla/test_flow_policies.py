@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PI0Config, PI0ForConditionalGeneration
 
+import mmspec
 from mmspec.draft import Round
 from mmspec.modalities.vla.flow import sample_actions
 from mmspec.models.random_weights import random_model
@@ -141,3 +142,8 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], says: str) -> None:
 def test_other_models_are_refused() -> None:
     with pytest.raises(ValueError, match="no flow-matching policy"):
         sample_actions(toys.model("llava"), **request())
+
+
+def test_accelerate_says_where_to_go() -> None:
+    with pytest.raises(ValueError, match=r"says no tokens.*flow\.sample_actions"):
+        mmspec.accelerate(policy(), "plain")
