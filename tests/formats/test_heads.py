@@ -18,6 +18,7 @@ from mmspec.formats.eagle_3 import IDS
 from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.models.heads.hydra import HydraHeads, HydraHeadsConfig
+from mmspec.models.heads.kangaroo import KangarooAdapter, KangarooAdapterConfig
 from mmspec.models.heads.medusa import MedusaHeads, MedusaHeadsConfig
 from mmspec.models.reading import read
 from tests.cli.running import run
@@ -126,6 +127,27 @@ def test_there_and_back_is_the_same_head(case: str, tmp_path: Path) -> None:
     for one in (head, again):
         one.said = one(embeds, one.fused(features))
     assert torch.equal(head.said, again.said)
+
+
+def test_kangaroo_is_told_where_it_stands(tmp_path: Path) -> None:
+    """The released names have no MLP; a table of tokens is the target's."""
+    config = KangarooAdapterConfig(**SIZES, rope_parameters=ROPE, exit_layer=3)
+    adapter = KangarooAdapter(config).train(False)
+    made = formats.exported("kangaroo", adapter, tmp_path / "out")
+    attention = {f"layers.0.self_attn.{part}_proj.weight" for part in "qkvo"}
+    norms = {"layers.0.input_layernorm.weight", "norm.weight"}
+    assert set(made.tensors) == attention | norms
+    weights = {**made.tensors, "embed_tokens.weight": torch.zeros(V, H)}
+    (tmp_path / "released").mkdir()
+    torch.save(weights, tmp_path / "released" / "pytorch_model.bin")
+    (tmp_path / "released" / "config.json").write_text(json.dumps(dict(made.config)))
+    states = torch.randn(1, 5, H)
+    for folder in ("out", "released"):
+        with pytest.raises(ValueError, match="give exit_layer= as it was trained"):
+            formats.converted("kangaroo", [tmp_path / folder])
+        again = formats.converted("kangaroo", [tmp_path / folder], exit_layer=3)
+        assert again.config.exit_layer == 3
+        assert torch.equal(again(states), adapter(states))
 
 
 def _said(heads: Any) -> Tensor:
