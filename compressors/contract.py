@@ -30,7 +30,12 @@ SIGNALS: Mapping[str, str] = {
     "text": "(T, H) embeddings of the question's tokens, beside which the features are read",
     "states": "(2, n, D) the target's hidden states of the picture: embedded, and early on",
     "question-states": "(2, T, D) the same of the question's tokens",
+    "earlier-attention": "(n,) the question's attention at a robot's last step; 0 at its first",
+    "earlier-features": "(n, H) what a robot's picture was some steps before; 0 where it had none",
+    "precision": "(1,) 1 where a robot works finely, else 0",
 }
+# of them, what only the episodes of a robot tell
+OF_ROBOTS = frozenset({"earlier-attention", "earlier-features", "precision"})
 Grid = tuple[int, ...]  # rows, columns; of a video frames, rows, columns
 Shape = tuple[int, int, int]  # frames, rows, columns
 

@@ -16,7 +16,7 @@ from mmspec.bench.progress import Progress, silent
 from mmspec.bench.report import PointTable
 from mmspec.bench.row import Row
 from mmspec.compressors import COMPRESSORS, about, named
-from mmspec.compressors.contract import Compressed, Compressor, Features, Shape
+from mmspec.compressors.contract import OF_ROBOTS, Compressed, Compressor, Features, Shape
 from mmspec.draft import Round
 from mmspec.modality import Workload
 
@@ -96,8 +96,9 @@ class Catalogue(PointTable):
 
 
 def usual() -> list[str]:
-    """All that need no weights."""
-    return [name for name in COMPRESSORS if not about(name)["trained"]]
+    """All that need neither weights nor a robot."""
+    listed = [about(name) for name in COMPRESSORS]
+    return [one["name"] for one in listed if not (one["trained"] or OF_ROBOTS & {*one["needs"]})]
 
 
 def catalogue(

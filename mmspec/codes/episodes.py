@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -75,6 +75,17 @@ class Episode:
         """The last actions, the oldest first."""
         last = self.actions[-count:] if count > 0 else []
         return torch.stack(last) if last else torch.zeros(0, self.space.size, dtype=torch.float64)
+
+
+@dataclass
+class EarlierLooks:
+    """What a policy made of the pictures of this task (`Episode.memory`), by slot of its prompt."""
+
+    NAME: ClassVar[str] = "looks"
+    attention: Tensor | None = None  # (L,) from the question, at the last step
+    frames: list[Tensor] = field(default_factory=list)  # (L, H) features each, the oldest first
+    back: int = 1  # which of them counts now, from the end
+    is_fine: bool = False  # whether the robot works finely now
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from mmspec.api import Accelerated, accelerate
 from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
 from mmspec.bench.tiny import PROMPT, random_drafter, request, tiny
 from mmspec.codes.actions import ActionCodes, ActionDim, ActionSpace
+from mmspec.codes.trajectories import Trajectories
 from mmspec.recipe import Recipe
 
 COUNT, TEXT = 5, 4  # bins; ids before them
@@ -30,7 +31,17 @@ def bound(recipe: Recipe, seed: int) -> Accelerated:
     parts: dict[str, Any] = {"actions": SPACE, "modality": "vla"}
     if recipe.takes_drafter:
         parts["drafter"] = random_drafter(recipe, target, seed=2 * seed + 1)
+    if recipe.options.get("store", "none") is None:
+        parts["store"] = _store(target.config.hidden_size, seed)
     return accelerate(target, recipe, **parts)
+
+
+def _store(width: int, seed: int) -> Trajectories:
+    """Two episodes of walks at random, seen at random."""
+    draws = torch.Generator().manual_seed(seed)
+    shapes = ((20, width), (20, LENGTH))
+    drawn = [[torch.randn(shape, generator=draws) for shape in shapes] for _ in range(2)]
+    return Trajectories.of((seen, moves.clamp(-1, 1), None) for seen, moves in drawn)
 
 
 def asked(batch: int = 1) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mmspec.compressors import COMPRESSORS, about, named
-from mmspec.compressors.contract import SIGNALS, Compressed, Compressor, Features
+from mmspec.compressors.contract import OF_ROBOTS, SIGNALS, Compressed, Compressor, Features
 
 GRIDS = [(4, 6), (5, 3), (1, 1), (3, 2, 4), None]
 # at its own settings, and at one by which nothing is lost
@@ -17,12 +17,15 @@ NEUTRAL = {
     "q-former": None,
     "resampler": None,
     "space-to-depth": "stride=1,untrained=true",
+    "action-prune": "limit=1.0",
     "average-pool": "stride=1",
     "hide-all": None,
     "similarity-prune": "keep=1.0,limit=1.0",
     "temporal-redundancy": "limit=1.0",
     "identity": "",
 }
+# without those that go by what a robot saw before
+PICTURED = [name for name in COMPRESSORS if not OF_ROBOTS & {*about(name)["needs"]}]
 WIDTH, STATES, QUESTION = 8, 6, 3
 
 
@@ -35,6 +38,11 @@ def neutral() -> list[Compressor]:
 def usual() -> list[Compressor]:
     """Every compressor, as it comes; with initial weights where it has some."""
     return [named(spoken(name)) for name in COMPRESSORS]
+
+
+def pictured(listed: list[Compressor]) -> list[Compressor]:
+    """Those that go by nothing that a robot saw before."""
+    return [one for one in listed if not one.needs & OF_ROBOTS]
 
 
 def spoken(name: str) -> str:
@@ -59,6 +67,9 @@ def signals(count: int, width: int = WIDTH) -> dict[str, Tensor]:
         "text": torch.randn(QUESTION, width),
         "states": torch.randn(2, count, STATES),
         "question-states": torch.randn(2, QUESTION, STATES),
+        "earlier-attention": torch.rand(count),
+        "earlier-features": torch.randn(count, width),
+        "precision": torch.ones(1),
     }
     assert set(told) == set(SIGNALS)
     return told

@@ -90,7 +90,7 @@ def test_hide_all_leaves_nothing() -> None:
         ("pool", "no compressor 'pool'"),
         (
             "atn-topk",
-            "no compressor 'atn-topk'; did you mean 'attn-topk'? known: attn-topk, average",
+            "no compressor 'atn-topk'; did you mean 'attn-topk'? known: action-prune, attn-topk",
         ),
         (
             "attn-topk:share=0.5",

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.compressors import COMPRESSORS
+from mmspec.compressors import about
 from tests import toys
-from tests.compressors.catalogue import neutral, spoken, usual
+from tests.compressors.catalogue import PICTURED, neutral, pictured, spoken, usual
 from tests.conftest import noisy
 
 torch.set_num_threads(1)
@@ -44,7 +44,7 @@ COMBINED = [
     (name, *one)
     if one == FAST[at % 2 if name != "cls-topk" else 0]
     else pytest.param(name, *one, marks=pytest.mark.slow)
-    for at, name in enumerate(COMPRESSORS)
+    for at, name in enumerate(PICTURED)
     for one in product(("llava", "qwen2_5_vl"), SHAPES, BATCHES)
     if name != "cls-topk" or one[0] != NO_CLASS_TOKEN  # refused, see below
 ]
@@ -65,7 +65,7 @@ def test_the_targets_output_is_its_own(name: str, family: str, shape: str, batch
         assert out.stats.drafter_saw == sees
 
 
-@pytest.mark.parametrize("compressor", neutral(), ids=repr)
+@pytest.mark.parametrize("compressor", pictured(neutral()), ids=repr)
 def test_a_copy_that_sees_all_is_always_right(compressor: Any) -> None:
     model, request = pair("llava")[0], toys.inputs("llava", batch=3, ragged=True)
     parts = {"compressor": compressor, "sees": "pixels", "length": 5}
@@ -74,7 +74,7 @@ def test_a_copy_that_sees_all_is_always_right(compressor: Any) -> None:
     assert out.stats.target_calls == 1
 
 
-@pytest.mark.parametrize("compressor", usual(), ids=repr)
+@pytest.mark.parametrize("compressor", pictured(usual()), ids=repr)
 def test_rows_with_several_pictures_one_and_none(compressor: Any) -> None:
     model, drafter = pair("llava")
     request = toys.unequal("llava")
@@ -90,7 +90,7 @@ CLIPPED = [  # no tower of theirs gives a class token
     (name, family, shape, rows)
     if (family, shape, rows) == (FILMED[at % 4], ("chain", "tree")[at % 2], (1, 3)[at // 2 % 2])
     else pytest.param(name, family, shape, rows, marks=pytest.mark.slow)
-    for at, name in enumerate(one for one in COMPRESSORS if one != "cls-topk")
+    for at, name in enumerate(one for one in PICTURED if one != "cls-topk")
     for family, shape, rows in product(FILMED, SHAPES, (1, 3))
 ]
 
@@ -127,11 +127,7 @@ def test_towers_without_a_class_token_are_refused(sees: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        for name, one in zip(COMPRESSORS, usual(), strict=True)
-        if any("attention" in need for need in one.needs)
-    ],
+    [name for name in PICTURED if any("attention" in need for need in about(name)["needs"])],
 )
 def test_attention_that_cannot_be_had_is_refused(name: str) -> None:
     model = toys.model("llava")
@@ -149,3 +145,9 @@ def test_a_compressor_of_the_targets_attention_wants_its_prompt() -> None:
     assert out.stats.fallback is not None
     assert "got another prompt (drafter_inputs=)" in out.stats.fallback
     assert torch.equal(out.sequences, expected("llava", "one")[0])
+
+
+def test_what_goes_by_a_robot_s_past_is_refused_elsewhere() -> None:
+    model, drafter = pair("llava")
+    with pytest.raises(ValueError, match="ActionPrune goes by what a robot saw before"):
+        mmspec.accelerate(model, "coupled", drafter=drafter, compressor="action-prune")

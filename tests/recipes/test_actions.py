@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mmspec import recipes
+from mmspec.bench import certify
 from mmspec.codes.episodes import Episode
 from mmspec.modalities import tokens
 from tests.toys.policies import (
@@ -76,3 +77,13 @@ def test_a_model_that_is_no_policy_is_refused(name: str) -> None:
     plan = recipes.get(name)
     with pytest.raises(ValueError, match="the model says nothing about that; give actions="):
         tokens.bind(reader("llava"), plan, head() if plan.takes_drafter else None, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "specprune-vla"])
+def test_a_certificate_says_what_a_recipe_says(name: str) -> None:
+    """On tiny policies, whose laws are counted; without a picture nothing is pruned."""
+    found = certify(recipes.get(name), seeds=3, samples=1000)
+    assert "refuted" not in {check.outcome for check in found.checks}
+    if recipes.get(name).exact:
+        assert found.verdict == "exact"

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 from mmspec import _hf
 from mmspec.compressors import named
-from mmspec.compressors.contract import Compressed, Compressor, check_needs, compressed, pictures
+from mmspec.compressors.contract import (
+    OF_ROBOTS,
+    Compressed,
+    Compressor,
+    check_needs,
+    compressed,
+    pictures,
+)
 from mmspec.declared import declared
 from mmspec.drafters.neural.embed_prompt import unpadded, weave
 from mmspec.drafters.neural.signals import Seen, signals, wanted
@@ -241,7 +248,7 @@ def compressed_pixels(drafter: Reader, compressor: Compressor | str) -> Compress
     return CompressedPixels(drafter.feature_layout(), thinning)
 
 
-def target_features(kit: Kit) -> TargetFeatures:
+def target_features(kit: Kit, remembers: bool = False) -> TargetFeatures:
     """The target's projected features. Raises ValueError for a draft model of another width."""
     assert kit.drafter is not None
     source, own = kit.target.config.hidden_size, kit.drafter.config.hidden_size
@@ -250,18 +257,29 @@ def target_features(kit: Kit) -> TargetFeatures:
             f"the target's vision features are {source} wide, but the draft model reads {own}; use "
             "a draft model with a projector (recipe='massv'), or sees='pixels'"
         )
-    thinning = None if kit.compressor is None else checked(kit.compressor, kit.target, source)
+    thinning = (
+        None if kit.compressor is None else checked(kit.compressor, kit.target, source, remembers)
+    )
     return TargetFeatures(kit.target.feature_layout(), kit.target, thinning)
 
 
-def checked(given: Compressor | str, reader: Reader, width: int) -> Compressor:
+def checked(
+    given: Compressor | str, reader: Reader, width: int, remembers: bool = False
+) -> Compressor:
     """The compressor, or the one of that name, for features of that width beside `reader`'s words.
+
+    `remembers` is whether somebody notes what a robot saw.
 
     Raises ValueError for an unknown name, for one that needs a signal which nobody gives, or words
     in the space of features that are not in it.
     """
     compressor = named(given) if isinstance(given, str) else given
     check_needs(compressor)
+    if compressor.needs & OF_ROBOTS and not remembers:
+        raise ValueError(
+            f"{type(compressor).__name__} goes by what a robot saw before, which only recipe "
+            "'specprune-vla' remembers; use that recipe, or another compressor"
+        )
     if "text" in compressor.needs and width != reader.config.hidden_size:
         raise ValueError(
             f"{type(compressor).__name__} compares pictures with words, but the features are "

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.compressors.contract import Features, pictures
+from mmspec.codes.episodes import EarlierLooks, Episode, episodes_of
+from mmspec.compressors.contract import OF_ROBOTS, Features, pictures
 from mmspec.targets.context import Context
 
 OF_TARGET = frozenset(  # by slot of the target's prompt
@@ -56,7 +57,7 @@ def signals(
 
 def _at(name: str, value: Tensor, slots: Tensor) -> Tensor:
     """A row's signal, of a picture at these slots where it goes by slot."""
-    if name in ("text", "question-states"):
+    if name in ("text", "question-states", "precision"):
         return value
     return value[:, slots] if name == "states" else value[slots]
 
@@ -75,6 +76,9 @@ def _per_row(name: str, context: Context, seen: Seen) -> list[Tensor]:
     """One signal for every row: by slot, or for the question."""
     if name == "cls":
         return _laid(seen)
+    if name in OF_ROBOTS:
+        rows = zip(episodes_of(context), seen.rows, strict=True)
+        return [_remembered(name, episode, len(row), seen) for episode, row in rows]
     if name == "text":
         return [seen.embed(_tensor(row, context)[None, at])[0] for row, at in _asked(context, seen)]
     if name in ("states", "question-states"):
@@ -83,6 +87,20 @@ def _per_row(name: str, context: Context, seen: Seen) -> list[Tensor]:
             return states
         return [own[:, at] for own, (_, at) in zip(states, _asked(context, seen), strict=True)]
     return [row[pad:] for row, pad in zip(context.shared[name], context.padding, strict=True)]
+
+
+def _remembered(name: str, episode: Episode, length: int, seen: Seen) -> Tensor:
+    """A signal of what a robot saw before, by slot; zeros where it has seen nothing like it."""
+    looks: EarlierLooks = episode.memory.get(EarlierLooks.NAME) or EarlierLooks()
+    if name == "precision":
+        return torch.tensor([float(looks.is_fine)])
+    attention = name == "earlier-attention"
+    frame = looks.frames[-looks.back :][0] if looks.frames else None
+    known = looks.attention if attention else frame
+    if known is None:
+        width = seen.embed(torch.tensor([[seen.rows[0][0]]])).shape[-1]
+        return torch.zeros(length) if attention else torch.zeros(length, width)
+    return torch.cat((known, known.new_zeros(length, *known.shape[1:])))[:length]
 
 
 def _asked(context: Context, seen: Seen) -> list[tuple[Sequence[int], Tensor]]:
