@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, DynamicCache
+from transformers import AutoConfig, AutoModelForImageTextToText, DynamicCache
 from transformers.models.llama import LlamaForCausalLM
 
 from mmspec.models import prismatic
@@ -325,3 +326,50 @@ def test_prismatic_and_openvla_are_told_apart(tmp_path: Path) -> None:
     model: Any = AutoModelForImageTextToText.from_pretrained(tmp_path)
     assert type(model) is Model
     assert type(model.config) is PrismaticConfig
+
+
+PUBLISHED = {  # config.json of openvla-7b, of whose statistics one entry
+    "arch_specifier": "no-align+fused-gelu-mlp",
+    "architectures": ["OpenVLAForActionPrediction"],
+    "auto_map": {
+        "AutoConfig": "configuration_prismatic.OpenVLAConfig",
+        "AutoModelForVision2Seq": "modeling_prismatic.OpenVLAForActionPrediction",
+    },
+    "hf_llm_id": "meta-llama/Llama-2-7b-hf",
+    "image_resize_strategy": "resize-naive",
+    "image_sizes": [224, 224],
+    "llm_backbone_id": "llama2-7b-pure",
+    "llm_max_length": 2048,
+    "model_type": "openvla",
+    "n_action_bins": 256,
+    "norm_stats": {"bridge_orig": {"action": toys.SPAN, "num_transitions": 2135463}},
+    "output_projector_states": False,
+    "pad_to_multiple_of": 64,
+    "pad_token_id": 32000,
+    "text_config": {
+        "model_type": "llama",
+        "pad_token_id": 32000,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 32064,
+    },
+    "timm_model_ids": list(DINO_SIGLIP),
+    "timm_override_act_layers": [None, None],
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.1",
+    "use_fused_vision_backbone": True,
+    "vision_backbone_id": "dinosiglip-vit-so-224px",
+}
+
+
+def test_published_configuration_is_read_without_its_code(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
+    prismatic.register()
+    found = AutoConfig.from_pretrained(tmp_path, trust_remote_code=False)
+    assert type(found) is OpenVLAConfig
+    default = OpenVLAConfig()
+    for name in ("timm_model_ids", "image_sizes", "timm_kwargs", "image_token_id", "pad_token_id"):
+        assert getattr(found, name) == getattr(default, name)
+    text: Any = found.text_config
+    assert (text.hidden_size, text.num_hidden_layers, text.vocab_size) == (4096, 32, 32064)
+    assert found.dtype == torch.bfloat16
+    assert found.norm_stats == PUBLISHED["norm_stats"]
