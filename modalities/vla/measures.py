@@ -17,6 +17,7 @@ from mmspec.api import Accelerated, accelerate
 from mmspec.bench import checks, constant
 from mmspec.bench.certificate import Check, Trial
 from mmspec.bench.environment import dtype_name
+from mmspec.bench.progress import Progress
 from mmspec.drafters.plain import Silent
 from mmspec.modalities.vla import toys
 from mmspec.modalities.vla.answering import ActionsOnly
@@ -29,7 +30,8 @@ from mmspec.modality import Answer, Contestant, Selection, Workload
 from mmspec.recipe import Recipe
 
 OWN = "generate"
-HELD = ("hold-last", "hold-last-tolerance")  # baselines that every recipe of actions must beat
+HELD = ("hold-last", "hold-last-tolerance")  # peers that every recipe of actions must beat
+CERTIFIED = 8  # steps of an episode that certificates look at
 EVALUATED = 4  # episodes in which the target is asked by itself at every step, for the errors
 DRAWN = ("temperature", "top_k", "top_p", "min_p", "do_sample")
 Request = Mapping[str, Any]
@@ -56,16 +58,20 @@ def of_requests(model: Any, requests: Sequence[Request], **parts: Any) -> Worklo
     """Requests are arguments of `rollout`; errors are judged on the first few of them."""
     parts["modality"] = "vla"
     plain = accelerate(model, "plain", **parts)
-    held = {name.replace("-", "_"): accelerate(model, name, **parts) for name in HELD}
+
+    def peers(
+        recipes: Mapping[str, Contestant], seed: int, progress: Progress
+    ) -> tuple[Mapping[str, Contestant], Mapping[str, str]]:
+        held = {name.replace("-", "_"): accelerate(model, name, **parts) for name in HELD}
+        return {name: SpeculativePolicy(one) for name, one in held.items()}, {}
+
     said = {name: one for name, one in requests[0].items() if isinstance(one, str | int | float)}
     return Workload(
         timed=requests,
         plain=SpeculativePolicy(plain),
         fast=SpeculativePolicy,
-        baselines={
-            OWN: OwnPolicy(plain),
-            **{name: SpeculativePolicy(one) for name, one in held.items()},
-        },
+        baselines={OWN: OwnPolicy(plain)},
+        peers=peers,
         controls=partial(constant.controls, model, **parts),
         judged=[{**one, "evaluate": True} for one in requests[:EVALUATED]],
         qualities=ERRORS,
@@ -191,8 +197,14 @@ def _checks(fast: Accelerated, small: Accelerated, recipe: Recipe, trial: Trial)
     other = accelerate(fast.model, "plain", **parts)
     is_plain = isinstance(session.bound.drafter, Silent)
     mine, plain = SpeculativePolicy(fast), None if is_plain else SpeculativePolicy(other)
-    requests = trial.requests or [toys.asked()]
+    requests = [_shortened(one) for one in trial.requests] or [toys.asked()]
     bare = [{n: v for n, v in one.items() if n not in DRAWN} for one in requests]
     yield checks.greedy_equality(plan, OwnPolicy(other), mine, bare, trial, "generate()")
     drawn = [{**one, "temperature": 1.0} for one in bare]
     yield checks.seeded_equality(plan, plain, mine, drawn, trial)
+
+
+def _shortened(request: Request) -> dict[str, Any]:
+    """An episode's first steps: where all are the same, so is the next question."""
+    steps = min(request.get("steps", CERTIFIED), CERTIFIED)
+    return {**request, "steps": steps} if "environment" in request else dict(request)

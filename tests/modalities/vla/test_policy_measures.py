@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,11 +51,26 @@ def test_a_lossy_recipe_is_found_out_on_tiny_policies() -> None:
     assert "lossy" in {one.outcome for one in found.checks}
 
 
+def test_a_certificate_asks_episodes(tmp_path: Path) -> None:
+    model, asker = loaded(tmp_path)
+    work = workload(model, asker, asker.settings, Selection(None, 2, 1, seed=5))
+    fast = mmspec.accelerate(model, "hold-last")
+    found = bench.certify("hold-last", fast, list(work.timed), seeds=2, samples=500)
+    assert found.verdict == "exact"
+    details = {one.name: one.detail for one in found.checks}
+    assert details["greedy equality"].startswith("2 of 2 answers")
+    assert details["seeded equality"].startswith("2 of 2 seeds")
+
+
+def loaded(folder: Path) -> tuple[Any, PolicyAsker]:
+    policy().save_pretrained(folder)
+    processor().save_pretrained(folder)
+    model = load(folder)
+    return model, PolicyAsker(str(folder), model, PolicySettings(steps=2, episodes=2))
+
+
 def test_a_race_of_episodes(tmp_path: Path) -> None:
-    policy().save_pretrained(tmp_path)
-    processor().save_pretrained(tmp_path)
-    model = load(tmp_path)
-    asker = PolicyAsker(str(tmp_path), model, PolicySettings(steps=2, episodes=2))
+    model, asker = loaded(tmp_path)
     work = workload(model, asker, asker.settings, Selection(None, 9, 1, seed=5))
     ways = {"prompt-lookup": mmspec.accelerate(model, "prompt-lookup")}
     found = bench.compare("toy", ways, work, repeats=1, seed=5, controls=True)
