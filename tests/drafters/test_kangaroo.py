@@ -26,7 +26,14 @@ from mmspec.models.heads.kangaroo import (
 from mmspec.models.random_weights import random_model
 from mmspec.targets.hooks import LayerStatesHook
 from mmspec.training.heads import Lesson, read_lesson
-from mmspec.training.kangaroo import KANGAROO, kangaroo_loss, learn_kangaroo
+from mmspec.training.kangaroo import (
+    FASTVLM,
+    KANGAROO,
+    imitation_loss,
+    kangaroo_loss,
+    learn_fastvlm,
+    learn_kangaroo,
+)
 from mmspec.trees import Tree
 from tests import toys
 from tests.drafters.heads import Heard, Recorder, endless, paths
@@ -167,10 +174,28 @@ def test_the_loss_by_hand() -> None:
     assert_close(loss, torch.stack(found).mean(), atol=1e-3, rtol=1e-4)
 
 
-def test_learning_lowers_the_loss() -> None:
+@torch.no_grad()
+def test_imitation_adds_tokens_and_last_states() -> None:
+    told, reader, own = lesson("llava", 3), backbone(target("llava")), adapter("llava")
+    read = read_lesson(reader, told, f"layers:{EXIT}")
+    expected = kangaroo_loss(reader, own, told)
+    hard, near = list[Tensor](), list[Tensor]()
+    for row in range(3):
+        states = own(read.prompt.features[row : row + 1, read.prompt.padding[row] :])[0, -ROOM:]
+        near += list(torch.cosine_similarity(states, read.next[row], -1))
+        laws = reader.head(states).log_softmax(-1)
+        hard += [-laws[t, told.tokens[row, t + 1]] for t in range(ROOM - 1)]
+    expected = expected + torch.stack(hard).mean() + 1 - torch.stack(near).mean()
+    assert_close(imitation_loss(reader, own, told), expected, atol=1e-3, rtol=1e-4)
+    made: Any = FASTVLM.begin(reader, torch.zeros(0))
+    assert made.config.exit_layer == LAYERS // 4
+
+
+@pytest.mark.parametrize("learn", [learn_kangaroo, learn_fastvlm])
+def test_learning_lowers_the_loss(learn: Any) -> None:
     told, reader, seen = lesson("llava", 3), backbone(target("llava")), list[float]()
     made: Any = KANGAROO.begin(reader, torch.zeros(0))
-    learn_kangaroo(reader, made, endless(told), 12, 2e-2, lambda *one: seen.append(one[3]))
+    learn(reader, made, endless(told), 12, 2e-2, lambda *one: seen.append(one[3]))
     assert seen[-1] < 0.95 * seen[0]
     assert not made.training
 

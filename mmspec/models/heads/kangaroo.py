@@ -12,6 +12,7 @@ stand on; rotary positions count slots from 0.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,15 @@ class KangarooAdapterConfig(StateHeadConfig):
 
     num_hidden_layers: int = 1
     exit_layer: int = 2
+
+    @classmethod
+    def of(cls, config: Any, vocabulary: int, **changes: Any) -> Any:
+        """The configuration of an adapter for a decoder with this text configuration.
+
+        Two layers run in front, or one of a decoder of two.
+        """
+        layers = max(min(2, config.num_hidden_layers - 1), 1)
+        return super().of(config, vocabulary, **{"exit_layer": layers, **changes})
 
 
 class AttentionLayer(nn.Module):
