@@ -177,3 +177,15 @@ def children_of(parents: Tensor) -> Tensor:  # (B, N) -> (B, N + 1, C) node inde
 def all_real(batch: int, nodes: int, device: torch.device) -> Tensor:  # (B, N) bool
     """The mask of drafts without padding."""
     return torch.ones(batch, nodes, dtype=torch.bool, device=device)
+
+
+@lru_cache(maxsize=256)
+def narrowed(tree: Tree, width: int) -> Tree:
+    """The tree without children behind the first `width` of any node."""
+    if max(map(len, tree.kids)) <= width:
+        return tree
+    index = {-1: -1}
+    for node, parent in enumerate(tree.parents):
+        if parent in index and tree.kids[parent + 1].index(node) < width:
+            index[node] = len(index) - 1
+    return Tree(tuple(index[tree.parents[node]] for node in index if node >= 0))

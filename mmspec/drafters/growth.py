@@ -25,7 +25,7 @@ from mmspec.laws.sampling import Prefix
 from mmspec.recipe import LINEAR, TREE
 from mmspec.targets.context import Context
 from mmspec.targets.memory import TokenBlock
-from mmspec.trees import Tree
+from mmspec.trees import Tree, narrowed
 
 
 class DraftModel(ABC):
@@ -242,7 +242,7 @@ class StaticTree(Shape):
         return self.tree.depth
 
     def grow(self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind) -> Sprout:
-        tree = trimmed(self.tree, useful(context))
+        tree = narrowed(trimmed(self.tree, useful(context)), context.vocabulary)
         if not tree.nodes:
             return nothing(context)
         plan = _plan(tree)

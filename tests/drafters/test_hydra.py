@@ -33,7 +33,7 @@ from mmspec.training.ahead import (
     output_matrix,
 )
 from mmspec.training.heads import Lesson, read_lesson
-from mmspec.trees import Tree
+from mmspec.trees import Tree, narrowed
 from tests import toys
 from tests.drafters.heads import Heard, Late, Recorder, endless, paths
 from tests.drafters.state_heads import ROOM, lesson, target
@@ -273,3 +273,11 @@ def test_what_does_not_fit_is_refused() -> None:
     other = HydraHeads(HydraHeadsConfig(hidden_size=32, vocab_size=160))
     with pytest.raises(ValueError, match="states 32 wide and speak 160 tokens"):
         mmspec.accelerate(target("llava"), "hydra", drafter=other)
+
+
+def test_a_tree_is_no_wider_than_the_vocabulary() -> None:
+    """Children that no token is left for are not drawn; all others stand where they stood."""
+    tree = Tree.of_ranks([[0], [1], [2], [0, 0], [0, 1], [2, 0], [0, 0, 0], [0, 0, 1]])
+    assert narrowed(tree, 3) == tree
+    assert narrowed(tree, 2).parents == (-1, -1, 0, 0, 2, 2)
+    assert narrowed(tree, 1).parents == (-1, 0, 1)
