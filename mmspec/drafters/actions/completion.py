@@ -86,7 +86,7 @@ class Completing(Drafter):
     def propose(self, context: Context, state: CompletingState) -> Draft:
         if not any(state.due):
             return self.inner.propose(context, state.inner)
-        room, rows = context.request.room, list[list[int]]()
+        room, rows = context.request.room, list[Sequence[int]]()
         for row, (rest, is_due) in enumerate(zip(state.rest, state.due, strict=True)):
             wanted = is_due and not context.finished[row]
             rows.append(rest[context.generated(row) : room] if wanted else [])

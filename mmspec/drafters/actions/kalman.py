@@ -75,7 +75,8 @@ class ConstantVelocity:
     def ahead(self, actions: Tensor, count: int) -> Tensor:  # (n, D) -> (count, D)
         place, speed = self.filtered(actions)
         steps = torch.arange(1, count + 1, dtype=actions.dtype)[:, None]
-        return place + steps * speed
+        ahead: Tensor = place + steps * speed
+        return ahead
 
     def filtered(self, actions: Tensor) -> Tensor:  # (n, D) -> (2, D)
         """Value and velocity behind the last action."""

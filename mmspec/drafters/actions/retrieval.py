@@ -97,10 +97,10 @@ class Retrieval(Drafter):
         where = torch.tensor(parents, device=device)
         return Draft(torch.tensor(filled, device=device), where, mask, Kind.DET, extras=extras)
 
-    def _lines(self, found: Found, said: int, end: int, used: int) -> list[list[int]]:
+    def _lines(self, found: Found, said: int, end: int, used: int) -> list[Sequence[int]]:
         """Paths from the next component on: the nearest action itself, then all combinations."""
         nearest = found.answers[0]
-        lines = [nearest[said:end]]
+        lines: list[Sequence[int]] = [nearest[said:end]]
         size, first = self.space.size, said % self.space.size
         at = said - first
         groups = [[at + dim for dim in dims if dim >= first] for dims in self.space.groups.values()]
