@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmspec.modality import PICTURE_FILES, Modality, Source, setting
+from mmspec.modality import PICTURE_FILES, Entry, Modality, Source, setting
 from mmspec.models.folder import configuration
 
 STATISTICS = "norm_stats"  # the entry of a policy's configuration: see `codes.actions.ActionSpace`
@@ -49,6 +49,7 @@ MODALITY = Modality(
     settings=PolicySettings,
     package=__name__,
     owns=owns,
+    zoo=Entry.listed(__name__),
     files=(".gif", ".webp", ".png"),
     parts=(
         *("processor", "actions", "unnorm_key", "deadline_ms"),

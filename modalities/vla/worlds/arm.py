@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 
 SIDE = 0.6
 BASE = (0.0, -0.45)  # of the arm
-LOWEST, HIGHEST = 0.02, 0.25  # of the hand, in metres
+LOWEST, HIGHEST = 0.03, 0.25  # of the hand, in metres; lower is the table
 LIMITS = np.array([0.04, 0.04, 0.016, 0.08, 0.08, 0.12])  # of one step, metres and radians
 GRIP = 0.5  # change of aperture in one step, at most
 _TURNS = np.array([0.6, 0.6, 1.4])  # roll, pitch, yaw, at most

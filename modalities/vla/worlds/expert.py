@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from mmspec.modalities.vla.worlds.arm import BASE, LIMITS, polar, tilt
+from mmspec.modalities.vla.worlds.arm import BASE, LIMITS, LOWEST, polar, tilt
 
 NEAR = 0.12  # metres from the thing, within which the gripper opens
-GRASP_HEIGHT = 0.03
+
 _SWING, _REACH = 0.045, 0.016  # of a step at most: rad of the base joint, metres of the reach
-_CLOSES = (0.025, 0.05, 0.2, 0.12)  # metres aside and above the table, rad of yaw and of tilt
+_CLOSES = (0.035, 0.06, 0.3, 0.2)  # metres aside and above the table, rad of yaw and of tilt
 
 
 def yaw_at(x: float, y: float) -> float:
@@ -37,7 +37,7 @@ def table_expert(pose: np.ndarray, goal: tuple[float, float]) -> np.ndarray:
     bearing = here[1] + _eased(there[1] - here[1], 0.35, _SWING)
     dx = BASE[0] + reach * math.sin(bearing) - x
     dy = BASE[1] + reach * math.cos(bearing) - y
-    hover = min(0.18, GRASP_HEIGHT + 0.7 * max(0.0, aside - 0.03))
+    hover = min(0.18, LOWEST + 0.7 * max(0.0, aside - 0.03))
     dz = _eased(hover - z, 0.5, float(LIMITS[2]))
     wanted = tilt(x + dx, y + dy, z + dz)
     droll = _eased(wanted[0] - roll, 0.7, float(LIMITS[3]))

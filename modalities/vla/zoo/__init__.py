@@ -1,0 +1,1 @@
+"""How the robot policy of the zoo is made."""

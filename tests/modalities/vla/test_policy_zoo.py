@@ -1,0 +1,90 @@
+"""The policy of the zoo reaches held-out goals; its head and its trajectories are of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import mmspec
+from mmspec import zoo
+from mmspec.codes.trajectories import Trajectories
+from mmspec.modalities.vla.worlds.table import TableReach
+from mmspec.modalities.vla.zoo.driving import drive
+from mmspec.modalities.vla.zoo.train import space_of
+
+
+@pytest.fixture(scope="module")
+def policy() -> Any:
+    return zoo.load("vla")
+
+
+@pytest.fixture(scope="module")
+def ears() -> Any:
+    return zoo.processor("vla")
+
+
+def test_files_are_small_and_the_target_is_deep(policy: Any) -> None:
+    sizes = {
+        name: sum(one.stat().st_size for one in zoo.path(name).glob("*.safetensors"))
+        for name in ("vla", "vla-drafter")
+    }
+    assert sizes["vla"] <= 3_000_000
+    assert sizes["vla-drafter"] <= 500_000
+    assert len(policy.language_model.model.layers) >= 12
+    for layer in policy.language_model.model.layers:  # none of them adds nothing
+        assert layer.self_attn.o_proj.weight.abs().max() > 1e-3
+        assert layer.mlp.down_proj.weight.abs().max() > 1e-3
+
+
+@pytest.mark.promise
+def test_it_reaches_held_out_goals(policy: Any, ears: Any) -> None:
+    episodes = drive(policy, ears, space_of(policy), "held-out", range(500, 508))
+    assert sum(one.is_success for one in episodes) >= 5
+
+
+@pytest.mark.slow
+def test_it_reaches_most_held_out_goals(policy: Any, ears: Any) -> None:
+    """On seeds that its card, which says 0.74, is not about."""
+    episodes = drive(policy, ears, space_of(policy), "held-out", range(1000, 1100))
+    assert sum(one.is_success for one in episodes) >= 60
+
+
+def test_what_is_asked_decides_where_it_goes(policy: Any, ears: Any) -> None:
+    """The same picture and two instructions are two different actions, towards either thing."""
+    world = TableReach("held-out")
+    seed = next(s for s in range(50) if world.reset(seed=s) and len(world.scene.things) > 1)
+    pictures, asked = [], []
+    for thing in (0, 1):
+        observation, info = world.reset(seed=seed, options={"thing": thing})
+        pictures.append(observation["image"])
+        asked.append(info["instruction"])
+    assert (pictures[0] == pictures[1]).all()
+    out = policy.generate(**ears.instruct(asked, pictures), do_sample=False, max_new_tokens=7)
+    assert (out[0, -7:-1] - out[1, -7:-1]).abs().max() > 9
+
+
+def test_its_head_drafts_and_changes_nothing(policy: Any, ears: Any) -> None:
+    fast = mmspec.accelerate(policy, "eagle", drafter=zoo.load("vla-drafter"), processor=ears)
+    world = TableReach("held-out")
+    accepted = 0
+    for seed in range(6):
+        observation, info = world.reset(seed=seed)
+        asked = ears.instruct(info["instruction"], observation["image"])
+        plain = policy.generate(**asked, do_sample=False, max_new_tokens=7)
+        out = fast.generate(**asked, do_sample=False, max_new_tokens=7)
+        torch.testing.assert_close(out.sequences, plain)
+        accepted += out.stats.num_accepted_draft_tokens
+    assert accepted > 0
+
+
+def test_stored_trajectories_are_the_policys_own(policy: Any) -> None:
+    store = Trajectories.load(zoo.path("vla-drafter"))
+    assert store.features.shape[1] == policy.config.text_config.hidden_size
+    assert store.actions.shape[1] == 7
+    assert store.states is not None
+    assert store.states.shape[1] == 7
+    nearest, moments = store.nearest(store.features[:20], 1)
+    assert (nearest > 0.999).all()
+    assert (store.actions[moments[:, 0]] - store.actions[:20]).abs().max() < 0.05
