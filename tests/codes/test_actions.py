@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy
 import pytest
 import torch
 
@@ -9,7 +12,7 @@ from mmspec.codes.actions import ActionCodes, ActionSpace
 
 CODES = ActionCodes(32000)
 BELOW = torch.nextafter(torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0))
-STATISTICS = {
+STATISTICS: dict[str, list[Any]] = {
     "q01": [-0.02, -0.03, -0.04, -0.1, -0.2, -0.3, 0.0],
     "q99": [0.02, 0.05, 0.03, 0.1, 0.1, 0.3, 1.0],
     "mask": [True] * 6 + [False],
@@ -24,7 +27,6 @@ def test_the_published_table(value: float, token: int) -> None:
 
 
 def test_encoding_is_digitize() -> None:
-    numpy = pytest.importorskip("numpy")
     values = numpy.random.default_rng(0).uniform(-1.2, 1.2, 20_000)
     edges = numpy.linspace(-1, 1, 256)
     wanted = 32000 - numpy.digitize(numpy.clip(values, -1, 1), edges)

@@ -63,7 +63,8 @@ def learnt(family: str) -> MultiTokenHeads:
 
 
 def random(family: str) -> MultiTokenHeads:
-    return MULTI_TOKEN_HEADS.random(backbone(toys.model(family)), 0)
+    made: MultiTokenHeads = MULTI_TOKEN_HEADS.random(backbone(toys.model(family)), 0)
+    return made
 
 
 def output(family: str, heads: Any, batch: int, **parts: Any) -> Any:

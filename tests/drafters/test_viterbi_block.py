@@ -25,7 +25,8 @@ SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 30, "seed": 5}
 
 @lru_cache(maxsize=2)
 def heads(family: str = "llava") -> MultiTokenHeads:
-    return MULTI_TOKEN_HEADS.random(backbone(toys.model(family)), 0)
+    made: MultiTokenHeads = MULTI_TOKEN_HEADS.random(backbone(toys.model(family)), 0)
+    return made
 
 
 def spoken(batch: int, how: dict[str, Any], recipe: str = "codec-mtp", **options: Any) -> Any:

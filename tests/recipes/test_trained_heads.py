@@ -20,8 +20,10 @@ from tests import toys
 from tests.drafters.state_heads import LAYERS, head_of, target, zeroed
 
 ROOM = 10
-NAMES = ("eagle-3", "hass", "msd", "hivis", "vispec", "medusa", "hydra", "hydra-pp", "kangaroo")
-NAMES += ("fastvlm", "specflash")
+NAMES = (
+    *("eagle-3", "hass", "msd", "hivis", "vispec", "medusa", "hydra", "hydra-pp", "kangaroo"),
+    *("fastvlm", "specflash"),
+)
 SAMPLED = {"temperature": 1.0, "top_k": 30, "seed": 3}
 FAMILIES = ("llava", "qwen2_5_vl", "gemma3")
 QUICK = [(name, family) for name in NAMES for family in FAMILIES]

@@ -100,7 +100,8 @@ def circle_radius(points: Tensor) -> Tensor:  # (..., n, k) -> (...)
 
 def way(points: Tensor) -> Tensor:  # (..., n, k) -> (...)
     """The length of the path through points."""
-    return points.double().diff(dim=-2).norm(dim=-1).sum(-1)
+    steps: Tensor = points.double().diff(dim=-2).norm(dim=-1)
+    return steps.sum(-1)
 
 
 def _positions(space: ActionSpace, actions: Tensor) -> Tensor:  # (n, D) -> (n, k)

@@ -141,8 +141,10 @@ class HydraHeads(LlamaLayers):
         """Let every head begin with the target's output matrix."""
         for head in self.hydra_lm_head:
             assert isinstance(head, nn.Sequential)
-            head[1].weight.copy_(weight)
-            head[1].bias.zero_()
+            output = head[1]
+            assert isinstance(output, nn.Linear)
+            output.weight.copy_(weight)
+            output.bias.zero_()
 
 
 def load_hydra_heads(folder: str | Path, dtype: torch.dtype | None = None) -> HydraHeads:
