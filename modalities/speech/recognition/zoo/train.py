@@ -56,8 +56,8 @@ class HearingPlan:
 
 
 PLANS = {
-    "whisper": HearingPlan(4000, Fall(600, 1.5e-3), Fall(600, 2e-3), Fall(400, 8e-4)),
-    "whisper-drafter": HearingPlan(2000, Fall(400, 3e-3)),
+    "whisper": HearingPlan(6000, Fall(700, 1.5e-3), Fall(1000, 2e-3), Fall(1800, 1e-3)),
+    "whisper-drafter": HearingPlan(3000, Fall(900, 3e-3)),
     "granite-speech": HearingPlan(4000, Fall(600, 2e-3), Fall(500, 2e-3), Fall(450, 2e-3)),
 }
 

@@ -13,7 +13,7 @@ from mmspec.training.reporting import Report, silent
 from mmspec.zoo.scene import Split
 
 SPEAKERS = {"paul": Voice("en-us"), "ada": Voice("en-us+f3")}
-SENTENCES = 1200
+SENTENCES = 2400
 
 
 @dataclass(frozen=True)

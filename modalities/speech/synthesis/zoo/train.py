@@ -62,20 +62,21 @@ All are measured on the float16 weights, run in float32.
 """
 HELD_OUT = 40
 BATCH, CROPS, HEADS, HEADS_BATCH = 16, 8, 4, 4
-CODEC_FALL, HEADS_FALL = Fall(1800, 1.5e-3), Fall(350, 4e-3)
+CODEC_FALL, HEADS_FALL = Fall(2600, 1.5e-3), Fall(800, 4e-3)
 
 
 @dataclass(frozen=True)
 class SpeakerPlan:
-    """How a model is trained: falls of the rate, and how strongly words are to be named in each."""
+    """How a model is trained, and how strongly it is also asked which word it says."""
 
     shape: models.SpeakerShape
-    falls: tuple[tuple[Fall, float], ...]
+    falls: tuple[Fall, ...]
+    named: float = 1.0
 
 
 PLANS = {
-    "codec-lm": SpeakerPlan(models.TARGET, ((Fall(850, 2.5e-3), 0.0), (Fall(750, 2e-3), 1.0))),
-    "codec-lm-drafter": SpeakerPlan(models.DRAFTER, ((Fall(400, 3e-3), 0.0),)),
+    "codec-lm": SpeakerPlan(models.TARGET, (Fall(3600, 2.5e-3), Fall(1600, 1.2e-3))),
+    "codec-lm-drafter": SpeakerPlan(models.DRAFTER, (Fall(1200, 3e-3),), 0.0),
 }
 
 
@@ -103,10 +104,10 @@ def train(
             made.half().save_pretrained(folder / CODEC)
 
     with kept(save):
-        for number, (fall, named) in enumerate(plan.falls):
-            learn_to_speak(model, batches(taught, BATCH, seed + number), fall, course, named)
+        for number, fall in enumerate(plan.falls):
+            learn_to_speak(model, batches(taught, BATCH, seed + number), fall, course, plan.named)
     return {
-        "steps": sum(course.cut(fall.steps) for fall, _ in plan.falls),
+        "steps": sum(course.cut(fall.steps) for fall in plan.falls),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
