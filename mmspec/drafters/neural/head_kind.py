@@ -19,7 +19,7 @@ from mmspec.recipe import STATES, DraftModelKind
 from mmspec.targets.reader import Reader
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeadKind(DraftModelKind):
     """Heads of one class, bound to a target as a `draft`.
 
