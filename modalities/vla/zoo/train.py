@@ -48,9 +48,9 @@ BATCH, SEEN_AT_ONCE = 32, 64
 SCENES, EACH = 6000, 3  # training scenes, and pictures of each
 SEEING = Fall(1600, 2e-3)
 ACTING = Fall(1450, 2e-3)  # of the shallow policy
-DEEPENING = Fall(440, 6e-4)  # of the deep one, towers and all
-POOL, HEAD_BATCH, HEAD = 64, 16, Fall(200, 3e-3)  # episodes that a head learns from
-STORED = 40  # of them are kept beside the head
+DEEPENING = Fall(1340, 9e-4)  # of the deep one, towers and all
+POOL, HEAD_BATCH, HEAD = 160, 16, Fall(1500, 3e-3)  # episodes that a head learns from
+STORED = 80  # of them are kept beside the head
 
 
 def train(

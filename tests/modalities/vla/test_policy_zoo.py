@@ -41,14 +41,14 @@ def test_files_are_small_and_the_target_is_deep(policy: Any) -> None:
 @pytest.mark.promise
 def test_it_reaches_held_out_goals(policy: Any, ears: Any) -> None:
     episodes = drive(policy, ears, space_of(policy), "held-out", range(500, 508))
-    assert sum(one.is_success for one in episodes) >= 5
+    assert sum(one.is_success for one in episodes) >= 6
 
 
 @pytest.mark.slow
 def test_it_reaches_most_held_out_goals(policy: Any, ears: Any) -> None:
-    """On seeds that its card, which says 0.74, is not about."""
+    """On seeds that its card, which says 0.95, is not about."""
     episodes = drive(policy, ears, space_of(policy), "held-out", range(1000, 1100))
-    assert sum(one.is_success for one in episodes) >= 60
+    assert sum(one.is_success for one in episodes) >= 85
 
 
 def test_what_is_asked_decides_where_it_goes(policy: Any, ears: Any) -> None:
