@@ -45,7 +45,7 @@ class Taken:
         self.tokens.extend(new)
 
 
-class Pace:
+class AnswerPace:
     """How long rounds took lately, in seconds; of all questions of a policy."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Deadline:
 
     begun: float
     limit_ms: float | None
-    pace: Pace
+    pace: AnswerPace
 
     @property
     def elapsed_ms(self) -> float:

@@ -15,7 +15,7 @@ from mmspec.codes.episodes import NAME, Episode
 from mmspec.decode import decode
 from mmspec.modalities.tokens import BoundTokens
 from mmspec.modalities.vla.acting import Deadline, Taken, act
-from mmspec.modalities.vla.asked import Question
+from mmspec.modalities.vla.asked import ActionQuestion
 from mmspec.modalities.vla.robots import Robot
 from mmspec.modalities.vla.step_stats import HELD, ActionStep
 from mmspec.modality import Call, Loop
@@ -49,12 +49,12 @@ class BoundPolicy:
         """Tokens of an answer."""
         return self.chunk * self.space.size
 
-    def call(self, question: Question, robots: Sequence[Robot]) -> Call:
+    def call(self, question: ActionQuestion, robots: Sequence[Robot]) -> Call:
         """A question in terms of the loop; `partial()` of its rounds are the components so far."""
         made = self._call(self.bound, question, robots, [one.episode for one in robots])
         return replace(made, view=self.partial)
 
-    def greedy(self, question: Question, robots: Sequence[Robot]) -> list[list[int]]:
+    def greedy(self, question: ActionQuestion, robots: Sequence[Robot]) -> list[list[int]]:
         """What plain decoding answers; by nobody's history, so none is touched."""
         episodes = [Episode(self.space) for _ in robots]
         call = self._call(self.plain, question, robots, episodes)
@@ -67,7 +67,7 @@ class BoundPolicy:
     def _call(
         self,
         bound: BoundTokens,
-        question: Question,
+        question: ActionQuestion,
         robots: Sequence[Robot],
         episodes: Sequence[Episode],
     ) -> Call:
@@ -99,7 +99,11 @@ def fresh_episodes(space: ActionSpace, batch: int) -> Mapping[str, Any]:
 
 
 def answer(
-    policy: BoundPolicy, question: Question, robots: Sequence[Robot], loop: Loop, deadline: Deadline
+    policy: BoundPolicy,
+    question: ActionQuestion,
+    robots: Sequence[Robot],
+    loop: Loop,
+    deadline: Deadline,
 ) -> list[tuple[np.ndarray, ActionStep]]:
     """The actions (chunk, D) of every robot, in its units, and what they took.
 

@@ -24,7 +24,7 @@ FIXED = ("max_new_tokens", "min_new_tokens", "max_length", "eos_token_id", "row_
 
 
 @dataclass(frozen=True)
-class Question:
+class ActionQuestion:
     """A question about the next action of one robot or of several."""
 
     inputs: Mapping[str, Tensor]  # of the prompts (B, L)
@@ -43,7 +43,7 @@ def prepare(
     allowed: PlaceProcessor,
     args: Sequence[Any],
     arguments: Mapping[str, Any],
-) -> Question:
+) -> ActionQuestion:
     """A question out of the arguments of a call. Raises ValueError for what cannot be asked.
 
     `inputs` are the tensors that the model takes; with them there need not be a `reader`.
@@ -68,7 +68,7 @@ def prepare(
         read, count, is_single = _read(reader, given)
     deadline = given.get("deadline_ms")
     check_deadline(deadline)
-    return Question(
+    return ActionQuestion(
         inputs=read,
         robots=numbers_of(given.get("robots"), count),
         is_single=is_single,

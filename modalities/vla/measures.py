@@ -21,7 +21,7 @@ from mmspec.bench.progress import Progress
 from mmspec.drafters.plain import Silent
 from mmspec.modalities.vla import toys
 from mmspec.modalities.vla.answering import ActionsOnly
-from mmspec.modalities.vla.asked import Question
+from mmspec.modalities.vla.asked import ActionQuestion
 from mmspec.modalities.vla.judging import ERRORS, extras
 from mmspec.modalities.vla.plug import PolicySession
 from mmspec.modalities.vla.rollout import Rollout, roll_out
@@ -131,7 +131,7 @@ class OwnPolicy(Contestant):
             roll_out(request["environment"], act, lambda *_: None, episode, **told), True
         )
 
-    def _said(self, question: Question) -> list[int]:
+    def _said(self, question: ActionQuestion) -> list[int]:
         """The tokens of `generate()`, which may say nothing but actions."""
         model = self.plain.model
         policy = self.plain.session.binder.bind(question.key)

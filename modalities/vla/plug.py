@@ -21,7 +21,7 @@ from mmspec.modalities import tokens
 from mmspec.modalities.families import reader
 from mmspec.modalities.text import HOOK, Text
 from mmspec.modalities.vla import lerobot
-from mmspec.modalities.vla.acting import Deadline, Pace
+from mmspec.modalities.vla.acting import AnswerPace, Deadline
 from mmspec.modalities.vla.answering import (
     ActionsOnly,
     BoundPolicy,
@@ -29,7 +29,7 @@ from mmspec.modalities.vla.answering import (
     fresh_episodes,
 )
 from mmspec.modalities.vla.asked import OWN as ASKED
-from mmspec.modalities.vla.asked import Question, check_deadline, prepare
+from mmspec.modalities.vla.asked import ActionQuestion, check_deadline, prepare
 from mmspec.modalities.vla.reading import PromptReader
 from mmspec.modalities.vla.robots import Robots, numbers_of, rows_of
 from mmspec.modalities.vla.rollout import Rollout, roll_out
@@ -102,7 +102,7 @@ class PolicySession(tokens.TokenSession):
         super().__init__(first.bound)
         self.binder, self.processor, self.deadline_ms = binder, processor, deadline_ms
         self.text = Text(first.bound, dict, partial(fresh_episodes, first.space))
-        self.robots, self.pace = Robots(), Pace()
+        self.robots, self.pace = Robots(), AnswerPace()
         self.last: ActionStats | None = None
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
@@ -247,7 +247,7 @@ class PolicySession(tokens.TokenSession):
             known = ("environment", "instruction", "steps", "episode", *known)
             raise ValueError(unknown_message(unknown, known, "rollout()"))
 
-    def question(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> Question:
+    def question(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> ActionQuestion:
         """What `predict_action` is asked, in tensors. Raises ValueError for what cannot be."""
         key = self.binder.spaces.checked(arguments.get("unnorm_key"))
         policy = self.binder.bind(key)
@@ -262,13 +262,13 @@ class PolicySession(tokens.TokenSession):
         check_request(self.model, family, inputs)
         return replace(question, key=key, inputs=inputs)
 
-    def _answers(self, question: Question, loop: Loop, begun: float) -> Answers:
+    def _answers(self, question: ActionQuestion, loop: Loop, begun: float) -> Answers:
         policy = self.binder.bind(question.key)
         deadline = Deadline(begun, self._limit(question.deadline_ms), self.pace)
         with self.robots.asked(question.robots, policy.space) as rows:
             return answer(policy, question, rows, loop, deadline)
 
-    def _report(self, question: Question, found: Answers, loop: Loop) -> None:
+    def _report(self, question: ActionQuestion, found: Answers, loop: Loop) -> None:
         steps, limit = [step for _, step in found], self._limit(question.deadline_ms)
         before = self.steps(question.robots[0])
         self.last = summed_up(loop.stats(), steps, 1, before, limit)

@@ -12,7 +12,7 @@ from mmspec.codes.actions import ActionCodes, ActionSpace
 from mmspec.codes.episodes import Episode
 from mmspec.codes.trajectories import Retrieved, Trajectories
 from mmspec.draft import Draft
-from mmspec.drafters.actions.retrieval import Found, Retrieval
+from mmspec.drafters.actions.retrieval import FoundMoments, Retrieval
 from mmspec.verifiers.similarity_gate import SimilarityGate
 from tests.toys.policies import SCENES, SPACE, act, plain, remembering, robot, store
 
@@ -43,9 +43,9 @@ def test_what_was_stored_of_a_scene_is_drafted_there() -> None:
         assert [kept.accepted[0] for kept in rounds] == [0, 5]
 
 
-def retrieval(actions: list[list[list[int]]], **more: Any) -> tuple[Retrieval, list[Found]]:
+def retrieval(actions: list[list[list[int]]], **more: Any) -> tuple[Retrieval, list[FoundMoments]]:
     """A drafter beside what it found: the whole answers of some neighbours."""
-    return Retrieval(SPACE, store(), **more), [Found(actions[0], 0.9, 0.1)]
+    return Retrieval(SPACE, store(), **more), [FoundMoments(actions[0], 0.9, 0.1)]
 
 
 class _Context:
@@ -86,7 +86,7 @@ def test_groups_of_different_neighbours_are_combined_and_grippers_are_not() -> N
     wanted = {(*p[1:3], *r[3:6]) for p in (A, B) for r in (A, B)}
     assert cut == wanted
     deep: Any = _Context(1, 14)
-    chains = paths(drafter.drafted(deep, [Found([A * 2, B * 2], 0.9, 0.1)], [True]))
+    chains = paths(drafter.drafted(deep, [FoundMoments([A * 2, B * 2], 0.9, 0.1)], [True]))
     assert {line[5] for line in chains if line[0] == 22} == {41}  # the position's own gripper
     assert {line[5] for line in chains if line[0] == 52} == {71}
 

@@ -11,7 +11,7 @@ import torch
 from mmspec.codes.actions import ActionSpace
 from mmspec.codes.episodes import Completion, Episode, episodes_of
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.actions.history import Forecast, forecast_answer
+from mmspec.drafters.actions.history import ActionForecast, forecast_answer
 from mmspec.drafters.lookup.prompt_lookup import ragged
 from mmspec.targets.context import Context
 
@@ -55,7 +55,7 @@ class Completing(Drafter):
 
     inner: Drafter
     space: ActionSpace
-    forecast: Forecast
+    forecast: ActionForecast
     occasion: Occasion
     window: int | None = 10
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)

@@ -18,7 +18,7 @@ from mmspec.recipe import Kit
 from mmspec.targets.context import Context
 
 
-class Forecast(Protocol):
+class ActionForecast(Protocol):
     """What comes next, out of what was."""
 
     @property
@@ -46,7 +46,7 @@ class FromHistory(Drafter):
     """
 
     space: ActionSpace
-    forecast: Forecast
+    forecast: ActionForecast
     length: Length
     window: int | None = None  # None = all since the reset
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
@@ -83,7 +83,7 @@ def forecast_answer(
     space: ActionSpace,
     context: Context,
     episode: Episode,
-    forecast: Forecast,
+    forecast: ActionForecast,
     window: int | None,
 ) -> list[int]:
     """The ids of a row's answer, as far as it goes: as many actions as the request has room for.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Drafter
-from mmspec.drafters.actions.history import Forecast, FromHistory
+from mmspec.drafters.actions.history import ActionForecast, FromHistory
 from mmspec.drafters.lookup.prompt_lookup import length_of
 from mmspec.errors import check_number, chosen
 from mmspec.recipe import Kit
@@ -93,13 +93,13 @@ class ConstantVelocity:
         return x
 
 
-MODELS: dict[str, Forecast] = {
+MODELS: dict[str, ActionForecast] = {
     "constant_velocity": ConstantVelocity(),
     "random_walk": RandomWalk(),
 }
 
 
-def forecast_of(kit: Kit) -> Forecast:
+def forecast_of(kit: Kit) -> ActionForecast:
     """The filter of the option `motion`: a name, or one with constants of its own."""
     return chosen("motion", kit.options["motion"], MODELS)
 

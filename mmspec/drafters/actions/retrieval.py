@@ -54,7 +54,7 @@ class Retrieval(Drafter):
                 f"policy {self.space.size}; record the trajectories with this policy"
             )
 
-    def begin(self, context: Context) -> Sequence[Found]:
+    def begin(self, context: Context) -> Sequence[FoundMoments]:
         similarity, moments = self.store.nearest(features(context), self.neighbours)
         count = -(-context.request.room // self.space.size)
         found = []
@@ -62,13 +62,15 @@ class Retrieval(Drafter):
             ids = [self.space.tokens(self.store.ahead(int(one), count)) for one in moments[row]]
             distance = self._distance(episode, int(moments[row, 0]))
             rows = [one.flatten().tolist() for one in ids]
-            found.append(Found(rows, float(similarity[row, 0]), distance))
+            found.append(FoundMoments(rows, float(similarity[row, 0]), distance))
         return found
 
-    def propose(self, context: Context, state: Sequence[Found]) -> Draft:
+    def propose(self, context: Context, state: Sequence[FoundMoments]) -> Draft:
         return self.drafted(context, state, [not done for done in context.finished])
 
-    def drafted(self, context: Context, state: Sequence[Found], rows: Sequence[bool]) -> Draft:
+    def drafted(
+        self, context: Context, state: Sequence[FoundMoments], rows: Sequence[bool]
+    ) -> Draft:
         """The draft of some rows; the others have no nodes."""
         tries, longest = [], useful(context)
         for row, found in enumerate(state):
@@ -97,7 +99,7 @@ class Retrieval(Drafter):
         where = torch.tensor(parents, device=device)
         return Draft(torch.tensor(filled, device=device), where, mask, Kind.DET, extras=extras)
 
-    def _lines(self, found: Found, said: int, end: int, used: int) -> list[Sequence[int]]:
+    def _lines(self, found: FoundMoments, said: int, end: int, used: int) -> list[Sequence[int]]:
         """Paths from the next component on: the nearest action itself, then all combinations."""
         nearest = found.answers[0]
         lines: list[Sequence[int]] = [nearest[said:end]]
@@ -130,7 +132,7 @@ class Retrieval(Drafter):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundMoments:
     """What was stored near a row's prompt."""
 
     answers: Sequence[Sequence[int]]  # ids of the whole answer, of the nearest moment first

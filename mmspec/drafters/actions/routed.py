@@ -12,7 +12,7 @@ from mmspec.codes.episodes import episodes_of
 from mmspec.codes.trajectories import Retrieved
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.actions.kinematics import KinematicMetric
-from mmspec.drafters.actions.retrieval import Found, Retrieval
+from mmspec.drafters.actions.retrieval import FoundMoments, Retrieval
 from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.targets.context import Context
 
@@ -74,7 +74,7 @@ class RoutedState:
     """What is remembered of a request."""
 
     head: Any
-    found: Sequence[Found]
+    found: Sequence[FoundMoments]
     quick: list[bool]  # rows that stored trajectories draft for
 
 

@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from mmspec.models.heads.medusa import ResidualBlock, begin_block
+from mmspec.models.heads.medusa import MedusaBlock, begin_block
 from mmspec.models.heads.state_head import StateHeadConfig
 from mmspec.models.llama_layers import LlamaLayers, through
 from mmspec.models.reading import read
@@ -76,9 +76,9 @@ class HydraHeads(LlamaLayers):
         width, rate = config.hidden_size, config.dropout_rate
         self.hydra_mlp, self.hydra_lm_head = nn.ModuleList(), nn.ModuleList()
         for head in range(config.hydra_num_heads):
-            blocks: list[nn.Module] = [nn.Dropout(rate), ResidualBlock(width, head + 2)]
+            blocks: list[nn.Module] = [nn.Dropout(rate), MedusaBlock(width, head + 2)]
             for _ in range(config.hydra_num_layers - 1):
-                blocks += [nn.Dropout(rate), ResidualBlock(width)]
+                blocks += [nn.Dropout(rate), MedusaBlock(width)]
             self.hydra_mlp.append(nn.Sequential(*blocks))
             output = nn.Linear(width, config.vocab_size)
             self.hydra_lm_head.append(nn.Sequential(nn.Dropout(rate), output))

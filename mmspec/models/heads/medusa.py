@@ -63,7 +63,7 @@ def begin_block(module: nn.Module) -> bool:
     return True
 
 
-class ResidualBlock(nn.Module):
+class MedusaBlock(nn.Module):
     """R x + SiLU(W x + b); R is nothing, or a linear map where `inputs` vectors are made one."""
 
     def __init__(self, width: int, inputs: int = 1) -> None:
@@ -86,7 +86,7 @@ class MedusaHeads(TokenHeads):
         super().__init__(config)
         width, size = config.hidden_size, config.vocab_size
         for head in range(config.medusa_num_heads):
-            blocks = [ResidualBlock(width) for _ in range(config.medusa_num_layers)]
+            blocks = [MedusaBlock(width) for _ in range(config.medusa_num_layers)]
             self.add_module(str(head), nn.Sequential(*blocks, nn.Linear(width, size, bias=False)))
         self.post_init()  # type: ignore[no-untyped-call]
 

@@ -25,7 +25,7 @@ _ANYWHERE = 0.15  # share of poses that no expert led to
 
 
 @dataclass(frozen=True)
-class Frames:
+class TableFrames:
     """images: (N, P, P, 3) bytes; poses: (N, 7). Per picture what may be asked, the goal first:
 
     instructions, places (n, 2) in metres, the expert's actions (n, 7).
@@ -42,7 +42,7 @@ class Frames:
         return len(self.images)
 
 
-def frames(count: int, each: int, course: Course) -> Frames:
+def frames(count: int, each: int, course: Course) -> TableFrames:
     """`each` pictures of every of `count` training scenes."""
     generator = np.random.default_rng((course.seed, 12))
     total = count * each
@@ -64,7 +64,7 @@ def frames(count: int, each: int, course: Course) -> Frames:
             goals.append(places)
             actions.append(np.stack([table_expert(pose, tuple(goal)) for goal in places]))
         course.progress("draw", number + 1, count, float("nan"))
-    return Frames(images, poses, shown, asked, goals, actions)
+    return TableFrames(images, poses, shown, asked, goals, actions)
 
 
 def some_pose(goal: tuple[float, float], generator: np.random.Generator) -> np.ndarray:  # -> (7,)

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.codes.actions import ActionSpace
 from mmspec.modalities.vla.zoo.architecture import PATCH, PIXELS, PROMPT, WIDTH
-from mmspec.modalities.vla.zoo.frames import Frames
+from mmspec.modalities.vla.zoo.frames import TableFrames
 from mmspec.training.fitting import Course, Fall, divided, fit, shuffled
 from mmspec.zoo.boards import BOARD_CLASSES, board, board_loss
 
@@ -47,7 +47,7 @@ class ActionTeacher:
 
     def __init__(
         self,
-        taught: Frames,
+        taught: TableFrames,
         model: Any,
         tokenizer: Any,
         space: ActionSpace,
@@ -138,7 +138,7 @@ def pixel_values(images: np.ndarray) -> Tensor:  # (B, P, P, 3) bytes -> (B, 6, 
     return values.repeat(1, 2, 1, 1)
 
 
-def learn_to_see(model: Any, taught: Frames, batch: int, fall: Fall, course: Course) -> None:
+def learn_to_see(model: Any, taught: TableFrames, batch: int, fall: Fall, course: Course) -> None:
     """Train the towers to tell what lies in each of the nine cells, and the pose of the hand."""
     towers = model.vision_backbone
     side = PIXELS // PATCH
@@ -162,7 +162,7 @@ def learn_to_see(model: Any, taught: Frames, batch: int, fall: Fall, course: Cou
 
 
 @torch.no_grad()
-def looks(model: Any, taught: Frames) -> Tensor:
+def looks(model: Any, taught: TableFrames) -> Tensor:
     """(N, P, W) float16, what the towers make of all pictures."""
     parts = np.array_split(np.arange(len(taught)), -(-len(taught) // 64))
     towers = model.vision_backbone

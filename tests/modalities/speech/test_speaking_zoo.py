@@ -22,7 +22,7 @@ from mmspec.modalities.speech.synthesis.zoo.codec_training import (
     learn_codec,
     log_mel,
 )
-from mmspec.modalities.speech.synthesis.zoo.corpus import SPEAKERS, Utterance
+from mmspec.modalities.speech.synthesis.zoo.corpus import SPEAKERS, CorpusUtterance
 from mmspec.modalities.speech.synthesis.zoo.evaluate import texts, voices, word_error_rate
 from mmspec.modalities.speech.synthesis.zoo.speaking import (
     IGNORED,
@@ -80,7 +80,7 @@ def test_crops_keep_sound_and_features_together() -> None:
 
 def taught(count: int = 20) -> Any:
     said = [
-        Utterance(text, voice, torch.zeros(0))
+        CorpusUtterance(text, voice, torch.zeros(0))
         for text, voice in zip(texts(count), voices(count), strict=True)
     ]
     generator = torch.Generator().manual_seed(0)

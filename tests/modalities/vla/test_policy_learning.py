@@ -19,7 +19,7 @@ from mmspec.modalities.vla.zoo.architecture import (
     build_tokenizer,
     grown,
 )
-from mmspec.modalities.vla.zoo.frames import Frames, frames, statistics
+from mmspec.modalities.vla.zoo.frames import TableFrames, frames, statistics
 from mmspec.modalities.vla.zoo.learning import ActionTeacher, action_loss, looks, states
 from mmspec.modalities.vla.zoo.train import space_of
 from mmspec.models.prismatic_processor import PrismaticProcessor
@@ -27,7 +27,7 @@ from mmspec.training.fitting import Course
 
 
 @pytest.fixture(scope="module")
-def taught() -> Frames:
+def taught() -> TableFrames:
     return frames(6, 2, Course())
 
 
@@ -43,7 +43,7 @@ def model(tokenizer: Any) -> Any:
 
 
 def test_questions_behind_one_picture_do_not_see_each_other(
-    taught: Frames, model: Any, tokenizer: Any
+    taught: TableFrames, model: Any, tokenizer: Any
 ) -> None:
     """Packed, each has the states that the processor's own prompt for it has."""
     teacher = ActionTeacher(taught, model, tokenizer, space_of(model))
@@ -63,7 +63,7 @@ def test_questions_behind_one_picture_do_not_see_each_other(
             assert_close(packed[number], alone[0, -7:], atol=2e-4, rtol=1e-3)
 
 
-def test_frozen_towers_show_what_they_see(taught: Frames, model: Any, tokenizer: Any) -> None:
+def test_frozen_towers_show_what_they_see(taught: TableFrames, model: Any, tokenizer: Any) -> None:
     seen = looks(model, taught)
     space = space_of(model)
     picked = np.arange(4)
@@ -79,7 +79,7 @@ def test_frozen_towers_show_what_they_see(taught: Frames, model: Any, tokenizer:
 
 
 def test_a_grown_policy_says_what_the_shallow_one_says(
-    taught: Frames, model: Any, tokenizer: Any
+    taught: TableFrames, model: Any, tokenizer: Any
 ) -> None:
     item = ActionTeacher(taught, model, tokenizer, space_of(model)).batch(
         np.arange(3), np.random.default_rng(0)
@@ -110,7 +110,7 @@ def test_the_law_that_is_taught_peaks_at_the_experts_tokens() -> None:
     assert right.max() < 2
 
 
-def test_frames_hold_the_experts_actions_for_every_thing(taught: Frames) -> None:
+def test_frames_hold_the_experts_actions_for_every_thing(taught: TableFrames) -> None:
     assert len(taught) == 12
     for pose, scene, asked, goals, actions in zip(
         taught.poses, taught.scenes, taught.asked, taught.goals, taught.actions, strict=True

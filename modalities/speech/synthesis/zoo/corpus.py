@@ -17,7 +17,7 @@ SENTENCES = 2400
 
 
 @dataclass(frozen=True)
-class Utterance:
+class CorpusUtterance:
     """A sentence, who says it, and (T,) how it sounds at 16 kHz."""
 
     text: str
@@ -25,13 +25,15 @@ class Utterance:
     waveform: Tensor
 
 
-def corpus(sentences: int, split: Split = "train", progress: Report = silent) -> list[Utterance]:
+def corpus(
+    sentences: int, split: Split = "train", progress: Report = silent
+) -> list[CorpusUtterance]:
     """Different sentences, each in every voice. Raises RuntimeError where espeak-ng is missing."""
-    found: list[Utterance] = []
+    found: list[CorpusUtterance] = []
     for number, seed in enumerate(seeds(sentences, split)):
         for speaker, voice in SPEAKERS.items():
             said = utterance(seed, split, voice, Room())
-            found.append(Utterance(said.text, speaker, said.waveform))
+            found.append(CorpusUtterance(said.text, speaker, said.waveform))
         progress("speak", number + 1, sentences, 0.0)
     return found
 

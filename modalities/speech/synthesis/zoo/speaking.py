@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, Xcodec2Model
 
 from mmspec.modalities.speech.synthesis.zoo import models
 from mmspec.modalities.speech.synthesis.zoo.codec_training import CodecInput, hidden
-from mmspec.modalities.speech.synthesis.zoo.corpus import Utterance
+from mmspec.modalities.speech.synthesis.zoo.corpus import CorpusUtterance
 from mmspec.modalities.speech.synthesis.zoo.timing import spans
 from mmspec.training.fitting import Course, Fall, divided, fit, shuffled
 
@@ -47,7 +47,7 @@ def coded(codec: Xcodec2Model, heard: CodecInput) -> list[int]:
     return found
 
 
-def rows(spoken: Sequence[Utterance], codes: Sequence[Sequence[int]]) -> list[SpokenRow]:
+def rows(spoken: Sequence[CorpusUtterance], codes: Sequence[Sequence[int]]) -> list[SpokenRow]:
     """What a model learns from utterances and their codes."""
     where = models.layout()
     found = []

@@ -23,7 +23,12 @@ from mmspec.modalities.speech.synthesis.zoo.codec_training import (
     heard,
     learn_codec,
 )
-from mmspec.modalities.speech.synthesis.zoo.corpus import SENTENCES, SPEAKERS, Utterance, corpus
+from mmspec.modalities.speech.synthesis.zoo.corpus import (
+    SENTENCES,
+    SPEAKERS,
+    CorpusUtterance,
+    corpus,
+)
 from mmspec.modalities.speech.synthesis.zoo.evaluate import (
     acceptance,
     speech_right,
@@ -171,7 +176,7 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     if entry.target is not None:
         pair = teacher(entry.target), load(entry, folder)
         return {"acceptance_length": acceptance(*pair, CHAIN, count, **how)}
-    said: list[Utterance] = corpus(max(count // len(SPEAKERS), 1), "held-out")
+    said: list[CorpusUtterance] = corpus(max(count // len(SPEAKERS), 1), "held-out")
     texts, spoken = [one.text for one in said], [one.waveform for one in said]
     made, apart = through_codec(folder, spoken)
     found = speech_right(load(entry, folder), count, **how)
