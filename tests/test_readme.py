@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import mmspec
 from mmspec import recipes, zoo
 from mmspec.cli.app import app
+from mmspec.cli.groups import RecipeGroup
 from mmspec.modalities.speech import sound
 from mmspec.modalities.speech.frames import toys as frames
 from mmspec.zoo import language
@@ -102,6 +103,9 @@ def test_every_command_that_is_shown_exists(page: str, command: str) -> None:
     found: Any = typer.main.get_command(app)
     while words and words[0] in getattr(found, "commands", {}):
         found = found.commands[words.pop(0)]
+    if isinstance(found, RecipeGroup) and words:
+        assert words[0] == "RECIPE" or words[0] in recipes.names(), command
+        found = found.commands["recipe"]
     assert not hasattr(found, "commands") or not words or words[0].startswith("-"), command
     known = {name: one for one in found.params for name in (*one.opts, *one.secondary_opts)}
     for name, value in zip(words, [*words[1:], ""], strict=False):
