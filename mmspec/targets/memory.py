@@ -65,6 +65,8 @@ class TokenBlock:
 
     def tiled(self, times: int) -> TokenBlock:
         """The same block for `times` batches under each other."""
+        if times == 1:
+            return self
         depths, corner = self.depths, self.corner
         return TokenBlock(
             self.tokens.repeat(times, 1),

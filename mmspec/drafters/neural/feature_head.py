@@ -122,7 +122,8 @@ class FeatureDraft(DraftModel):
 
     def say(self, context: Context, state: _Thread, nodes: Nodes) -> Categorical:
         branches = len(state.fresh) // context.batch
-        parent = nodes.layout.parents.expand(context.batch, -1).repeat(branches, 1)
+        parent = nodes.layout.parents.expand(context.batch, -1)
+        parent = parent if branches == 1 else parent.repeat(branches, 1)
         states = torch.cat(state.said, 1).gather(1, parent[..., None].expand(-1, -1, self.width))
         layout = nodes.block(state.memory.like).tiled(branches)
         depths = nodes.layout.depths + 1

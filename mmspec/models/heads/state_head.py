@@ -30,6 +30,7 @@ _SHAPE = (  # what a head has in common with the layers of its target
 )
 _THETA = 10_000.0
 _SECTIONS = ("mrope_section", "mrope_interleaved")
+_BY_LENGTH = ("dynamic", "longrope")  # kinds of rotary frequencies that change with the length
 VISUAL_SLOTS = ("fused", "placeholder", "raw", "hidden", "compressed")
 POSITIONS = ("keep", "compact", "mrope")
 
@@ -194,20 +195,24 @@ def step_table(config: StateHeadConfig) -> nn.Parameter | None:
 class SlotRotaryEmbedding(LlamaRotaryEmbedding):
     """Cosines and sines of positions (B, q), or of three axes (3, B, q) by sections (M-RoPE).
 
-    Frequencies go to axes in runs (Qwen2-VL), or in turn (`mrope_interleaved`, Qwen3-VL).
+    Frequencies go to axes in runs (Qwen2-VL), or in turn (`mrope_interleaved`, Qwen3-VL). A head
+    of one layer turns once a token, so this does in few operations what Llama's own does in many.
     """
 
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        if position_ids.dim() == 2:
+        if self.rope_type in _BY_LENGTH and position_ids.dim() == 2:
             cos, sin = super().forward(x, position_ids)
             return cos, sin
         angles = position_ids[..., None].float() * self.inv_freq.to(x.device, torch.float)
-        axis = axes_of(self.config.rope_parameters, angles.shape[-1]).to(x.device)
-        chosen = angles.gather(0, axis.expand(1, *angles.shape[1:]))[0]
-        both = torch.cat((chosen, chosen), -1)
-        scale = self.attention_scaling
-        return (both.cos() * scale).to(x.dtype), (both.sin() * scale).to(x.dtype)
+        if position_ids.dim() > 2:
+            axis = axes_of(self.config.rope_parameters, angles.shape[-1]).to(x.device)
+            angles = angles.gather(0, axis.expand(1, *angles.shape[1:]))[0]
+        both = torch.cat((angles, angles), -1)
+        cos, sin = both.cos(), both.sin()
+        if self.attention_scaling != 1:
+            cos, sin = cos * self.attention_scaling, sin * self.attention_scaling
+        return cos.to(x.dtype), sin.to(x.dtype)
 
 
 def axes_of(rope: Any, count: int) -> Tensor:  # (count,)
