@@ -241,6 +241,9 @@ def train(
         float, typer.Option(min=0, max=0.99999, help="Decay of averaged weights; 0 = none.")
     ] = 0.0,
     bf16: Annotated[bool, typer.Option("--bf16", help="Let the head compute in bfloat16.")] = False,
+    muon: Annotated[
+        bool, typer.Option("--muon", help="Weight matrices by Muon, at 13 times the rate.")
+    ] = False,
     held_out: Annotated[
         int, typer.Option(min=1, help="Questions, a fifth at most, that acceptance is measured on.")
     ] = 32,

@@ -61,6 +61,7 @@ class TrainOptions:
     rate: float | None = None
     ema: float = 0.0
     bf16: bool = False
+    muon: bool = False
     held_out: int = 32
     every: int = 100
     max_new_tokens: int = 128
@@ -171,7 +172,7 @@ class _Training:
         """Note what is asked for, or see that what lies there was asked for likewise."""
         asked, file = self.asked, self.out / PLAN
         names = ("answers", "steps", "batch", "accumulate", "ema", "bf16", "held_out", "every")
-        more = ("max_new_tokens", "max_length", "temperature", "seed")
+        more = ("muon", "max_new_tokens", "max_length", "temperature", "seed")
         plan = {
             "recipe": self.recipe.name,
             "head": None if asked.head is None else str(asked.head),
@@ -206,7 +207,8 @@ class _Training:
         """The head as it began, or as the checkpoint has it."""
         asked, training, reader = self.asked, self.recipe.training, self.teacher.reader
         assert training is not None
-        settings = TrainingSettings(asked.steps, self.rate, asked.seed, asked.ema, asked.bf16)
+        how = (asked.seed, asked.ema, asked.bf16, asked.muon)
+        settings = TrainingSettings(asked.steps, self.rate, *how)
         trainer = HeadTrainer(training, reader, self._head(counts), settings)
         if (self.out / STATE).exists():
             state, content = checkpoints.read(self.out / STATE)

@@ -34,6 +34,7 @@ class TrainingSettings:
     seed: int = 0
     ema: float = 0.0
     bf16: bool = False  # the head's arithmetic; its weights stay float32
+    muon: bool = False  # for its weight matrices, at 13 times the rate
 
 
 class HeadTrainer:
@@ -49,7 +50,8 @@ class HeadTrainer:
         sign(head, reader)
         self.training, self.reader, self.settings = training, reader, settings
         self.head = head.float().to(reader.device).train()
-        self.descent = training.descent(self.head, settings.steps, settings.rate)
+        how = (settings.steps, settings.rate, settings.muon)
+        self.descent = training.descent(self.head, *how)
         self.average = _copied(self.head) if settings.ema else {}
 
     @property

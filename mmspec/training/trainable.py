@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mmspec.models.fingerprint import sign
 from mmspec.targets.reader import Reader
-from mmspec.training.fitting import Course, Descent, Fall, fit
+from mmspec.training.fitting import Course, Descent, Fall, divided, fit
 from mmspec.training.reporting import Report, silent
 
 if TYPE_CHECKING:  # its file needs this one
@@ -56,9 +56,12 @@ class HeadTraining:
         warm = None if self.warm is None else max(1, int(self.warm * steps + 1e-9))
         return {"floor": self.floor, "warm": warm, "betas": self.betas, "clip": self.clip}
 
-    def descent(self, head: nn.Module, steps: int, rate: float) -> Descent:
-        """What takes the steps."""
-        return Descent(learnt(head), Fall(steps, rate), **self.settings(steps))
+    def descent(
+        self, head: nn.Module, steps: int, rate: float, muon: bool = False
+    ) -> Descent:
+        """What takes the steps: AdamW, but Muon for weight matrices where it is asked for."""
+        matrices, others = divided(head, learnt(head)) if muon else ([], learnt(head))
+        return Descent(others, Fall(steps, rate), matrices, **self.settings(steps))
 
 
 def learn(

@@ -79,8 +79,8 @@ def _write(file: Path, *rows: Any) -> Path:
     return file
 
 
-def _asked(root: Path, out: Path, *more: str) -> list[str]:
-    given = ["train", "eagle-2", "--target", str(root / "vlm"), "--data", str(root / "data.jsonl")]
+def _asked(root: Path, out: Path, *more: str, recipe: str = "eagle-2") -> list[str]:
+    given = ["train", recipe, "--target", str(root / "vlm"), "--data", str(root / "data.jsonl")]
     given += ["--images", str(root / "pictures"), "--out", str(out), "--batch", "2"]
     return [*given, "--max-new-tokens", "8", "--answers", "data", "--held-out", "1", *more]
 
@@ -134,6 +134,28 @@ def test_a_training_that_was_killed_ends_with_the_same_weights(
     new = _asked(root, tmp_path / "new", *how, "--head", str(tmp_path / "cut"))
     new[3] = str(root / "vlm-other")
     assert "was made for another target than" in fail(capsys, *new)[1]
+
+
+def test_an_eagle_3_training_that_was_killed_halfway_ends_with_the_same_weights(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its states are its own, and Muon remembers a momentum for every weight matrix."""
+    how = ("--steps", "4", "--every", "2", "--rate", "0.01", "--muon")
+    whole, cut, adam = (
+        _asked(root, tmp_path / name, *how, recipe="eagle-3") for name in ("whole", "cut", "adam")
+    )
+    found = run(capsys, *whole)
+    with _stopped(3, KeyboardInterrupt()):
+        assert main(cut) == 130
+    capsys.readouterr()
+    again = run(capsys, *cut)
+    assert again["history"] == found["history"]
+    ours, theirs = (load_file(tmp_path / one / "model.safetensors") for one in ("whole", "cut"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    adam.remove("--muon")
+    assert run(capsys, *adam)["history"][1] != found["history"][1]
+    assert "was begun with muon=True" in fail(capsys, *[a for a in cut if a != "--muon"])[1]
 
 
 def test_a_text_model_learns_what_it_says_itself(
