@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mmspec import recipes, registry
+from mmspec import recipes, registry, zoo
 from mmspec.decode import decode
 from mmspec.draft import Round, Verifier
 from mmspec.errors import (
@@ -55,20 +55,20 @@ def accelerate(
     `model` is a model of transformers, a pipeline of diffusers, or a folder, a hub name or
     "zoo:NAME" of one. `recipe` is a name (see `mmspec.recipes.names()`), a `Recipe`, or None: the
     usual one of the model's modality. `drafter` is what the recipe drafts with (a model, a folder,
-    "zoo:NAME") or a `Drafter`. `parts` replace parts of the recipe, each where the modality has it:
-    `tree`, `length`, `sees`, `compressor` for tokens, `processor` where they are drawn, `window`,
-    `tree`, `max_rows` for pipelines; others are the recipe's own knobs. `modality` decides where a
-    model has several.
-    Nothing is written onto the model.
+    "zoo:NAME") or a `Drafter`; a model named "zoo:NAME" brings the zoo's own. `parts` replace parts
+    of the recipe, each where the modality has it: `tree`, `length`, `sees`, `compressor` for
+    tokens, `processor` where they are drawn, `window`, `tree`, `max_rows` for pipelines; others are
+    the recipe's own knobs. `modality` decides where a model has several. Nothing is written onto
+    the model.
 
     Raises ValueError, before anything runs, for parts that do not fit: unknown names, different
     vocabularies, a proposal kind the verifier is biased for, a cache that cannot roll back.
     """
     owner = registry.of(model, modality)
-    plug = registry.plug(owner)
+    plug, plan = registry.plug(owner), chosen(owner, recipe, drafter is not None)
     if isinstance(model, str | Path):
+        drafter = zoo.drafter_for(str(model), plan) if drafter is None else drafter
         model = plug.load(model)
-    plan = chosen(owner, recipe, drafter is not None)
     recipes.check_decodes(plan, owner.sorts, model)
     unknown = sorted(set(parts) - {*owner.parts, *plan.options})
     if unknown:

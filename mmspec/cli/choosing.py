@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmspec import recipes, registry, zoo
 from mmspec.cli.options import PARTS, Choice, dashed, settings_for
 from mmspec.modality import Modality, settings_of
 from mmspec.models.folder import check_there
 from mmspec.registry import ZOO
-
-if TYPE_CHECKING:  # importing it costs torch
-    from mmspec.recipe import Recipe
 
 ALL = "all"
 
@@ -109,7 +106,7 @@ def _recipes(choice: Choice, owner: Modality, model: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(choice.recipe))
     if owner.drafted is not None:
         plan = recipes.get(owner.drafted)
-        if choice.drafter or default_drafter(model, plan):
+        if choice.drafter or zoo.drafter_for(model, plan):
             return (owner.drafted,)
     return (owner.recipe,)
 
@@ -131,27 +128,13 @@ def _with_drafters(choice: Choice, chosen: Chosen) -> Chosen:
     found = dict[str, str | None].fromkeys(chosen.recipes)
     left_out: dict[str, str] = {}
     for name, plan in takers.items():
-        found[name] = choice.drafter or default_drafter(chosen.model, plan)
+        found[name] = choice.drafter or zoo.drafter_for(chosen.model, plan)
         if found[name] is None:
             left_out[name] = f"recipe {name!r} needs a draft model; give --drafter DIR or zoo:NAME"
     if left_out and not (choice.recipe and ALL in choice.recipe):
         raise ValueError(next(iter(left_out.values())))
     left = tuple(name for name in chosen.recipes if name not in left_out)
     return replace(chosen, recipes=left, drafters=found, left_out=left_out)
-
-
-def default_drafter(model: str, recipe: Recipe) -> str | None:
-    """The zoo's draft model for one of its targets: of a sort that the recipe takes.
-
-    Of several it is the one that sees as much of the prompt as the recipe wants.
-    """
-    if not recipe.takes_drafter or not model.startswith(ZOO):
-        return None
-    target = zoo.info(model.removeprefix(ZOO))
-    small = [one for one in map(zoo.info, zoo.names()) if one.target == target.name]
-    fits = [one for one in small if any(k.owns(zoo.path(one.name)) for k in recipe.draft_model)]
-    fits.sort(key=lambda one: (one.sees != recipe.sees, one.name != target.drafter))
-    return f"{ZOO}{fits[0].name}" if fits else None
 
 
 def check_source(name: str) -> None:

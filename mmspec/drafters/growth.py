@@ -158,6 +158,10 @@ class Shape(ABC):
     def longest(self) -> int:
         """Tokens of the longest path it may ask for."""
 
+    def within(self, reach: int) -> Shape:
+        """For a draft model that speaks of so many tokens; sizes that were asked for stay."""
+        return self
+
     def begin(self) -> Any:
         return None
 

@@ -67,16 +67,14 @@ class TokenBlock:
         """The same block for `times` batches under each other."""
         if times == 1:
             return self
-        depths, corner = self.depths, self.corner
-        return TokenBlock(
-            self.tokens.repeat(times, 1),
-            depths if depths.shape[0] == 1 else depths.repeat(times, 1),
-            corner if corner.shape[0] == 1 else corner.repeat(times, 1, 1),
-            self.waiting,
-            None if self.pads is None else self.pads * times,
-            self.behind,
-            None if self.embeds is None else self.embeds.repeat(times, 1, 1),
-        )
+
+        def again(one: Tensor) -> Tensor:
+            return one if len(one) == 1 else one.repeat(times, *[1] * (one.dim() - 1))
+
+        pads = None if self.pads is None else self.pads * times
+        embeds = None if self.embeds is None else self.embeds.repeat(times, 1, 1)
+        places = (again(self.depths), again(self.corner), self.waiting)
+        return TokenBlock(self.tokens.repeat(times, 1), *places, pads, self.behind, embeds)
 
 
 def block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -> TokenBlock:

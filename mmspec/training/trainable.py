@@ -56,9 +56,7 @@ class HeadTraining:
         warm = None if self.warm is None else max(1, int(self.warm * steps + 1e-9))
         return {"floor": self.floor, "warm": warm, "betas": self.betas, "clip": self.clip}
 
-    def descent(
-        self, head: nn.Module, steps: int, rate: float, muon: bool = False
-    ) -> Descent:
+    def descent(self, head: nn.Module, steps: int, rate: float, muon: bool = False) -> Descent:
         """What takes the steps: AdamW, but Muon for weight matrices where it is asked for."""
         matrices, others = divided(head, learnt(head)) if muon else ([], learnt(head))
         return Descent(others, Fall(steps, rate), matrices, **self.settings(steps))

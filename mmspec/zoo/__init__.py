@@ -13,13 +13,22 @@ from mmspec._lazy import lazy
 
 if TYPE_CHECKING:
     from mmspec.modality import Entry
-    from mmspec.zoo.catalogue import bundled_scene, info, is_present, modality, names, path
+    from mmspec.zoo.catalogue import (
+        bundled_scene,
+        drafter_for,
+        info,
+        is_present,
+        modality,
+        names,
+        path,
+    )
     from mmspec.zoo.loading import load, processor, vae
     from mmspec.zoo.training import train
 
 __all__ = [
     "Entry",
     "bundled_scene",
+    "drafter_for",
     "info",
     "is_present",
     "load",
@@ -31,7 +40,7 @@ __all__ = [
     "vae",
 ]
 
-_CATALOGUE = ("bundled_scene", "info", "is_present", "modality", "names", "path")
+_CATALOGUE = (*("bundled_scene", "drafter_for", "info", "is_present", "modality", "names", "path"),)
 _HOMES = {
     "Entry": "mmspec.modality",
     **dict.fromkeys(_CATALOGUE, "mmspec.zoo.catalogue"),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmspec import registry
 from mmspec.modality import Entry, Modality
+
+if TYPE_CHECKING:
+    from mmspec.recipe import Recipe
 
 FOLDER = Path(__file__).parent
 
@@ -48,6 +52,21 @@ def is_present(name: str) -> bool:
 def holds_model(folder: Path) -> bool:
     """Whether a model or a pipeline lies in a folder."""
     return any((folder / file).exists() for file in ("config.json", "model_index.json"))
+
+
+def drafter_for(model: str, recipe: Recipe) -> str | None:
+    """`zoo:NAME` of a draft model for the target `zoo:NAME`, of a sort that the recipe takes.
+
+    Of several it is the one that sees as much of the prompt as the recipe wants. None where there
+    is none, or the recipe takes none, or the model is not of the zoo.
+    """
+    if not recipe.takes_drafter or not model.startswith(registry.ZOO):
+        return None
+    whose = info(model.removeprefix(registry.ZOO))
+    small = [one for one in map(info, names()) if one.target == whose.name]
+    fits = [one for one in small if any(kind.owns(path(one.name)) for kind in recipe.draft_model)]
+    fits.sort(key=lambda one: (one.sees != recipe.sees, one.name != whose.drafter))
+    return registry.ZOO + fits[0].name if fits else None
 
 
 def bundled_scene() -> Path:

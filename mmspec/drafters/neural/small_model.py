@@ -228,13 +228,15 @@ def head_of_target(kit: Kit) -> Drafter:
             f"a draft model that sees {kit.sees!r} knows the picture through the target, so there "
             f"is nothing for compressor={kit.compressor!r} to thin; drop it"
         )
-    reach, longest = kit.drafter.reach, kit.shape.longest
-    if reach is not None and longest > reach:
+    reach = kit.drafter.reach
+    shape = kit.shape if reach is None else kit.shape.within(reach)
+    if reach is not None and shape.longest > reach:
         raise ValueError(
-            f"the draft is up to {longest} tokens deep, but this {type(kit.drafter).__name__} "
-            f"speaks of the next {reach} only; give length={reach}, or a tree of that depth"
+            f"the draft is up to {shape.longest} tokens deep, but this "
+            f"{type(kit.drafter).__name__} speaks of the next {reach} only; give length={reach}, "
+            "or a tree of that depth"
         )
-    return Autoregressive(kit.drafter, kit.shape)
+    return Autoregressive(kit.drafter, shape)
 
 
 def grown(kit: Kit, model: DraftModel) -> Drafter:

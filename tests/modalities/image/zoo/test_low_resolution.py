@@ -14,7 +14,6 @@ from torch.nn import functional
 
 import mmspec
 from mmspec import recipes, zoo
-from mmspec.cli.choosing import default_drafter
 from mmspec.codes.resampling import Trained
 from mmspec.drafters.rows.upsampled import Upsampled
 from mmspec.modalities.image.zoo import models
@@ -168,7 +167,7 @@ def test_it_is_saved_with_its_resampler(target: Any, sketch: Any, tmp_path: Path
 def test_the_command_line_chooses_it() -> None:
     named = {"mulo-sd": "image-sketch", "coupled": "image-drafter", "eagle": "image-head"}
     for recipe, drafter in named.items():
-        assert default_drafter("zoo:image", recipes.get(recipe)) == f"zoo:{drafter}"
+        assert zoo.drafter_for("zoo:image", recipes.get(recipe)) == f"zoo:{drafter}"
 
 
 @pytest.mark.slow
