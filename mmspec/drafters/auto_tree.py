@@ -45,9 +45,10 @@ class TreeHabits:
     best: Tensor | None = None  # (B, n, K) what the drafter ranked first at what it read
 
     def copy(self) -> TreeHabits:
-        times = {name: Timings(vars(self)[name]) for name in ("draft", "verify", "branched")}
-        lists = {"ranks": list(self.ranks), "levels": list(self.levels)}
-        return replace(self, best=None, **lists, **times)
+        draft, verify, branched = map(Timings, (self.draft, self.verify, self.branched))
+        again = replace(self, ranks=list(self.ranks), levels=list(self.levels), best=None)
+        again.draft, again.verify, again.branched = draft, verify, branched
+        return again
 
     def rates(self) -> tuple[float, ...]:
         """The chance that child j is right, by rank; alike at all nodes."""

@@ -40,7 +40,7 @@ def through(
         start = 0 if past_key_values is None else past_key_values.get_seq_length()
         position_ids = torch.arange(start, start + states.shape[1], device=states.device)[None]
     read: dict[str, Any] = {"position_ids": position_ids, "past_key_values": past_key_values}
-    mask = attention_mask
+    mask: Any = attention_mask
     if mask is None or mask.dim() == 2:
         mask = create_causal_mask(
             config=config,
