@@ -147,7 +147,7 @@ class Recipe:
     decodes: str = "tokens"  # ids; "latents": a chain; "patches": continuous tokens; as a modality
     kv: Any | None = None  # of the target's, that the drafter reads; None = it reads none
     hears: bool = False  # whether it needs a CTC head on the target's encoder
-    training: Any | None = None  # `mmspec.training.trainable.HeadTraining` of `mmspec train`
+    training: Any | None = None  # `mmspec.training.trainable.DrafterTraining` of `mmspec train`
     name: str = ""  # the file name; filled by `recipes.get`
 
     @property

@@ -220,7 +220,9 @@ def scale(
 
 @learn.command("recipe")
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe with a head, such as eagle-2.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe that drafts with what can be taught, such as eagle-2.")
+    ],
     target: Annotated[str, typer.Option(help="Whose head: a folder, a hub name or zoo:NAME.")],
     data: Annotated[Path, typer.Option(help="A .jsonl file, or a folder; see docs/training.md.")],
     out: Annotated[Path, typer.Option(help="A new folder, or one of a run to go on with.")],
@@ -230,7 +232,10 @@ def train(
     answers: Annotated[
         Answers, typer.Option(help="Learn what the target answers, or what the data say.")
     ] = Answers.target,
-    head: Annotated[Path | None, typer.Option(help="A head to begin with.")] = None,
+    head: Annotated[
+        Path | None,
+        typer.Option("--head", "--drafter", help="A head, or a small model, to begin with."),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1)] = 2000,
     batch: Annotated[int, typer.Option(min=1, help="Questions read together.")] = 8,
     accumulate: Annotated[int, typer.Option(min=1, help="Batches of a step.")] = 1,
@@ -268,7 +273,7 @@ def train(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Train the head of a recipe for a target; the same command goes on with what was stopped."""
+    """Train a recipe's drafter for a target; the same command goes on with what was stopped."""
     given = {**locals(), "answers": answers.value, "knobs": tuple(knobs or ())}
     work("mmspec.cli.train", **given)
 

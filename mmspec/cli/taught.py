@@ -14,7 +14,6 @@ import torch
 from mmspec.api import accelerate
 from mmspec.cli.options import set_pairs
 from mmspec.modality import Teacher
-from mmspec.models.fingerprint import check_signed
 from mmspec.recipe import Recipe
 from mmspec.targets.reader import Reader
 from mmspec.training.answers import TaughtAnswer
@@ -176,7 +175,8 @@ def acceptance(
     max_new_tokens: int,
 ) -> float:
     """Mean acceptance length of a head over questions, greedy: 1 + accepted drafts per round."""
-    fast = accelerate(model, recipe, drafter=head)
+    assert recipe.training is not None
+    fast = accelerate(model, recipe, **recipe.training.parts(head))
     fast.warned = True  # a head that has learnt nothing yet is no news
     steps = accepted = 0
     for has_pictures in (False, True):
@@ -215,17 +215,9 @@ def beginning(
     `counts` (V,) int64 are of the tokens in what is taught. Raises ValueError for what is none.
     """
     assert recipe.training is not None
-    if head is None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return recipe.training.begin(reader, counts, **set_pairs(list(knobs)))
-    if knobs:
-        raise ValueError(f"--set {knobs[0]} is of a new head; drop it, or --head")
-    kind = next((one for one in recipe.draft_model if head.is_dir() and one.owns(head)), None)
-    if kind is None:
-        words = " or ".join(one.words for one in recipe.draft_model)
-        raise ValueError(f"{head} holds no {words}; give --head the folder of one")
-    found = kind.load(head, reader, torch.float32)
-    check_signed(found, reader)
-    recipe.training.check(found, reader)
-    return found
+    changes = set_pairs(list(knobs))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if head is None:
+            return recipe.training.begin(reader, counts, **changes)
+        return recipe.training.opened(head, recipe.draft_model, reader, **changes)

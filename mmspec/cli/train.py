@@ -1,6 +1,6 @@
-"""What `mmspec train RECIPE` does: a head for a target learns from what that target answers.
+"""What `mmspec train RECIPE` does: a head or a small model learns from what that target answers.
 
-OUT/config.json, model.safetensors   the head, when all is done
+OUT/config.json, model.safetensors   the head or small model, when all is done
 OUT/training.json                    what was asked for, and how it went
 OUT/answers.jsonl                    what the target (or the data) said to each question
 OUT/checkpoint.safetensors           all that the next step depends on
@@ -105,12 +105,12 @@ def run(**typed: Any) -> None:
 
 
 def trainable(name: str) -> Recipe:
-    """A recipe whose head can be trained. Raises ValueError naming those that can be."""
+    """A recipe whose drafter can be trained. Raises ValueError naming those that can be."""
     recipe = recipes.get(name)
     if recipe.training is None:
         able = [one for one in recipes.names("tokens") if recipes.get(one).training is not None]
         raise ValueError(
-            f"recipe {name!r} has no head that `mmspec train` teaches; choose one of "
+            f"recipe {name!r} drafts with nothing that `mmspec train` teaches; choose one of "
             f"{', '.join(able)}"
         )
     return recipe
@@ -198,7 +198,9 @@ class _Training:
                     "on, or another --out"
                 )
             return
-        self._head(torch.ones(self.teacher.reader.vocabulary, dtype=torch.int64))  # refused now
+        head = self._head(torch.ones(self.teacher.reader.vocabulary, dtype=torch.int64))
+        assert self.recipe.training is not None
+        self.recipe.training.stages(head, asked.steps, self.rate, asked.muon)  # refused now
         self.out.mkdir(parents=True, exist_ok=True)
         begun = {"target": asked.target, "fingerprint": ours, "plan": plan, "history": []}
         checkpoints.write_text(file, json.dumps(begun, indent=1))
@@ -232,7 +234,7 @@ class _Training:
                 total += trainer.step(lessons.makers(trainer.taken, asked.accumulate))
                 since = trainer.taken - last["step"]
                 note = f"loss {total / since:.3f}  acceptance {last['acceptance']:.2f}"
-                bar("head", trainer.taken, asked.steps, note)
+                bar("learning", trainer.taken, asked.steps, note)
                 if trainer.taken % asked.every and trainer.taken < asked.steps:
                     continue
                 found = {"step": trainer.taken, "loss": total / since}

@@ -2,16 +2,17 @@
 
 Ganesan et al. 2025, "MASSV: multimodal adaptation and self-data distillation for speculative
 decoding of VLMs". The picture is encoded once, by the target; image tokens keep their slots, so
-an M-RoPE target's drafter counts plain positions. `drafter` is a folder written by
-`mmspec.drafters.massv.save`, or a model with `projector=`; one with eyes of its own and the
-target's width takes the target's projected features. Exact; verified with coupled noise here,
-where the paper uses speculative sampling.
+an M-RoPE target's drafter counts plain positions. `drafter` is a folder that `mmspec train massv`
+wrote, or a model with `projector=`; one with eyes of its own and the target's width takes the
+target's projected features. Exact; verified with coupled noise here, where the paper uses
+speculative sampling.
 """
 
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
 from mmspec.drafters.neural.massv import PROJECTED, massv_model
 from mmspec.recipe import Recipe
+from mmspec.training.small_model import MASSV
 from mmspec.verifiers.coupled import Coupled
 
 RECIPE = Recipe(
@@ -23,5 +24,7 @@ RECIPE = Recipe(
     draft_model=(PROJECTED,),
     options={"projector": None},
     paper="Ganesan et al. 2025",
-    reconstructed="projected features where the encoder has several per image token",
+    training=MASSV,
+    reconstructed="projected features where the encoder has several per image token; rates and "
+    "shares of the two stages of training",
 )

@@ -12,6 +12,7 @@ from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
 from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Recipe
+from mmspec.training.small_model import TEXT_ONLY
 from mmspec.verifiers.coupled import Coupled
 
 RECIPE = Recipe(
@@ -21,5 +22,6 @@ RECIPE = Recipe(
     optimisation="fine-tuned as a language model",
     sees="nothing",
     draft_model=(SMALL_MODEL,),
+    training=TEXT_ONLY,
     paper="Gagrani et al. 2024",
 )

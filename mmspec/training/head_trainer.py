@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from mmspec.models.fingerprint import sign
 from mmspec.targets.reader import Reader
+from mmspec.training.fitting import Descent
 from mmspec.training.heads import Lesson
-from mmspec.training.trainable import HeadTraining
+from mmspec.training.trainable import DrafterTraining
 
 
 @dataclass(frozen=True)
@@ -44,20 +46,20 @@ class HeadTrainer:
     """
 
     def __init__(
-        self, training: HeadTraining, reader: Reader, head: Any, settings: TrainingSettings
+        self, training: DrafterTraining, reader: Reader, head: Any, settings: TrainingSettings
     ) -> None:
         training.check(head, reader)
         sign(head, reader)
         self.training, self.reader, self.settings = training, reader, settings
         self.head = head.float().to(reader.device).train()
         how = (settings.steps, settings.rate, settings.muon)
-        self.descent = training.descent(self.head, *how)
+        self.stages = training.stages(self.head, *how)
         self.average = _copied(self.head) if settings.ema else {}
 
     @property
     def taken(self) -> int:
         """Steps so far."""
-        return self.descent.taken
+        return sum(stage.taken for stage in self.stages)
 
     def step(self, lessons: Sequence[Callable[[], Lesson]]) -> float:
         """One step by the mean loss of lessons, which are made one after the other.
@@ -66,7 +68,7 @@ class HeadTrainer:
         """
         with torch.random.fork_rng(devices=_devices(self.reader)):
             torch.manual_seed(_mixed(self.settings.seed, self.taken))
-            loss = self.descent.step([partial(self._loss, make) for make in lessons])
+            loss = self._stage().step([partial(self._loss, make) for make in lessons])
         if not math.isfinite(loss):
             raise ValueError(
                 f"the loss of step {self.taken} is {loss}; give a smaller --rate, and begin anew "
@@ -78,6 +80,14 @@ class HeadTrainer:
                 if name in self.average:
                     self.average[name].lerp_(one, weight)
         return loss
+
+    def _stage(self) -> Descent:
+        """The one that the next step belongs to; the last goes on where more is asked for."""
+        under_way = (stage for stage in self.stages if stage.taken < stage.fall.steps)
+        return next(under_way, self.stages[-1])
+
+    def _optimisers(self) -> list[Optimizer]:
+        return [optimiser for stage in self.stages for optimiser in stage.optimisers]
 
     def _loss(self, make: Callable[[], Lesson]) -> Tensor:
         with self._arithmetic():
@@ -94,15 +104,17 @@ class HeadTrainer:
     def learnt(self) -> Any:
         """A copy of the head as it is used: averaged where averages are kept, in eval mode."""
         found = copy.deepcopy(self.head).train(False)
-        if self.average:
-            found.load_state_dict({**found.state_dict(), **self.average})
+        with torch.no_grad():  # one by one: a weight with two names has an average under one
+            for name, one in found.named_parameters():
+                if name in self.average:
+                    one.copy_(self.average[name])
         return found
 
     def state(self) -> dict[str, Tensor]:
         """All that the next step depends on."""
         found = {f"head.{name}": one for name, one in self.head.state_dict().items()}
         found |= {f"average.{name}": one for name, one in self.average.items()}
-        for number, optimiser in enumerate(self.descent.optimisers):
+        for number, optimiser in enumerate(self._optimisers()):
             for key, memory in optimiser.state_dict()["state"].items():
                 for name, one in memory.items():
                     found[f"optimiser.{number}.{key}.{name}"] = torch.as_tensor(one)
@@ -121,14 +133,16 @@ class HeadTrainer:
         self.head.load_state_dict(parts["head"])
         for name, one in self.average.items():
             one.copy_(parts["average"][name])
-        for number, optimiser in enumerate(self.descent.optimisers):
+        for number, optimiser in enumerate(self._optimisers()):
             memory: dict[int, dict[str, Tensor]] = {}
             for name, one in parts["optimiser"].items():
                 owner, key, rest = name.split(".", 2)
                 if int(owner) == number:
                     memory.setdefault(int(key), {})[rest] = one.cpu() if rest == "step" else one
             optimiser.load_state_dict({**optimiser.state_dict(), "state": memory})
-        self.descent.taken = taken
+        for stage in self.stages:
+            stage.taken = taken if stage is self.stages[-1] else min(taken, stage.fall.steps)
+            taken -= stage.taken
 
 
 class Shuffle:

@@ -3,18 +3,21 @@
     RECIPE = with_head(tree, verifier, training=EAGLE)           # a recipe says so,
     learn(EAGLE, reader, head, lessons, steps, EAGLE.rate)       # and this teaches a head
 
-`mmspec train` needs no more than this declaration.
+`mmspec train` needs no more than this declaration, or another `DrafterTraining`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
-from mmspec.models.fingerprint import sign
+from mmspec.models.fingerprint import check_signed, sign
+from mmspec.recipe import DraftModelKind
 from mmspec.targets.reader import Reader
 from mmspec.training.fitting import Course, Descent, Fall, divided, fit
 from mmspec.training.reporting import Report, silent
@@ -31,6 +34,32 @@ class Beginning(Protocol):
     """
 
     def __call__(self, target: Reader, counts: Tensor, **changes: Any) -> nn.Module: ...
+
+
+class DrafterTraining(Protocol):
+    """What `mmspec train` asks of a recipe; whatever drafts is called a head here.
+
+    A head is a module with a `config` and `save_pretrained`.
+    """
+
+    @property
+    def begin(self) -> Beginning: ...
+    @property
+    def loss(self) -> Callable[[Reader, Any, Lesson], Tensor]: ...  # (target, head, lesson) -> ()
+    @property
+    def check(self) -> Callable[[Any, Reader], None]: ...  # raises ValueError for another target's
+    @property
+    def rate(self) -> float: ...
+    def opened(
+        self, folder: Path, kinds: Sequence[DraftModelKind], target: Reader, **changes: Any
+    ) -> nn.Module:
+        """What lies in a folder, to begin with. Raises ValueError for what cannot be taught."""
+        ...
+
+    def stages(
+        self, head: Any, steps: int, rate: float, muon: bool = False
+    ) -> list[Descent]: ...  # one after another; raises ValueError for a muon it has not
+    def parts(self, head: Any) -> Mapping[str, Any]: ...  # what `accelerate` is given of it
 
 
 @dataclass(frozen=True)
@@ -56,10 +85,29 @@ class HeadTraining:
         warm = None if self.warm is None else max(1, int(self.warm * steps + 1e-9))
         return {"floor": self.floor, "warm": warm, "betas": self.betas, "clip": self.clip}
 
-    def descent(self, head: nn.Module, steps: int, rate: float, muon: bool = False) -> Descent:
-        """What takes the steps: AdamW, but Muon for weight matrices where it is asked for."""
+    def stages(self, head: nn.Module, steps: int, rate: float, muon: bool = False) -> list[Descent]:
+        """One course takes the steps: AdamW, but Muon for weight matrices where it is asked for."""
         matrices, others = divided(head, learnt(head)) if muon else ([], learnt(head))
-        return Descent(others, Fall(steps, rate), matrices, **self.settings(steps))
+        return [Descent(others, Fall(steps, rate), matrices, **self.settings(steps))]
+
+    def opened(
+        self, folder: Path, kinds: Sequence[DraftModelKind], target: Reader, **changes: Any
+    ) -> nn.Module:
+        """The head in a folder. Raises ValueError for what is none, or is another target's."""
+        if changes:
+            raise ValueError(f"--set {next(iter(changes))} is of a new head; drop it, or --head")
+        kind = next((one for one in kinds if folder.is_dir() and one.owns(folder)), None)
+        if kind is None:
+            words = " or ".join(one.words for one in kinds)
+            raise ValueError(f"{folder} holds no {words}; give --head the folder of one")
+        found: nn.Module = kind.load(folder, target, torch.float32)
+        check_signed(found, target)
+        self.check(found, target)
+        return found
+
+    def parts(self, head: nn.Module) -> Mapping[str, Any]:
+        """The head is the draft model."""
+        return {"drafter": head}
 
 
 def learn(

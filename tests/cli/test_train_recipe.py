@@ -86,7 +86,7 @@ def _asked(root: Path, out: Path, *more: str, recipe: str = "eagle-2") -> list[s
 
 
 @contextmanager
-def _stopped(at: int, by: BaseException) -> Iterator[None]:
+def stopped(at: int, by: BaseException) -> Iterator[None]:
     """Training ends there, in the middle of a step."""
     whole = HeadTrainer.step
 
@@ -110,7 +110,7 @@ def test_a_training_that_was_killed_ends_with_the_same_weights(
     found = run(capsys, *_asked(root, tmp_path / "whole", *how))
     assert (found["steps"], found["questions"] + found["held out"], found["left out"]) == (5, 7, 1)
     assert "broken.png is not a picture" in found["reasons"][0]
-    with _stopped(3, KeyboardInterrupt()):
+    with stopped(3, KeyboardInterrupt()):
         assert main(_asked(root, tmp_path / "cut", *how)) == 130
     said = capsys.readouterr().err
     assert "interrupted at step 3; the same command goes on from step 2" in said
@@ -145,7 +145,7 @@ def test_an_eagle_3_training_that_was_killed_halfway_ends_with_the_same_weights(
         _asked(root, tmp_path / name, *how, recipe="eagle-3") for name in ("whole", "cut", "adam")
     )
     found = run(capsys, *whole)
-    with _stopped(3, KeyboardInterrupt()):
+    with stopped(3, KeyboardInterrupt()):
         assert main(cut) == 130
     capsys.readouterr()
     again = run(capsys, *cut)
@@ -201,7 +201,7 @@ def test_nothing_is_lost_on_a_full_disk(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     how = ("--steps", "2", "--every", "1")
-    with _stopped(1, KeyboardInterrupt()):
+    with stopped(1, KeyboardInterrupt()):
         main(_asked(root, tmp_path / "out", *how))
     there = (tmp_path / "out" / "checkpoint.safetensors").read_bytes()
     with _files_up_to(100_000):
@@ -243,7 +243,10 @@ def test_data_that_cannot_teach_are_one_error(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({1: "coupled"}, "recipe 'coupled' has no head that .* choose one of eagle, eagle-2"),
+        (
+            {1: "coupled"},
+            "recipe 'coupled' drafts with nothing .* choose one of eagle, eagle-2",
+        ),
         ({3: "zoo:image"}, "models of modality image cannot be taught from files"),
         ({3: "{root}/text"}, "is a text model and takes no picture, but .*data.jsonl:1 names"),
         ({5: "{root}/none.jsonl"}, "there is no .*none.jsonl"),

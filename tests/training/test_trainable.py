@@ -55,7 +55,9 @@ def test_every_recipe_with_a_declaration_learns(recipe: str) -> None:
     assert losses[-1] < losses[0]
     head = trainer.learnt()
     assert KEY in vars(head.config)
-    fast = mmspec.accelerate(model, recipe, drafter=head)
+    training = recipes.get(recipe).training
+    assert training is not None
+    fast = mmspec.accelerate(model, recipe, **training.parts(head))
     given = toys.inputs("llava", batch=2, ragged=True)
     out = fast.generate(**given, max_new_tokens=9, do_sample=False)
     assert torch.equal(out.sequences[:, given["input_ids"].shape[1] :], said("llava").tokens)

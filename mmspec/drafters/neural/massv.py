@@ -14,6 +14,7 @@ from mmspec.draft import Drafter
 from mmspec.drafters.neural.sight import TargetFeatures, checked, target_features
 from mmspec.drafters.neural.small_model import SmallModel, SmallModelKind, grown
 from mmspec.recipe import Kit
+from mmspec.targets.reader import Reader
 
 WEIGHTS, CONFIG = "projector.safetensors", "projector.json"
 
@@ -66,8 +67,8 @@ def load_projector(folder: str | Path) -> Projector:
     folder = Path(folder)
     if not (folder / WEIGHTS).exists() or not (folder / CONFIG).exists():
         raise ValueError(
-            f"{folder} has no {WEIGHTS} and {CONFIG}; write them with "
-            "mmspec.drafters.massv.save(folder, model, projector), or give projector="
+            f"{folder} has no {WEIGHTS} and {CONFIG}; train them with `mmspec train massv "
+            f"--drafter {folder}`, or give projector="
         )
     projector = Projector(**json.loads((folder / CONFIG).read_text()))
     projector.load_state_dict(load_file(folder / WEIGHTS))
@@ -80,8 +81,8 @@ def projector_of(model: Any, given: Any) -> Projector:
         return given
     if given is None and not model.config._name_or_path:
         raise ValueError(
-            "a MASSV draft model needs its projector; load it from a folder written by "
-            "mmspec.drafters.massv.save, or give projector="
+            "a MASSV draft model needs its projector; load it from a folder that `mmspec train "
+            "massv` wrote, or give projector="
         )
     projector = load_projector(model.config._name_or_path if given is None else given)
     return projector.to(model.device, model.dtype)
@@ -97,6 +98,12 @@ def check_widths(projector: Projector, source: int, drafter: int) -> None:
         )
 
 
+def source_width(target: Reader) -> int:
+    """Width of the vision features that a projector reads."""
+    width = target.tower_width
+    return int(target.config.hidden_size if width is None else width)
+
+
 def massv_model(kit: Kit) -> Drafter:
     """A small language model behind the target's vision tower and its own projector (MASSV).
 
@@ -109,8 +116,7 @@ def massv_model(kit: Kit) -> Drafter:
     if kit.options["projector"] is None and kit.drafter.family.media:
         return grown(kit, SmallModel(kit.drafter, target_features(kit)))
     projector = projector_of(kit.drafter.model, kit.options["projector"])
-    width = kit.target.tower_width
-    source = kit.target.config.hidden_size if width is None else width
+    source = source_width(kit.target)
     check_widths(projector, source, kit.drafter.config.hidden_size)
     layout = kit.target.feature_layout(tower=True)
     thinning = None if kit.compressor is None else checked(kit.compressor, kit.target, source)

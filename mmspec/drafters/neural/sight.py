@@ -18,8 +18,10 @@ from mmspec.compressors.contract import (
     OF_ROBOTS,
     Compressed,
     Compressor,
+    Features,
     check_needs,
     compressed,
+    keep_all,
     pictures,
 )
 from mmspec.declared import declared
@@ -133,8 +135,20 @@ class TargetFeatures(Sight):
         outputs = context.shared["vision"]
         return _see(self.layout, outputs, given, self.compressor, context, seen)
 
+    def unthinned(self, given: Mapping[str, Any], backbone: Reader) -> Mapping[str, Any]:
+        """The same inputs outside a request, as training has them; the target encodes pictures."""
+        with torch.no_grad():
+            outputs = _hf.encode_media(self.target.model, given).get("mm_encoder_outputs", {})
+        found = _pictures(self.layout, outputs, given, unpadded(given)[0])
+        visual = [[keep_all(picture) for picture in row] for row in found]
+        return self._woven(given, visual, backbone)
+
     def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]:
-        given, visual = context.request.inputs, self.seen(context)
+        return self._woven(context.request.inputs, self.seen(context), backbone)
+
+    def _woven(
+        self, given: Mapping[str, Any], visual: list[list[Compressed]], backbone: Reader
+    ) -> Mapping[str, Any]:
         if self.projector is not None:
             visual = [[_projected(picture, self.projector) for picture in row] for row in visual]
         is_weighted = self.compressor is not None and self.compressor.weighted
@@ -158,17 +172,28 @@ def _see(
     seen: Seen,
 ) -> list[list[Compressed]]:
     """Encoder outputs as compressed pictures per row of the prompt in `inputs`."""
-    found = [[] for _ in seen.rows]  # type: list[list[Any]]
+    needs = frozenset() if compressor is None else compressor.needs
+    found = _pictures(layout, outputs, inputs, seen.rows)
+    return compressed(found, compressor, signals(needs, context, seen))
+
+
+def _pictures(
+    layout: FeatureLayout,
+    outputs: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    rows: Sequence[Sequence[int]],
+) -> list[list[Features]]:
+    """Encoder outputs as pictures per row (token ids, no padding)."""
+    found = [[] for _ in rows]  # type: list[list[Any]]
     for modality, output in outputs.items():
         laid = pictures(
             layout.laid(inputs, modality, output),
-            seen.rows,
+            rows,
             layout.placeholders[modality],
             partial(layout.grid, inputs, modality),
         )
         found = [old + new for old, new in zip(found, laid, strict=True)]
-    needs = frozenset() if compressor is None else compressor.needs
-    return compressed(found, compressor, signals(needs, context, seen))
+    return found
 
 
 def _projected(picture: Compressed, projector: nn.Module) -> Compressed:
