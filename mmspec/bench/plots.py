@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.bench.compressors import Catalogue
+from mmspec.bench.ranking import Ranking
 from mmspec.bench.sweep import Sweep
 
 MARKS = "osD^vP*X"
@@ -80,6 +81,25 @@ def compressed(found: Catalogue, file: Path) -> None:
                 place.plot([row["kept"]], [row[column]], linestyle="", **how)
                 place.annotate(row["compressor"], (row["kept"], row[column]), **NUMBER)
             _name(place, "share of visual tokens kept", title)
+        _save(figure, file)
+        pyplot.close(figure)
+
+
+def ranked(found: Ranking, file: Path) -> None:
+    """Speed over acceptance length, lossy ones hollow. Raises ValueError without matplotlib."""
+    pyplot = _pyplot()
+    with pyplot.rc_context(SETTINGS):
+        figure, axes = pyplot.subplots(figsize=(10, 6.5), layout="constrained")
+        drawn = [point for point in found.points if point.row.mean_acceptance_length is not None]
+        for index, point in enumerate(drawn):
+            colour = f"C{index % 10}"
+            face = colour if point.row.exact else "none"
+            at = (point.row.mean_acceptance_length, point.speed)
+            mark = MARKS[index // 10 % len(MARKS)]
+            axes.plot(*at, mark, color=colour, markerfacecolor=face, linestyle="")
+            axes.annotate(point.row.recipe, at, **NUMBER)
+        axes.axhline(1, color="0.6", linestyle=":")
+        _name(axes, "mean acceptance length", "speed-up end to end")
         _save(figure, file)
         pyplot.close(figure)
 

@@ -113,10 +113,15 @@ def measured(
     growth: Annotated[
         bool, typer.Option("--growth", help="Host time per round at 512 and 4096 tokens.")
     ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the recipes, fastest first, as CSV or Markdown.")
+    ] = None,
+    plot: Plot = None,
 ) -> None:
     """Compare recipes with the model's own way and its peers: one process, same prompts, in turns.
 
-    --recipe may be repeated, or be `all`.
+    --recipe may be repeated, or be `all`: whatever has weights, ranked; published trees run once
+    more with `--tree auto`. --plot draws speed over acceptance length.
     """
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from mmspec import bench, registry
+from mmspec import bench, recipes, registry
 from mmspec.api import Accelerated
 from mmspec.bench.compare import Comparison
+from mmspec.bench.plots import ranked
+from mmspec.bench.ranking import Ranking
 from mmspec.bench.row import Row
-from mmspec.cli.choosing import ALL, choose
+from mmspec.cli.choosing import ALL, check_files, choose
 from mmspec.cli.inputs import quiet
 from mmspec.cli.loaded import Loaded, load, set_threads
 from mmspec.cli.options import Choice
 from mmspec.cli.output import console, emit, pairs, percent, progress, short, table, times
 from mmspec.modality import Selection, Workload
+from mmspec.recipe import TREE
+
+AUTO = "tree=auto"  # how a recipe is raced once more whose published shape is a tree
 
 
 def run(
@@ -26,14 +34,22 @@ def run(
     controls: bool,
     efficiency: bool,
     growth: bool,
+    out: Path | None,
+    plot: Path | None,
 ) -> None:
     """Measure what was chosen, on prompts of the user or the modality's own."""
     if growth:
         _growth(choice, repeats)
         return
+    check_files(out, plot, (".csv", ".md"))
     loaded = load(choice, choose(choice))
-    chosen = loaded.chosen
-    ways, left_out = _ways(loaded, is_all=ALL in (choice.recipe or ()))
+    chosen, is_all = loaded.chosen, ALL in (choice.recipe or ())
+    ways, left_out = _ways(loaded, is_all)
+    drafters = dict(chosen.drafters)
+    if is_all and choice.tree is None and choice.length is None:
+        again = _auto(loaded, ways, left_out)
+        ways |= again
+        drafters |= {name: drafters[fast.recipe.name] for name, fast in again.items()}
     work = workload(loaded, prompt, prompts, batch, choice.seed)
     how: dict[str, Any] = {"peers": peers, "controls": controls, "efficiency": efficiency}
     with progress(choice.json) as report:
@@ -41,12 +57,20 @@ def run(
             chosen.model,
             ways,
             work,
-            drafters=chosen.drafters,
+            drafters=drafters,
             repeats=repeats,
             seed=choice.seed,
             progress=report,
             **how,
         )
+    ranking = Ranking.of(found, left_out)
+    if out is not None:
+        ranking.write(out)
+    if plot is not None:
+        ranked(ranking, plot)
+    if is_all:
+        order = {point.row.recipe: place for place, point in enumerate(ranking.points)}
+        found = replace(found, rows=sorted(found.rows, key=lambda row: order.get(row.recipe, -1)))
     if choice.json:
         emit({**found.to_dict(), "left_out": left_out})
     else:
@@ -77,6 +101,22 @@ def _ways(loaded: Loaded, is_all: bool) -> tuple[dict[str, Accelerated], dict[st
     if is_all:  # plain decoding takes part in every race
         ways.pop(loaded.chosen.owner.plain[0], None)
     return ways, left_out
+
+
+def _auto(
+    loaded: Loaded, ways: Mapping[str, Accelerated], left_out: dict[str, str]
+) -> dict[str, Accelerated]:
+    """Those whose draft model fills a published tree, once more with the tree that pays here."""
+    again: dict[str, Accelerated] = {}
+    for name, plan in ((name, recipes.get(name)) for name in ways):
+        shaped = plan.takes_drafter and plan.execution.walk == TREE
+        if not shaped or "tree" not in loaded.chosen.owner.parts:
+            continue
+        try:
+            again[f"{name}, {AUTO}"] = loaded.fast(name, tree="auto")
+        except ValueError as error:
+            left_out[f"{name}, {AUTO}"] = str(error)
+    return again
 
 
 def show(found: Comparison, left_out: dict[str, str]) -> None:

@@ -9,11 +9,11 @@ from mmspec.bench.compressors import Catalogue, catalogue
 from mmspec.bench.kept_tokens import draw
 from mmspec.bench.plots import compressed
 from mmspec.cli.bench import workload
-from mmspec.cli.choosing import check_writable, choose
+from mmspec.cli.choosing import check_files, check_writable, choose
 from mmspec.cli.loaded import load
 from mmspec.cli.options import Choice
 from mmspec.cli.output import console, percent, progress, table, times
-from mmspec.cli.sweep import check_files, give
+from mmspec.cli.sweep import give
 from mmspec.modality import PICTURE_FILES
 
 RECIPE = "coupled"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,14 @@ def check_writable(option: str, file: Path, endings: Sequence[str] = ()) -> None
             f"{option} {file}: files of type {file.suffix or 'none'} cannot be written; choose "
             f"one of {', '.join(endings)}"
         )
+
+
+def check_files(out: Path | None, plot: Path | None, endings: Sequence[str] = (".csv",)) -> None:
+    """Whatever could only be found out once everything is measured. Raises ValueError."""
+    if out is not None:
+        check_writable("--out", out, endings)
+    if plot is None:
+        return
+    check_writable("--plot", plot, (".svg", ".png", ".pdf"))
+    if find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib; install mmspec[plots]")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from mmspec.bench.plots import relaxed
 from mmspec.bench.sweep import KNOBS, Sweep
 from mmspec.bench.sweep import sweep as measure
 from mmspec.cli.bench import workload
-from mmspec.cli.choosing import check_writable, choose
+from mmspec.cli.choosing import check_files, choose
 from mmspec.cli.loaded import load
 from mmspec.cli.options import Choice
 from mmspec.cli.output import console, emit, progress, short, table, times
@@ -62,17 +61,6 @@ def give(
         emit(found.to_dict())
     else:
         show(found)
-
-
-def check_files(out: Path | None, plot: Path | None) -> None:
-    """Whatever could only be found out once everything is measured. Raises ValueError."""
-    if out is not None:
-        check_writable("--out", out, (".csv",))
-    if plot is None:
-        return
-    check_writable("--plot", plot, (".svg", ".png", ".pdf"))
-    if find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib; install mmspec[plots]")
 
 
 def show(found: Sweep) -> None:

@@ -92,7 +92,7 @@ class AutoTree(Shape):
     """
 
     nodes: int = 32
-    depth: int = 12
+    depth: int = 16
     width: int = 4
     learned: TreeHabits = field(init=False, repr=False)
     kinds: tuple[Kind, ...] = (Kind.RACE, Kind.DET)

@@ -323,13 +323,19 @@ def test_a_pair_is_benchmarked(capsys: pytest.CaptureFixture[str], folders: dict
     assert "batch 2" in out
 
 
-def test_all_recipes_are_measured_that_fit(
-    capsys: pytest.CaptureFixture[str], folders: dict[str, str]
+def test_all_recipes_are_measured_that_fit_and_ranked(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
 ) -> None:
     asked = ("bench", "--model", folders["text"], "--prompt", "w5 w6", "--repeats", "1")
     quick = ("--max-new-tokens", "2", "--no-peers", "--no-efficiency", "--recipe", "all")
-    found = run(capsys, *asked, *quick)
+    found = run(capsys, *asked, *quick, "--out", str(tmp_path / "ranking.md"))
     measured = {row["recipe"] for row in found["rows"]}
+    speeds = [row["speedup_end_to_end"] for row in found["rows"]]
+    assert speeds == sorted(speeds, reverse=True)
+    table, _, left_out = (tmp_path / "ranking.md").read_text().partition("Left out:")
+    lines = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]]
+    assert [name for name in lines if name in measured] == [r["recipe"] for r in found["rows"]]
+    assert all(f"`{name}`" in left_out for name in found["left_out"])
     assert measured.isdisjoint(found["left_out"])
     assert measured | set(found["left_out"]) == set(recipes.names("tokens"))
     assert "needs a draft model" in found["left_out"]["coupled"]

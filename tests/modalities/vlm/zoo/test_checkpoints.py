@@ -14,7 +14,11 @@ from mmspec.modalities.vlm.zoo.families import FAMILIES
 from mmspec.zoo.boards import pixels
 from mmspec.zoo.language import examples, format_prompt, words
 
-VLMS = [name for name in zoo.names() if zoo.modality(name).name == "vlm"]
+VLMS = [  # whole models; heads have no words of their own
+    name
+    for name in zoo.names()
+    if zoo.modality(name).name == "vlm" and zoo.info(name).sees != "target-states"
+]
 TARGETS = [name for name in VLMS if zoo.info(name).kind == "target"]
 DRAFTERS = [name for name in VLMS if zoo.info(name).kind == "drafter"]
 

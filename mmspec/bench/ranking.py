@@ -1,0 +1,102 @@
+"""A race as a ranking: one line per recipe, the fastest first, as CSV, as Markdown or as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmspec.bench.compare import Comparison
+from mmspec.bench.report import PointTable
+from mmspec.bench.row import Row
+
+TITLES = {
+    "recipe": "recipe",
+    "speed": "speed-up over the first baseline",
+    "least": "least",
+    "most": "most",
+    "acceptance_length": "acceptance length",
+    "fewer_calls": "fewer calls",
+    "output": "output",
+    "drafter": "drafter",
+}
+
+
+@dataclass(frozen=True)
+class RankedRecipe:
+    """One contestant of a race."""
+
+    row: Row
+
+    @property
+    def speed(self) -> float | None:
+        """How many times faster end to end than the first baseline; than plain decoding without."""
+        over = self.row.speedup_end_to_end
+        return self.row.speedup_over_plain if over is None else over
+
+    def flat(self) -> dict[str, Any]:
+        """One line of a table."""
+        one, none = self.row, (None, None)
+        name = "speedup_over_plain" if one.speedup_end_to_end is None else "speedup_end_to_end"
+        least, most = one.spread.get(name, none)
+        return {
+            "recipe": one.recipe,
+            "speed": self.speed,
+            "least": least,
+            "most": most,
+            "acceptance_length": one.mean_acceptance_length,
+            "fewer_calls": one.fewer_calls,
+            "output": "exact" if one.exact else "lossy",
+            "drafter": one.drafter,
+        }
+
+
+@dataclass(frozen=True)
+class Ranking(PointTable):
+    """Contestants of one race, the fastest first, and what took no part."""
+
+    points: list[RankedRecipe]
+    left_out: Mapping[str, str]  # why
+    about: str  # how it was measured
+
+    @classmethod
+    def of(cls, found: Comparison, left_out: Mapping[str, str]) -> Ranking:
+        """The recipes of a race, plain decoding and the library's own ways."""
+        lines = [
+            RankedRecipe(row) for row in (*found.rows, *found.baselines) if row.skipped is None
+        ]
+        timed = [line for line in lines if line.speed is not None]
+        timed.sort(key=lambda line: -(line.speed or 0.0))
+        asked = ", ".join(f"{name} {value}" for name, value in found.settings.items())
+        about = (
+            f"{found.model}, {asked}; {found.requests} requests, {found.repeats} repeats, batch "
+            f"{found.batch}; " + ", ".join(f"{k} {v}" for k, v in found.environment.items())
+        )
+        return cls(timed, left_out, about)
+
+    def write(self, file: Path) -> None:
+        """As CSV, or as Markdown by the ending of the file."""
+        if file.suffix == ".csv":
+            self.write_csv(file)
+        else:
+            file.write_text(self.markdown(), encoding="utf-8")
+
+    def markdown(self) -> str:
+        """A table, how it was measured, and what was left out."""
+        lines = [f"| {' | '.join(TITLES.values())} |", f"|{'---|' * len(TITLES)}"]
+        for point in self.points:
+            cells = [_shown(value) for value in point.flat().values()]
+            lines.append(f"| {' | '.join(cells)} |")
+        whys: dict[str, list[str]] = {}
+        for name, why in self.left_out.items():
+            whys.setdefault(why.replace(repr(name), "NAME"), []).append(f"`{name}`")
+        lines += ["", f"Measured: {self.about}.", "", "Left out:", ""]
+        lines += [f"- {', '.join(names)}: {why}" for why, names in whys.items()]
+        return "\n".join(lines) + "\n"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
