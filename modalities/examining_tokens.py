@@ -14,6 +14,7 @@ from mmspec.modalities import examining
 from mmspec.modalities.examining import Bind, both
 from mmspec.modality import Finding, Outcome
 from mmspec.models.heads.action_slots import ActionSlots
+from mmspec.models.heads.dream import DreamHead
 from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.models.heads.hydra import HydraHeads
@@ -26,7 +27,7 @@ from mmspec.targets.reader import Reader
 
 HEADS: tuple[Any, ...] = (  # on the states of a target
     *(FeatureHead, Eagle3Head, MultiTokenHeads, MedusaHeads, HydraHeads, KangarooAdapter),
-    ActionSlots,
+    *(DreamHead, ActionSlots),
 )
 
 

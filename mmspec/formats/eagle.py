@@ -25,7 +25,10 @@ from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 
 IGNORED = (r"embed_tokens\.weight",)
 ZERO = (r"layers\.\d+\.self_attn\.o_proj\.bias",)
-PLAIN = {"tapped_layers": None, "visual_slots": "fused", "positions": "keep", "num_steps": 0}
+PLAIN = {
+    **{"tapped_layers": None, "visual_slots": "fused", "positions": "keep", "num_steps": 0},
+    "visual_keep": 1.0,
+}
 
 
 def convert(files: Sequence[Path], options: Mapping[str, Any]) -> FeatureHead:

@@ -28,7 +28,7 @@ from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 IGNORED = (r"embed_tokens\.weight",)
-PLAIN = {"visual_slots": "fused", "num_steps": 0, "num_taps": 3}
+PLAIN = {"visual_slots": "fused", "num_steps": 0, "num_taps": 3, "visual_keep": 1.0}
 ONLY = {"fc_norm": False, "norm_before_fc": False, "norm_before_residual": False}
 
 

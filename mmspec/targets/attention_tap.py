@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -50,27 +50,20 @@ class KernelTap(TorchFunctionMode, ABC):
         return func(*args, **kwargs)
 
 
-class AttentionTap(KernelTap):
-    """While entered, notes what the last prompt tokens of each row attend to.
+class LayerTap(KernelTap, ABC):
+    """While entered, is told of the calls of some layers, each one's first."""
 
-    `wants` are names out of OFFERED, `rows` how many of the last tokens of each row are asked:
-    the *question*, the same for all layers. Layers that slide are left out, but for
-    "head-attention". Raises ValueError at construction for a model that cannot give it.
-    """
-
-    def __init__(self, backbone: Reader, wants: frozenset[str], rows: Sequence[int] = ()) -> None:
+    def __init__(self, layers: Mapping[int, Any]) -> None:
         super().__init__()
-        check_tappable(backbone)
-        self.wants, self.rows = wants & OFFERED, list(rows)
-        layers = tapped_layers(backbone.config, self.wants)
-        self.layers = {layer: backbone.decoder.layers[layer] for layer in layers}
-        self.full = full_layers(backbone.config) if self.wants - {HEADS} else []
-        self.last: dict[int, Tensor] = {}  # layer -> (B, G, L) of the last token
-        self.mean: dict[int, Tensor] = {}  # layer -> (B, G, L) of the question
+        self.layers = dict(layers)
         self._listening: int | None = None
         self._hooks: list[Any] = []
 
-    def __enter__(self) -> AttentionTap:
+    @abstractmethod
+    def hear(self, layer: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Look at the arguments of a layer's call."""
+
+    def __enter__(self) -> Self:
         for index, layer in self.layers.items():
             before, after = self._switch(index), self._switch(None)
             self._hooks.append(layer.register_forward_pre_hook(before))
@@ -86,13 +79,35 @@ class AttentionTap(KernelTap):
     def note(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if self._listening is not None:
             layer, self._listening = self._listening, None
-            self.last[layer], self.mean[layer] = attention_of(self.rows, *args, **kwargs)
+            self.hear(layer, args, kwargs)
 
     def _switch(self, layer: int | None) -> Callable[..., None]:
         def listen(*_: Any) -> None:
             self._listening = layer
 
         return listen
+
+
+class AttentionTap(LayerTap):
+    """While entered, notes what the last prompt tokens of each row attend to.
+
+    `wants` are names out of OFFERED, `rows` how many of the last tokens of each row are asked:
+    the *question*, the same for all layers. Layers that slide are left out, but for
+    "head-attention". Raises ValueError at construction for a model that cannot give it.
+    """
+
+    def __init__(self, backbone: Reader, wants: frozenset[str], rows: Sequence[int] = ()) -> None:
+        check_tappable(backbone)
+        wants = wants & OFFERED
+        layers = tapped_layers(backbone.config, wants)
+        super().__init__({layer: backbone.decoder.layers[layer] for layer in layers})
+        self.wants, self.rows = wants, list(rows)
+        self.full = full_layers(backbone.config) if self.wants - {HEADS} else []
+        self.last: dict[int, Tensor] = {}  # layer -> (B, G, L) of the last token
+        self.mean: dict[int, Tensor] = {}  # layer -> (B, G, L) of the question
+
+    def hear(self, layer: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.last[layer], self.mean[layer] = attention_of(self.rows, *args, **kwargs)
 
     def offer(self) -> dict[str, Any]:
         """What was wanted, by name. Padding is included and 0."""
@@ -168,7 +183,7 @@ def attention_of(
     most = max(rows, default=1)
     asked = query[:, :, -most:].float().unflatten(1, (key.shape[1], -1))  # (B, G, g, R, d)
     asked = asked * (query.shape[-1] ** -0.5 if scale is None else scale)
-    bias = _bias(attn_mask, is_causal, query, key, most)
+    bias = bias_of(attn_mask, is_causal, query, key, most)
     counts = torch.tensor(list(rows) or [1] * len(query), device=query.device)[:, None]
     back = torch.arange(most, 0, -1, device=query.device)  # the last query is 1 back
     weights = (back <= counts) / counts  # (B, R)
@@ -190,7 +205,7 @@ def attention_of(
     return last, mean
 
 
-def _bias(
+def bias_of(
     mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor, most: int
 ) -> Tensor | None:  # (1 or B, 1 or heads, R, S)
     """What is added to the scores of the last `most` queries."""

@@ -9,6 +9,7 @@ head.save_pretrained(folder)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,10 +19,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.draft import Draft, Kind
-from mmspec.drafters.neural.feature_head import check_head, tap_of
+from mmspec.drafters.neural.feature_head import attention_of, check_head, tap_of
 from mmspec.drafters.neural.head_prompt import HeadPrompt, ReadPrompt, head_prompt
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.models.heads.state_head import StateHead
+from mmspec.targets.attention_tap import AttentionTap
+from mmspec.targets.causal import questions
 from mmspec.targets.hooks import HiddenStateHook, LayerStatesHook, wanted_layers
 from mmspec.targets.memory import block
 from mmspec.targets.reader import Reader
@@ -67,7 +70,7 @@ def head_loss(
     reader: Reader, head: StateHead, lesson: Lesson, noise: float = 0.1, weight: float = 0.1
 ) -> Tensor:  # ()
     """EAGLE's loss over a lesson."""
-    read = read_lesson(reader, lesson, tap_of(head, reader))
+    read = read_lesson(reader, lesson, *told_to(head, reader))
     prompt = head_prompt(head, reader, shaken(read.prompt, noise))
     out = through_prompt(head, prompt)[:, -read.next.shape[1] :][read.real]
     wanted = read.next[read.real]
@@ -75,6 +78,11 @@ def head_loss(
     said = reader.head(out).float().log_softmax(-1)
     spoken: Tensor = (law * said).sum(-1).mean()
     return functional.smooth_l1_loss(out, wanted) - weight * spoken
+
+
+def told_to(head: StateHead, reader: Reader) -> tuple[str, frozenset[str]]:
+    """Names of the features and of the attention that a head is told of a lesson."""
+    return tap_of(head, reader), attention_of(head, reader)
 
 
 def new_head(target: Reader, counts: Tensor, **changes: Any) -> FeatureHead:
@@ -128,15 +136,25 @@ def read(reader: Reader, lesson: Lesson) -> Pairs:
 
 
 @torch.no_grad()
-def read_lesson(reader: Reader, lesson: Lesson, tap: str) -> ReadLesson:
-    """Let the target read a lesson, and note the features of that name."""
+def read_lesson(
+    reader: Reader,
+    lesson: Lesson,
+    tap: str,
+    attention: frozenset[str] = frozenset(),
+    beside: AbstractContextManager[Any] | None = None,
+) -> ReadLesson:
+    """Let the target read a lesson, and note features and attention of these names.
+
+    `beside` is entered while it reads what was said.
+    """
     tokens = lesson.tokens.clamp_min(0)
     layers = wanted_layers({tap}).get(tap, ())
-    with HiddenStateHook(reader) as prompt, LayerStatesHook(reader, layers) as before:
+    tapped = _tap(reader, lesson, attention)
+    with HiddenStateHook(reader) as prompt, LayerStatesHook(reader, layers) as before, tapped:
         memory, _, _ = reader.prefill(lesson.inputs, room=tokens.shape[1])
     said = Draft.chain(tokens[:, 1:], Kind.DET)
     layout = block(tokens[:, :1].tolist(), said, memory.like)
-    with LayerStatesHook(reader, layers) as behind:
+    with LayerStatesHook(reader, layers) as behind, beside or nullcontext():
         _, after = reader.read(memory, layout, hidden=True)
     assert after is not None
     branches = len(after) // len(tokens)
@@ -150,8 +168,21 @@ def read_lesson(reader: Reader, lesson: Lesson, tap: str) -> ReadLesson:
         memory.padding,
         _ids(lesson.inputs, tokens, len(features)),
         _behind(prompt.positions, tokens.shape[1]),
+        _to_prompt(tapped, tokens.shape[1]),
     )
     return ReadLesson(told, after, (lesson.tokens >= 0).repeat(branches, 1))
+
+
+def _tap(reader: Reader, lesson: Lesson, attention: frozenset[str]) -> AbstractContextManager[Any]:
+    if not attention:
+        return nullcontext()
+    return AttentionTap(reader, attention, questions(lesson.inputs, reader.visual_ids))
+
+
+def _to_prompt(tapped: Any, count: int) -> dict[str, Tensor]:  # (R, L + count) each
+    """Attention to every token of a prompt, and none to the `count` behind it."""
+    noted = tapped.offer() if isinstance(tapped, AttentionTap) else {}
+    return {name: functional.pad(one, (0, count)) for name, one in noted.items()}
 
 
 def _ids(inputs: Mapping[str, Any], tokens: Tensor, rows: int) -> Tensor | None:

@@ -19,6 +19,12 @@ def top_cross_entropy(said: Tensor, wanted: Tensor, count: int) -> Tensor:
     return loss
 
 
+def mean_divergence(said: Tensor, wanted: Tensor) -> Tensor:
+    """KL(p || q), in mean over the vocabulary as well (DREAM)."""
+    law, own = wanted.float().log_softmax(-1), said.float().log_softmax(-1)
+    return (law.exp() * (law - own)).mean()
+
+
 def total_variation(said: Tensor, wanted: Tensor) -> Tensor:
     """sum |q - p|, twice the total variation: 2 (1 - acceptance) (ViSpec, stage 2)."""
     gap = said.float().softmax(-1) - wanted.float().softmax(-1)

@@ -22,12 +22,19 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache
 
-from mmspec.drafters.neural.feature_head import check_head, tap_of
+from mmspec.drafters.neural.feature_head import check_head
 from mmspec.drafters.neural.head_prompt import HeadPrompt, head_prompt
 from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from mmspec.models.heads.state_head import SlotMarks, StateHead
 from mmspec.targets.reader import Reader
-from mmspec.training.heads import Lesson, check_continues, new_head, read_lesson, shaken
+from mmspec.training.heads import (
+    Lesson,
+    check_continues,
+    new_head,
+    read_lesson,
+    shaken,
+    told_to,
+)
 from mmspec.training.losses import soft_cross_entropy, top_cross_entropy
 from mmspec.training.reporting import Report, silent
 from mmspec.training.trainable import HeadTraining, learn
@@ -69,7 +76,7 @@ def eagle3_loss(
     The target's law is that over the tokens which the head speaks; places where its likeliest token
     is none of them teach nothing.
     """
-    read = read_lesson(reader, lesson, tap_of(head, reader))
+    read = read_lesson(reader, lesson, *told_to(head, reader))
     prompt, length = head_prompt(head, reader, read.prompt), read.next.shape[1]
     laws = reader.head(read.next)
     is_spoken = read.real
@@ -103,7 +110,7 @@ def aligned_loss(
     HASS (Zhang et al. 2024): harmonised objective and context. top_weight=0 leaves the likeliest
     tokens out (HiViS).
     """
-    read = read_lesson(reader, lesson, "hidden")
+    read = read_lesson(reader, lesson, *told_to(head, reader))
     prompt = head_prompt(head, reader, shaken(read.prompt, noise))
     length = read.next.shape[1]
     laws = reader.head(read.next)

@@ -24,6 +24,7 @@ from mmspec.training.heads import (
     read_lesson,
     shaken,
     through_prompt,
+    told_to,
 )
 from mmspec.training.losses import list_mle, soft_cross_entropy, total_variation
 from mmspec.training.reporting import Report, silent
@@ -34,7 +35,7 @@ def text_loss(
     reader: Reader, head: FeatureHead, lesson: Lesson, noise: float = 0.1, weight: float = 0.1
 ) -> Tensor:  # ()
     """Stage 1: smooth L1 + `weight` (cross entropy + 0.1 ListMLE of the 10 likeliest)."""
-    read = read_lesson(reader, lesson, "hidden")
+    read = read_lesson(reader, lesson, *told_to(head, reader))
     prompt = head_prompt(head, reader, shaken(read.prompt, noise))
     own = through_prompt(head, prompt)[:, -read.next.shape[1] :][read.real]
     wanted = read.next[read.real]
@@ -51,7 +52,7 @@ def vispec_loss(
     The first pass reads the target's states; each further one reads what the pass before said, one
     slot later, behind the first state of the target's.
     """
-    read = read_lesson(reader, lesson, "hidden")
+    read = read_lesson(reader, lesson, *told_to(head, reader))
     prompt = head_prompt(head, reader, shaken(read.prompt, noise))
     law = reader.head(read.next[read.real])
     total = torch.zeros((), device=law.device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.drafters.neural.feature_head import tap_of
+from mmspec.models.heads.dream import DreamHead
 from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.models.heads.state_head import SlotMarks, StateHead
@@ -21,7 +22,7 @@ from tests.drafters.heads import Heard, answer, paths
 from tests.toys.readers import backbone
 
 LAYERS, ROOM = 7, 10
-MAKERS: dict[str, Any] = {"feature": FeatureHead, "eagle3": Eagle3Head}
+MAKERS: dict[str, Any] = {"feature": FeatureHead, "eagle3": Eagle3Head, "dream": DreamHead}
 Slot = tuple[Tensor, Tensor, bool, Tensor, Any]  # embedding, state, raw, global vector, position
 
 
@@ -50,6 +51,11 @@ def head_of(family: str, maker: str = "feature", seed: int = 0, **parts: Any) ->
         order = torch.randperm(len(toys.WORDS), generator=generator) + toys.WORDS.start
         if head.is_cut:
             head.speak(order[: len(head.d2t)])
+    if isinstance(head, DreamHead):
+        with torch.no_grad():
+            for name, weight in head.named_parameters():
+                if name.endswith("_gate"):
+                    weight.fill_(0.7)
     return head
 
 
@@ -92,6 +98,7 @@ def along(
             torch.tensor([[*[0] * (len(slots) - step), *range(1, step + 1)]]),
             torch.tensor([[one[2] for one in slots]]),
             torch.stack([one[3] for one in slots])[None],
+            (torch.arange(len(slots)) == 0)[None] if head.reads_first else None,
         )
         places = torch.stack([torch.as_tensor(one[4]) for one in slots], -1)[..., None, :]
         last = head(embeds, states, None, places, marks=marks)[0, -1]
@@ -111,6 +118,9 @@ def true_slots(
     end = prompt.tokens.shape[1] - read.next.shape[1] + new
     tokens = prompt.tokens[row, pad:end].tolist()
     embeds, features = prompt.embeds[row, pad:end], prompt.features[row, pad:end]
+    if head.reads_first:  # behind a token that is none
+        tokens, embeds = [tokens[0], *tokens], torch.cat((embeds[:1], embeds))
+        features = torch.cat((torch.zeros_like(features[:1]), features))
     table = head.embeddings or reader.embed
     visual = [token in reader.placeholder_ids for token in tokens]
     slots: list[Slot] = []

@@ -55,6 +55,8 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"visual_slots": "placeholder", "tapped_layers": [0, LAYERS], "num_taps": 2},
     ),
     "mrope": ("feature", {"positions": "mrope"}),
+    "dream": ("dream", {}),
+    "dream hidden": ("dream", {"visual_slots": "hidden", "positions": "compact", "num_steps": 1}),
     "eagle3 mrope": ("eagle3", {"positions": "mrope", "visual_slots": "placeholder"}),
 }
 QUICK = [  # combination, family, rows, shape
@@ -71,6 +73,8 @@ QUICK = [  # combination, family, rows, shape
     ("eagle3 hidden", "qwen2_5_vl", 3, "dynamic"),
     ("eagle3 narrow", "llava", 1, "chain"),
     ("mrope", "qwen2_5_vl", 3, "chain"),
+    ("dream", "llava", 3, "tree"),
+    ("dream hidden", "qwen2_5_vl", 1, "dynamic"),
     ("eagle3 mrope", "qwen2_5_vl", 1, "tree"),
 ]
 EVERY = [

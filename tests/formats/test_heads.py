@@ -15,6 +15,7 @@ from torch import Tensor
 from mmspec import formats
 from mmspec.cli import main
 from mmspec.formats.eagle_3 import IDS
+from mmspec.models.heads.dream import DreamHead, DreamHeadConfig
 from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.models.heads.hydra import HydraHeads, HydraHeadsConfig
@@ -71,6 +72,31 @@ ADAPTOR = {
 }
 
 
+DREAM = {  # names, shapes; the middle layer stands between two of these
+    **{name: shape for name, shape in ONE_LAYER.items() if not name.startswith("fc")},
+    **{
+        name.replace("layers.0.", "layers.2."): shape
+        for name, shape in ONE_LAYER.items()
+        if name.startswith("layers.0.")
+    },
+    "layers.2.input_layernorm.weight": (H,),
+    "layers.1.cross_attn.q_proj.weight": (H, H),
+    "layers.1.cross_attn.k_proj.weight": (H // 2, H),
+    "layers.1.cross_attn.v_proj.weight": (H // 2, H),
+    "layers.1.cross_attn.o_proj.weight": (H, H),
+    "layers.1.cross_attn.q_norm.weight": (H // 4,),
+    "layers.1.cross_attn.k_norm.weight": (H // 4,),
+    "layers.1.cross_attn_attn_gate": (1,),
+    "layers.1.cross_attn_mlp_gate": (1,),
+    "layers.1.input_layernorm.weight": (H,),
+    "layers.1.post_attention_layernorm.weight": (H,),
+    "layers.1.mlp.gate_proj.weight": (INNER, H),
+    "layers.1.mlp.up_proj.weight": (INNER, H),
+    "layers.1.mlp.down_proj.weight": (H, INNER),
+    "norm.weight": (H,),
+}
+
+
 def _eagle3(**changes: Any) -> Eagle3Head:
     head = Eagle3Head(
         Eagle3HeadConfig(**{**SIZES, "draft_vocab_size": KEPT, "rope_parameters": ROPE, **changes})
@@ -83,6 +109,13 @@ def _eagle3(**changes: Any) -> Eagle3Head:
 
 def _eagle(**changes: Any) -> FeatureHead:
     head = FeatureHead(FeatureHeadConfig(**{**SIZES, "rope_parameters": ROPE, **changes}))
+    head.train(False)
+    return head
+
+
+def _dream(**changes: Any) -> DreamHead:
+    head = DreamHead(DreamHeadConfig(**{**SIZES, "rope_parameters": ROPE, **changes}))
+    torch.nn.init.ones_(head.get_parameter("layers.1.cross_attn_attn_gate"))
     head.train(False)
     return head
 
@@ -106,6 +139,7 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
         lambda: _eagle3(positions="mrope", rope_parameters={**ROPE, "mrope_section": [2, 1, 1]}),
     ),
     "speculators": ("speculators", lambda: _eagle3(tapped_layers=[1, 3, 5])),
+    "dream": ("dream", _dream),
 }
 
 
@@ -227,6 +261,7 @@ def _telling(head: Any) -> dict[str, Any]:
         ("eagle", ONE_LAYER),
         ("msd", ONE_LAYER),
         ("vispec", {**ONE_LAYER, **ADAPTOR}),
+        ("dream", DREAM),
         (
             "speculators",
             {name.replace("midlayer.", "layers.0."): shape for name, shape in PUBLISHED.items()},
@@ -341,9 +376,24 @@ def test_the_command_line_converts_and_exports(
     assert main(asked) == 1
     assert "holds something already" in capsys.readouterr().err
     assert main(["export", "llamagen", str(tmp_path / "head"), "--out", str(tmp_path / "x")]) == 1
-    assert "format llamagen is only read; choose one of angelslim, eagle" in capsys.readouterr().err
+    assert "format llamagen is only read; choose one of angelslim, dream" in capsys.readouterr().err
     assert main(["export", "eagle", str(tmp_path / "head"), "--out", str(tmp_path / "x")]) == 1
     assert "holds a FeatureHead, and this is a Eagle3Head" in capsys.readouterr().err
     listed = {one["format"]: one["exported"] for one in run(capsys, "convert")}
     assert listed["vllm"]
     assert not listed["llamagen"]
+
+
+def test_dream_says_how_much_of_a_picture_is_read(tmp_path: Path) -> None:
+    """A released file is one of all slots; a head that reads fewer has no word for that."""
+    head = _dream()
+    formats.exported("dream", head, tmp_path / "out")
+    assert formats.converted("dream", [tmp_path / "out"]).config.visual_keep == 1.0
+    half = formats.converted("dream", [tmp_path / "out"], visual_keep=0.5)
+    assert half.config.visual_keep == 0.5
+    with pytest.raises(ValueError, match=r"visual_keep=0.5, and format dream has no word"):
+        formats.exported("dream", half, tmp_path / "no")
+    with pytest.raises(ValueError, match=r"visual_keep=0.0 is no share"):
+        formats.converted("dream", [tmp_path / "out"], visual_keep=0.0)
+    with pytest.raises(ValueError, match=r"visual_keep=0.5, and format eagle has no word"):
+        formats.exported("eagle", _eagle(visual_keep=0.5), tmp_path / "no")

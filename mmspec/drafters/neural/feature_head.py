@@ -84,10 +84,10 @@ class FeatureDraft(DraftModel):
 
     @property
     def wants(self) -> frozenset[str]:
-        return frozenset({self.tap})
+        return frozenset({self.tap}) | attention_of(self.head, self.backbone)
 
     def begin(self, context: Context) -> _Thread:
-        told = _told(context, self.tap)
+        told = _told(context, self.tap, attention_of(self.head, self.backbone))
         read = head_prompt(self.head, self.backbone, told, self.visual_slots)
         count = read.embeds.shape[1]
         cache = SlotCache(self.head.config, count + 1 + min(context.request.room + 64, ROOM))
@@ -174,7 +174,7 @@ class _Thread:
     said: list[Tensor] = field(default_factory=list)  # (R, n, D) each: its own, of this round
 
 
-def _told(context: Context, tap: str) -> ReadPrompt:
+def _told(context: Context, tap: str, attention: frozenset[str]) -> ReadPrompt:
     """What the target has read just now: the prompt, or what a turn adds to the ones before."""
     features = context.shared[tap]  # (R, L, k * H)
     count = features.shape[1]
@@ -187,7 +187,8 @@ def _told(context: Context, tap: str) -> ReadPrompt:
         ids = [[0] * (count - new) + row[end - new : end] for row, end, new in rows]
         tokens = torch.tensor(ids, dtype=torch.int64, device=features.device)
     shared = context.shared
-    return ReadPrompt(shared["embeds"], features, padding, tokens, shared["positions"])
+    seen = {name: shared[name][:, -count:] for name in attention}
+    return ReadPrompt(shared["embeds"], features, padding, tokens, shared["positions"], seen)
 
 
 def borrowed(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count, D)
@@ -220,6 +221,11 @@ def tap_of(head: StateHead, target: Reader) -> str:
     """What a target calls the features that a head reads."""
     layers = head.taps(len(target.layers))
     return "hidden" if layers is None else layer_states(layers)
+
+
+def attention_of(head: StateHead, target: Reader) -> frozenset[str]:
+    """Attention of the target that a head goes by; none where there are no pictures."""
+    return head.attention if target.placeholder_ids else frozenset()
 
 
 def feature_head(kit: Kit) -> Drafter:

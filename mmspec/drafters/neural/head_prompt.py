@@ -5,17 +5,22 @@ fused      0     1    2    3    4                pictures like text
 hidden     .     .    .    3    4                slots that would read a picture are left out
 raw       (0)   (1)  (2)   3    4                ( ) = the embedding alone goes in
 compressed .     .   (c)   3    4                few inputs c stand for all of a picture
+
+Of slots that would read a picture, a head may read the share that the question attends to most
+(`visual_keep`). A head that reads the first token has one slot more in front, without a state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
+from mmspec.compressors.contract import Features
+from mmspec.compressors.dream_topk import DreamTopK
 from mmspec.models.heads.state_head import SlotMarks, StateHead
 from mmspec.targets.reader import Reader
 
@@ -32,6 +37,7 @@ class ReadPrompt:
     padding: Sequence[int]  # slots per row that nobody sees
     tokens: Tensor | None = None  # (R, L)
     positions: Tensor | None = None  # (R, L) or (axes, R, L), as the target was told them
+    attention: Mapping[str, Tensor] = field(default_factory=dict)  # (R, L) each: to every token
 
 
 @dataclass(frozen=True)
@@ -67,13 +73,15 @@ def head_prompt(
     `visual_slots` takes the place of what the head was trained with. Raises ValueError where
     pictures are to be told apart in a prompt whose tokens are not known.
     """
+    prompt = with_first(prompt) if head.reads_first else prompt
     visual_slots = visual_slots or head.config.visual_slots
     inputs, raw, told = prompt.embeds[:, 1:], None, None
     slots = inputs.shape[1]
     place = torch.arange(slots, device=inputs.device)
     start = torch.tensor(list(prompt.padding), device=inputs.device)[:, None]
     kept = place >= start  # (R, slots)
-    if visual_slots != "fused" and target.placeholder_ids:
+    is_thinned = head.config.visual_keep < 1
+    if (visual_slots != "fused" or is_thinned) and target.placeholder_ids:
         tokens = _known(prompt.tokens)[:, 1:]
         visual = torch.isin(tokens, tokens.new_tensor(target.placeholder_ids)) & kept
         if visual_slots == "placeholder":
@@ -82,9 +90,11 @@ def head_prompt(
             kept = kept & ~visual
         elif visual_slots == "raw":
             raw = visual
-        else:
+        elif visual_slots == "compressed":
             inputs, raw, told = _compressed(head, inputs, prompt.features[:, 1:], visual)
             kept = kept & (raw | ~visual)
+        if is_thinned:
+            kept = kept & (attended(prompt, visual, head.config.visual_keep) | ~visual)
     elif head.embeddings is not None:
         inputs = head.embeddings(_known(prompt.tokens)[:, 1:])
     where, pads = _packed(kept)
@@ -92,10 +102,55 @@ def head_prompt(
     marks = SlotMarks(
         raw=None if raw is None else raw[rows, where],
         global_vector=None if told is None else told[rows, where],
+        stateless=where == start if head.reads_first else None,
     )
     positions, rope, offsets = _positions(head.config.positions, prompt, where, start, pads)
     states = head.fused(prompt.features[rows, where])
     return HeadPrompt(inputs[rows, where], states, marks, pads, positions, rope, offsets)
+
+
+def with_first(prompt: ReadPrompt) -> ReadPrompt:
+    """The same with one more token in front of each row, whose slot reads the first one."""
+
+    def behind_one(value: Tensor) -> Tensor:
+        return torch.cat((value[:, :1], value), 1)
+
+    positions, tokens = prompt.positions, prompt.tokens
+    features = torch.cat((torch.zeros_like(prompt.features[:, :1]), prompt.features), 1)
+    return replace(
+        prompt,
+        embeds=behind_one(prompt.embeds),
+        features=features,
+        tokens=None if tokens is None else behind_one(tokens),
+        positions=None if positions is None else torch.cat((positions[..., :1], positions), -1),
+        attention={name: behind_one(one) for name, one in prompt.attention.items()},
+    )
+
+
+def attended(prompt: ReadPrompt, visual: Tensor, keep: float) -> Tensor:  # (R, slots) bool
+    """Of the `visual` slots (R, slots) those that the question attends to most, per picture.
+
+    Pictures that touch are one.
+    """
+    found, design = torch.zeros_like(visual), DreamTopK(keep)
+    for name in design.needs:
+        scores = prompt.attention[name][:, 1:]  # a slot reads the token behind its own
+        for row, seen in enumerate(visual.tolist()):
+            for first, stop in runs(seen):
+                where = torch.arange(first, stop, device=visual.device)
+                picture = Features(prompt.embeds[row, 1:][where], where)
+                left = design.compress(picture, {name: scores[row, where]})
+                found[row, left.positions] = True
+    return found
+
+
+def runs(marks: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """First place of every run of marks, and the place behind it."""
+    at = 0
+    for is_marked, run in groupby(marks):
+        first, at = at, at + len(list(run))
+        if is_marked:
+            yield first, at
 
 
 def _known(tokens: Tensor | None) -> Tensor:
@@ -146,11 +201,7 @@ def _compressed(
     for row, seen in enumerate(visual.tolist()):
         own, raw = inputs[row].clone(), torch.zeros_like(visual[row])
         told = inputs.new_zeros(inputs.shape[1:])
-        at = 0
-        for is_visual, run in groupby(seen):
-            first, at = at, at + len(list(run))
-            if not is_visual:
-                continue
+        for first, at in runs(seen):
             glance = head.compressed(inputs[row, first:at], features[row, first:at])
             taken = slice(first + glance.at.start, first + glance.at.stop)
             own[taken], raw[taken] = glance.inputs.to(own), True

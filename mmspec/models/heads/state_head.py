@@ -48,12 +48,15 @@ class StateHeadConfig(LlamaConfig):
     - `positions`: "keep", the slot's index in the prompt; "compact", counted over the slots that
       are read; "mrope", the target's own on three axes (of token t for slot t).
     - `num_steps`: so many learned residuals, one for each time that a state was self-fed.
+    - `visual_keep`: of slots that would read a picture, the share that is read: those that the
+      question attends to most in the target's last layer. 1 = all.
     """
 
     tapped_layers: list[int] | tuple[int, ...] | None = None
     visual_slots: str = "fused"
     positions: str = "keep"
     num_steps: int = 0
+    visual_keep: float = 1.0
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
@@ -62,6 +65,15 @@ class StateHeadConfig(LlamaConfig):
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} is not known; choose one of {', '.join(known)}"
                 )
+        if not 0 < self.visual_keep <= 1:
+            raise ValueError(
+                f"visual_keep={self.visual_keep} is no share of a picture; give one in (0, 1]"
+            )
+        if self.visual_keep < 1 and self.visual_slots in ("hidden", "compressed"):
+            raise ValueError(
+                f"visual_slots={self.visual_slots!r} leaves no slots of a picture for visual_keep="
+                f"{self.visual_keep} to choose from; give visual_keep=1, or other visual_slots"
+            )
         if self.positions == "mrope" and not (self.rope_parameters or {}).get("mrope_section"):
             raise ValueError(
                 "positions='mrope' turns on three axes, but rope_parameters have no mrope_section; "
@@ -101,6 +113,7 @@ class SlotMarks:
     )
     raw: Tensor | None = None  # (R, q) bool: the embedding alone goes in
     global_vector: Tensor | None = None  # (R, q or 1, D) of the last picture before
+    stateless: Tensor | None = None  # (R, q) bool: no state stands beside the embedding
 
 
 @dataclass(frozen=True)
@@ -135,6 +148,16 @@ class StateHead(LlamaLayers, ABC):
     def embeddings(self) -> nn.Module | None:
         """An embedding table of its own; None = the target's is read."""
         return None
+
+    @property
+    def reads_first(self) -> bool:
+        """Whether the first token has a slot, too, beside which no state stands."""
+        return False
+
+    @property
+    def attention(self) -> frozenset[str]:
+        """Attention of the target that says what is read of pictures (`targets.attention_tap`)."""
+        return frozenset({"last-layer-attention"} if self.config.visual_keep < 1 else ())
 
     def fused(self, features: Tensor) -> Tensor:  # (..., k * H) -> (..., D)
         """States of the target's features."""

@@ -1,0 +1,56 @@
+"""DREAM as its authors publish heads (Hu et al. 2025): two layers and a gated cross-attention.
+
+The released code drafts from all slots of a picture; `visual_keep` says how many are read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmspec.errors import check_number
+from mmspec.formats import Format
+from mmspec.formats.eagle import PLAIN
+from mmspec.formats.head_files import (
+    FILES,
+    PublishedHead,
+    check_head,
+    filled,
+    llama,
+    opened,
+    own_tensors,
+    shape,
+)
+from mmspec.models.heads.dream import DreamHead, DreamHeadConfig
+
+IGNORED = (r"embed_(tokens|model)\.weight", r".*\.rotary_emb\.inv_freq")
+ZERO = (r"layers\.[02]\.self_attn\.o_proj\.bias",)
+
+
+def convert(files: Sequence[Path], options: Mapping[str, Any]) -> DreamHead:
+    """The head that a folder holds."""
+    found, keep = opened(files), options.get("visual_keep", 1.0)
+    check_number("visual_keep", keep, 0, 1, example=0.5)
+    config = DreamHeadConfig(
+        **shape(found.config, found.file),
+        attention_bias="layers.0.self_attn.q_proj.bias" in found.tensors,
+        visual_keep=keep,
+    )
+    head: DreamHead = filled(lambda: DreamHead(config), found, "DREAM", IGNORED, ZERO)
+    return head
+
+
+def export(head: Any, target: str | None) -> PublishedHead:
+    """The head as the authors' code reads it, where it reads all slots of a picture."""
+    check_head(head, DreamHead, "dream", {**PLAIN, "attention_bias": False})
+    return PublishedHead(llama(head.config, "LlamaForCausalLM"), own_tensors(head))
+
+
+FORMAT = Format(
+    about="DREAM (Hu et al. 2025): a head that attends to the target's states.",
+    files=FILES,
+    convert=convert,
+    export=export,
+    options={"visual_keep": "Share of a picture's slots that is read, 1 as released."},
+)
