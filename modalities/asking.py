@@ -8,7 +8,8 @@ from typing import Any
 
 from transformers import AutoProcessor, AutoTokenizer, ProcessorMixin
 
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
+from mmspec.modalities.examining_tokens import head_class
+from mmspec.models.reading import read
 
 
 def checked(prompts: Sequence[str]) -> list[str]:
@@ -55,7 +56,7 @@ def origin(source: str, model: Any) -> str:
 
 
 def load_drafter(model: Any, source: str | Path, load: Callable[..., Any], **options: Any) -> Any:
-    """A feature head for a model, or what `load` makes of a folder or a name."""
-    if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
-        return FEATURE_HEAD.load(source, model)
-    return load(source, **options)
+    """A head of any class for a model, or what `load` makes of a folder or a name."""
+    is_folder = (Path(source) / "config.json").exists()
+    head = head_class(source) if is_folder else None
+    return load(source, **options) if head is None else read(head, source, head.__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -31,10 +32,15 @@ HEADS: tuple[Any, ...] = (  # on the states of a target
 )
 
 
+def head_class(name: str | Path) -> Any:
+    """The class of the head that a folder holds; None for another model."""
+    found = model_type(name)
+    return next((one for one in HEADS if one.config_class.model_type == found), None)
+
+
 def skeleton(name: str) -> Any:
     """A model, or heads for one, without memory. Raises ValueError for one that is not known."""
-    found = model_type(name)
-    head = next((one for one in HEADS if one.config_class.model_type == found), None)
+    head = head_class(name)
     with reading(name):
         if head is not None:
             config = head.config_class.from_pretrained(name)

@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 import mmspec
+from mmspec import recipes
+from mmspec.bench.tiny import random_drafter
 from mmspec.cli import main
 from mmspec.models.heads.feature_head import load_head
 from mmspec.training.head_trainer import HeadTrainer
@@ -156,6 +158,18 @@ def test_an_eagle_3_training_that_was_killed_halfway_ends_with_the_same_weights(
     adam.remove("--muon")
     assert run(capsys, *adam)["history"][1] != found["history"][1]
     assert "was begun with muon=True" in fail(capsys, *[a for a in cut if a != "--muon"])[1]
+
+
+@pytest.mark.parametrize("recipe", ["eagle-3", "hydra", "dream"])
+def test_a_head_of_any_class_drafts_on_the_command_line(
+    recipe: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = mmspec.accelerate(str(root / "vlm"), "plain").model
+    random_drafter(recipes.get(recipe), model, 0).save_pretrained(tmp_path)
+    asked = ["generate", "--model", str(root / "vlm"), "--recipe", recipe, "--prompt", "is it?"]
+    asked += ["--drafter", str(tmp_path), "--image", str(root / "pictures" / "0.png")]
+    found = run(capsys, *asked, "--max-new-tokens", "4")
+    assert "target-states" in json.dumps(found)
 
 
 def test_a_text_model_learns_what_it_says_itself(
