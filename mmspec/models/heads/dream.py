@@ -74,11 +74,10 @@ class StateAttention(nn.Module):
 
     def __init__(self, config: DreamHeadConfig) -> None:
         super().__init__()
-        width, heads, shared = (
-            *(config.hidden_size, config.num_attention_heads),
-            config.num_key_value_heads,
-        )
-        self.config, self.layer_idx, self.head_dim = config, 1, config.head_dim
+        width, heads = config.hidden_size, config.num_attention_heads
+        shared = config.num_key_value_heads or heads
+        self.head_dim: int = config.head_dim or width // heads
+        self.config, self.layer_idx = config, 1
         self.num_key_value_groups = heads // shared
         self.q_proj = nn.Linear(width, heads * self.head_dim, bias=False)
         self.k_proj = nn.Linear(width, shared * self.head_dim, bias=False)
@@ -157,8 +156,8 @@ class DreamHead(StateHead):
     def __init__(self, config: DreamHeadConfig) -> None:
         super().__init__(config)
         first, last = (LlamaDecoderLayer(config, layer) for layer in (0, 2))
-        first.input_layernorm = nn.Identity()
         self.layers = nn.ModuleList([first, StateAttentionLayer(config), last])
+        self.layers[0].input_layernorm = nn.Identity()
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = SlotRotaryEmbedding(config)
         self.step_residual = step_table(config)
