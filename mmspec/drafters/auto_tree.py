@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from mmspec.draft import Kind, Round
 from mmspec.drafters.draws import draw
 from mmspec.drafters.growth import Chain, DraftModel, News, Shape, Sprout, StaticTree
 from mmspec.drafters.length import Fixed
-from mmspec.drafters.timings import Timings
+from mmspec.drafters.timings import LinearTimings
 from mmspec.drafters.tree_budget import TreeBudget
 from mmspec.laws.categorical import Categorical
 from mmspec.recipe import TREE
@@ -26,6 +27,7 @@ _DECAY = 0.98
 _PRIOR = (0.6, 0.15, 0.06, 0.03)  # chances by rank before anything was seen
 _DOUBT = 2.0  # looks that the prior counts for
 _LEVEL_DOUBT = 8.0  # looks at a level that those at all levels count for
+_TRIED = 16  # in one round of so many a chain half as long is timed
 _BEYOND = 1.5  # how far past the sizes that were timed a tree may go
 
 
@@ -35,9 +37,9 @@ class TreeHabits:
 
     ranks: list[float]  # how often the next token was the drafter's best, its second, ...
     looks: float = 0.0
-    draft: Timings = field(default_factory=Timings)  # by levels
-    verify: Timings = field(default_factory=Timings)  # of chains, by nodes
-    branched: Timings = field(default_factory=Timings)  # of other trees, whose paths are moved
+    draft: LinearTimings = field(default_factory=partial(LinearTimings, True))  # by levels
+    verify: LinearTimings = field(default_factory=LinearTimings)  # of chains, by nodes
+    branched: LinearTimings = field(default_factory=LinearTimings)  # of trees: paths are moved
     levels: list[tuple[float, float]] = field(default_factory=list)  # best token right, and looks
     tree: Tree = field(default_factory=lambda: Tree.chain(_OPENING[0]))
     batch: int = 0
@@ -45,9 +47,9 @@ class TreeHabits:
     best: Tensor | None = None  # (B, n, K) what the drafter ranked first at what it read
 
     def copy(self) -> TreeHabits:
-        draft, verify, branched = map(Timings, (self.draft, self.verify, self.branched))
         again = replace(self, ranks=list(self.ranks), levels=list(self.levels), best=None)
-        again.draft, again.verify, again.branched = draft, verify, branched
+        again.draft, again.verify = self.draft.copy(), self.verify.copy()
+        again.branched = self.branched.copy()
         return again
 
     def rates(self) -> tuple[float, ...]:
@@ -124,16 +126,22 @@ class AutoTree(Shape):
         self, model: DraftModel, context: Context, state: Any, own: TreeHabits, kind: Kind
     ) -> Sprout:
         tree = own.tree
+        if own.rounds % _TRIED == _TRIED - 1 and own.rounds > len(_OPENING):
+            tree = Tree.chain(max(1, tree.depth // 2))
         shape = Chain(Fixed(tree.nodes)) if tree.is_chain else StaticTree(tree)
         sprout = shape.grow(model, context, state, None, kind)
-        own.best = _ranked(sprout, self.width, kind, context)
+        is_known = tree.is_chain and all(law.hard for law in sprout.laws)  # by where it broke off
+        own.best = None if is_known else _ranked(sprout, self.width, kind, context)
         return sprout
 
     def observe(self, own: TreeHabits, news: News) -> TreeHabits:
         _time(own, news.kept)
         if own.best is not None:
-            for level, rank in _ranks(own.best.tolist(), news):
-                own.saw(level, rank)
+            seen = _ranks(own.best.tolist(), news)
+        else:
+            seen = _ranks_of_chain(news, self.width)
+        for level, rank in seen:
+            own.saw(level, rank)
         own.rounds += 1
         if own.rounds < len(_OPENING):
             own.tree = Tree.chain(min(_OPENING[own.rounds], self.depth))
@@ -144,18 +152,20 @@ class AutoTree(Shape):
 
     def choose(self, own: TreeHabits) -> Tree:
         """The best tree by what is known now; no larger than half as much again as was timed."""
-        most = min(self.nodes, int(_BEYOND * max(own.verify, default=1)) + 1)
-        deepest = min(self.depth, int(_BEYOND * max(own.draft, default=1)) + 1)
+        largest = max(own.verify.largest, own.branched.largest)
+        most = min(self.nodes, int(_BEYOND * largest) + 1)
+        deepest = min(self.depth, int(_BEYOND * own.draft.largest) + 1)
         budget = TreeBudget(own.rates(), most, deepest)
         tokens, chains = budget.tokens(), own.chains(deepest)
+        (_, level), (round_, node) = own.draft.line(), own.verify.line()
+        branched, kid = own.branched.line() if own.branched else (round_, node)
         speeds: dict[tuple[int, int], float] = {}
         for depth in range(1, deepest + 1):
-            draft = own.draft.cost(depth)
-            speeds[depth, depth] = chains[depth] / (draft + own.verify.cost(depth))
+            speeds[depth, depth] = chains[depth] / (level * depth + round_ + node * depth)
             share = chains[depth] / tokens[depth, min(depth, most)]  # of what alike levels promise
             for nodes in range(depth + 1, most + 1):
-                verify = (own.branched or own.verify).cost(nodes)
-                speeds[depth, nodes] = min(1.0, share) * tokens[depth, nodes] / (draft + verify)
+                seconds = level * depth + branched + max(kid, node) * nodes
+                speeds[depth, nodes] = min(1.0, share) * tokens[depth, nodes] / seconds
         depth, nodes = max(speeds, key=speeds.__getitem__)
         return Tree.chain(depth) if nodes == depth else budget.tree(nodes, depth)
 
@@ -182,9 +192,23 @@ def _ranks(best: Sequence[Sequence[Sequence[int]]], news: News) -> Iterator[tupl
             yield level, found.index(token) if token in found else None
 
 
+def _ranks_of_chain(news: News, width: int) -> Iterator[tuple[int, int | None]]:
+    """The same for a greedy chain: only the law behind its accepted tokens is looked at."""
+    for row, finished in enumerate(news.kept.finished):
+        accepted, said = len(news.kept.path[row]), news.kept.tokens[row]
+        if finished:
+            continue
+        yield from ((level, 0) for level in range(accepted))
+        if accepted < min(len(said), len(news.laws)):
+            scores = news.laws[accepted].scores[row, 0]
+            best = scores.topk(min(width, len(scores))).indices.tolist()
+            yield accepted, best.index(said[accepted]) if said[accepted] in best else None
+
+
 def _time(own: TreeHabits, kept: Round) -> None:
     if own.batch != len(kept.drafted):  # timings of another batch size say nothing
-        own.draft, own.verify, own.branched = Timings(), Timings(), Timings()
+        own.draft, own.verify = LinearTimings(True), LinearTimings()
+        own.branched = LinearTimings()
         own.batch = len(kept.drafted)
     nodes = max(kept.drafted, default=0)
     if nodes and kept.depth:

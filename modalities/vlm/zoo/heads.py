@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from mmspec.models.fingerprint import sign
 from mmspec.training.fitting import Course, Fall, divided, fit
 from mmspec.training.heads import Lesson
 from mmspec.training.reporting import Report
-from mmspec.training.self_fed import EAGLE3
+from mmspec.training.self_fed import EAGLE3, HASS, aligned_loss
 from mmspec.training.trainable import HeadTraining, learnt
 from mmspec.zoo.boards import pixels
 from mmspec.zoo.language import scenes, write
@@ -60,7 +61,19 @@ class HeadPlan:
 _EAGLE3 = HeadPlan(
     "llava", "eagle-3", EAGLE3, Fall(1200, 2e-3), 8, changes={"intermediate_size": 384}
 )
-PLANS = {"llava-eagle3": _EAGLE3}
+_FEATURE = HeadPlan(
+    "llava",
+    "hass",
+    replace(HASS, loss=partial(aligned_loss, passes=5)),
+    Fall(900, 2e-3),
+    8,
+    pool=3072,
+    changes={"intermediate_size": 384},
+)
+PLANS = {
+    "llava-eagle3": _EAGLE3,
+    "llava-feature-head": _FEATURE,
+}
 
 
 def train(
