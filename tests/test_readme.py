@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-import typer
 from typer.testing import CliRunner
 
 import mmspec
 from mmspec import recipes, zoo
 from mmspec.cli.app import app
+from mmspec.cli.app import commands as app_commands
 from mmspec.cli.groups import RecipeGroup
 from mmspec.modalities.speech import sound
 from mmspec.modalities.speech.frames import toys as frames
@@ -100,7 +100,7 @@ def test_the_measured_table_names_its_command() -> None:
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
 def test_every_command_that_is_shown_exists(page: str, command: str) -> None:
     words = shlex.split(command)[1:]
-    found: Any = typer.main.get_command(app)
+    found = app_commands()
     while words and words[0] in getattr(found, "commands", {}):
         found = found.commands[words.pop(0)]
     if isinstance(found, RecipeGroup) and words:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -336,3 +337,9 @@ app.command("show")(show.show)
 app.add_typer(measure, name="bench")
 app.add_typer(learn, name="train")
 app.add_typer(zoo.app, name="zoo")
+
+
+@cache
+def commands() -> Any:
+    """The tree of all commands, made once: it takes longer than most of them."""
+    return typer.main.get_command(app)

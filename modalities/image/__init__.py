@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
 from mmspec.modality import PICTURE_FILES, Entry, Modality, Source, setting
@@ -14,6 +16,12 @@ _DRAWS = "ChameleonForImageGeneration"  # transformers' own Chameleon only write
 
 def strangers() -> tuple[EntryPoint, ...]:
     """Drawing models of other packages: by `model_type`, each leads to a `DrawingModel`."""
+    return _installed(tuple(sys.path))
+
+
+@lru_cache(maxsize=4)
+def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Reads the metadata of every installed package, so once for a search path."""
     return tuple(entry_points(group=GROUP))
 
 
