@@ -23,7 +23,9 @@ from tests import toys
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """Random weights and inputs of a test do not depend on the tests before it."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed also notes who called, for GPUs
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True, scope="session")

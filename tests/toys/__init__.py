@@ -12,6 +12,7 @@ Three choices make the toys useful as oracles:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -54,8 +55,19 @@ MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 def model(family: str, seed: int = 0, layers: int = 3, **changes: Any) -> Any:
     """A float32 `PreTrainedModel` in eval mode; `changes` go to its text configuration.
 
-    Typed `Any` because the annotations of transformers say that `generate` is no method.
+    Everyone gets a copy: making one takes longer. Typed `Any` because the annotations of
+    transformers say that `generate` is no method.
     """
+    asked = f"{family} {seed} {layers} {sorted(changes.items())}"
+    if asked not in _made:
+        _made[asked] = _make(family, seed, layers, changes)
+    return deepcopy(_made[asked])
+
+
+_made: dict[str, Any] = {}
+
+
+def _make(family: str, seed: int, layers: int, changes: dict[str, Any]) -> Any:
     config, cls = BUILDERS[family](layers, changes)
     with torch.random.fork_rng(devices=[]):  # classes draw a few vectors from the global generator
         torch.manual_seed(seed)
