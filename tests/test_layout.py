@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import shutil
 import subprocess
 import sys
@@ -173,33 +174,43 @@ def test_recipes_are_described_without_drafters() -> None:
     assert not [module for module in known if in_any(module, ("mmspec.drafters",))]
 
 
-@pytest.mark.parametrize(
-    ("code", "folder", "wanted"),
-    [
-        ("import mmspec.verifiers.exact", "verifiers", {"exact", "walk"}),
-        (
-            "from mmspec.verifiers import named; named('coupled')",
-            "verifiers",
-            {"coupled", "walk"},
-        ),
-        (
-            "from mmspec.compressors import named; named('identity')",
-            "compressors",
-            {"identity", "contract", "selection"},
-        ),
-        ("import mmspec.drafters.plain", "drafters", {"plain"}),
-    ],
-)
-def test_one_part_is_imported_without_the_others(code: str, folder: str, wanted: set[str]) -> None:
-    show = f"print(*[m for m in sys.modules if m.startswith('mmspec.{folder}.')])"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; {code}; {show}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+PARTS: dict[str, tuple[str, set[str]]] = {  # what is imported; all that comes with it of a folder
+    "import mmspec.verifiers.exact": ("verifiers", {"exact", "walk"}),
+    "from mmspec.verifiers import named; named('coupled')": ("verifiers", {"coupled", "walk"}),
+    "from mmspec.compressors import named; named('identity')": (
+        "compressors",
+        {"identity", "contract", "selection"},
+    ),
+    "import mmspec.drafters.plain": ("drafters", {"plain"}),
+}
+# interpreters that share torch, which takes seconds, and nothing of ours
+FORKS = """
+import json, os, sys, torch
+for code in json.loads(sys.argv[1]):
+    assert not [name for name in sys.modules if name.startswith("mmspec")]
+    if os.fork() == 0:
+        exec(code)
+        print(json.dumps([name for name in sys.modules if name.startswith("mmspec.")]), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, list[str]]:
+    """Our modules, by the code that was run."""
+    command = [sys.executable, "-c", FORKS, json.dumps([*PARTS])]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert {name.removeprefix(f"mmspec.{folder}.") for name in done.stdout.split()} == wanted
+    return dict(zip(PARTS, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("code", PARTS)
+def test_one_part_is_imported_without_the_others(code: str, imported: dict[str, list[str]]) -> None:
+    folder, wanted = PARTS[code]
+    above = f"mmspec.{folder}."
+    found = {name.removeprefix(above) for name in imported[code] if name.startswith(above)}
+    assert found == wanted
 
 
 def test_every_name_of_a_shelf_leads_to_a_class_of_it() -> None:
