@@ -17,6 +17,7 @@ from mmspec.drafters.oracle import Oracle
 from mmspec.trees import Tree
 from tests import toys
 from tests.conftest import noisy, partner
+from tests.covering import covering
 
 FAMILIES = tuple(family for family in toys.FAMILIES if family != "whisper")
 HYBRID = ("lfm2", "lfm2_vl", "qwen3_5")
@@ -100,7 +101,13 @@ def test_a_tree(family: str, batch: str) -> None:
     check_with_an_oracle(family, batch, range(1))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+UNPADDED = ("llama", "gemma3-text", "lfm2", "llava", "qwen2_5_vl", "gemma3", "idefics3", "qwen3_5")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [f if f in UNPADDED else pytest.param(f, marks=pytest.mark.promise) for f in FAMILIES],
+)
 def test_a_batch_without_padding(family: str) -> None:
     """Without a padded row a mask of ones says nothing, and may as well be missing."""
     model, drafter = pair(family)
@@ -232,9 +239,7 @@ def test_trees_are_refused_where_the_state_is_recurrent(family: str) -> None:
         mmspec.accelerate(model, "coupled", drafter=drafter, tree=WIDE)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("corruption", [0.3, 1.0])
-@pytest.mark.parametrize("family", HYBRID)
+@pytest.mark.parametrize(("family", "corruption", "batch"), covering(HYBRID, (0.3, 1.0), (1, 2)))
 def test_recurrent_models_replay_what_is_pending(
     family: str, corruption: float, batch: int
 ) -> None:
@@ -277,7 +282,7 @@ def _swapped(request: dict[str, Tensor]) -> dict[str, Tensor]:
     ("family", "batch"),
     [
         ("llava", "ragged"),
-        ("qwen2_5_vl", "one"),
+        pytest.param("qwen2_5_vl", "one", marks=pytest.mark.promise),
         pytest.param("llava", "one", marks=pytest.mark.slow),
         pytest.param("qwen2_5_vl", "ragged", marks=pytest.mark.slow),
     ],
@@ -288,6 +293,10 @@ def test_every_exact_recipe(name: str, family: str, batch: str) -> None:
     fast = mmspec.accelerate(model, name, drafter=partner(name, family))
     request, expected = asked(family, batch, 1)
     assert torch.equal(speculated(fast, request), expected)
+    stats = fast.last_stats
+    assert stats is not None
+    assert (stats.recipe, stats.exact) == (name, True)
+    assert stats.num_new_tokens == ROOM * len(expected)
 
 
 @pytest.mark.slow
@@ -329,17 +338,17 @@ def test_an_end_inside_an_accepted_run(family: str, batch: str, shape: dict[str,
     assert torch.equal(result, expected)
 
 
-@pytest.mark.parametrize("shape", [{"length": 4}, {"tree": WIDE}, {"tree": "dynamic"}], ids=str)
-@pytest.mark.parametrize("batch", BATCHES)
+PROCESSORS: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.2},
+    {"no_repeat_ngram_size": 2},
+    {"min_new_tokens": 9, "eos_token_id": list(range(4, 40))},
+    {"repetition_penalty": 1.3, "no_repeat_ngram_size": 1, "bad_words_ids": [[7], [8, 9]]},
+]
+FORKS: list[dict[str, Any]] = [{"length": 4}, {"tree": WIDE}, {"tree": "dynamic"}]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"repetition_penalty": 1.2},
-        {"no_repeat_ngram_size": 2},
-        {"min_new_tokens": 9, "eos_token_id": list(range(4, 40))},
-        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 1, "bad_words_ids": [[7], [8, 9]]},
-    ],
-    ids=lambda settings: "+".join(settings),
+    ("settings", "batch", "shape"), covering(PROCESSORS, tuple(BATCHES), FORKS), ids=str
 )
 def test_processors_that_look_at_the_tokens_before(
     settings: dict[str, Any], batch: str, shape: dict[str, Any]

@@ -17,6 +17,7 @@ from mmspec.drafters.oracle import Oracle
 from mmspec.targets import check
 from mmspec.trees import Tree
 from tests import toys
+from tests.covering import covering
 
 ROOM = 8
 WIDE = Tree.branching([2, 2, 1])
@@ -49,8 +50,12 @@ def assert_flexible(family: str, batch: int, shape: Any) -> None:
     assert not any(verdict.stepwise for verdict in check._verdicts.values())
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("family", ["llama", "mistral-sliding", "gemma3", "llava"])
+FLEXIBLE = ("llama", "mistral-sliding", "gemma3", "llava")
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"), covering(FLEXIBLE, ("ragged", "tree", "chain"), strength=1)
+)
 def test_flex_attention_takes_our_masks(family: str, shape: str) -> None:
     """Its own code, not compiled."""
     with torch.compiler.set_stance("force_eager"):

@@ -13,6 +13,7 @@ from mmspec.targets.backbone import Border, next_rope
 from mmspec.trees import Tree
 from tests import toys
 from tests.conftest import noisy, partner
+from tests.covering import covering
 
 ROOM = 12
 HYBRID = ("lfm2_vl", "qwen3_5")
@@ -52,8 +53,7 @@ def ending_on_a_picture(family: str, batch: int, ragged: bool = False) -> Reques
     return request
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("family", toys.CLIPS)
+@pytest.mark.parametrize(("family", "batch"), covering(toys.CLIPS, (1, 2), strength=1))
 def test_a_video(family: str, batch: int) -> None:
     """At three seconds a frame the last one stands far behind the text that follows it."""
     check(family, toys.filmed(family, batch=batch))
@@ -69,8 +69,10 @@ def test_a_prompt_that_ends_on_a_video(family: str) -> None:
     check(family, request)
 
 
-@pytest.mark.parametrize("batch", [{"batch": 1}, {"batch": 2}, {"batch": 3, "ragged": True}])
-@pytest.mark.parametrize("family", toys.VLMS)
+BATCHES: list[dict[str, Any]] = [{"batch": 3, "ragged": True}, {"batch": 2}, {"batch": 1}]
+
+
+@pytest.mark.parametrize(("family", "batch"), covering(toys.VLMS, BATCHES, strength=1))
 def test_a_prompt_that_ends_on_a_picture(family: str, batch: dict[str, Any]) -> None:
     check(family, ending_on_a_picture(family, **batch))
 

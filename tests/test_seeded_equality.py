@@ -16,6 +16,7 @@ from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
 from tests import toys
 from tests.conftest import noisy, partner
+from tests.covering import covering
 
 COUPLED = tuple(
     name
@@ -69,7 +70,10 @@ def bound(name: str, family: str) -> mmspec.Accelerated:
     return mmspec.accelerate(pair(family)[0], name, drafter=partner(name, family))
 
 
-@pytest.mark.parametrize(("batch", "settings"), [("one", PURE), ("ragged", WARPED)])
+@pytest.mark.parametrize(
+    ("batch", "settings"),
+    [pytest.param("one", PURE, marks=pytest.mark.promise), ("ragged", WARPED)],
+)
 @pytest.mark.parametrize("name", COUPLED)
 def test_every_coupled_recipe(name: str, batch: str, settings: dict[str, Any]) -> None:
     fast = bound(name, "llava")  # some recipes need a drafter that sees
@@ -89,9 +93,10 @@ def test_every_coupled_recipe_with_fifty_seeds(name: str, family: str, batch: st
         assert torch.equal(speculated(fast, request, seed), expected)
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl", "gemma3"])
+@pytest.mark.parametrize(
+    ("family", "shape", "batch"),
+    covering(("llava", "qwen2_5_vl", "qwen3_vl", "gemma3"), tuple(SHAPES), tuple(BATCHES)),
+)
 def test_shapes_on_vision_models(family: str, shape: str, batch: str) -> None:
     model, drafter = pair(family)
     fast = mmspec.accelerate(model, "coupled", drafter=drafter, **SHAPES[shape])

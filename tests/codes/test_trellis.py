@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from mmspec.codes.bigrams import Bigrams
 from mmspec.codes.trellis import best_path
+from tests.covering import covering
 
 B, V, N = 5, 5, 4
 
@@ -34,8 +35,7 @@ def score(
     return total
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.5, 2.0])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "weight"), covering(range(4), (0.0, 0.5, 2.0), strength=1))
 def test_the_whole_vocabulary_gives_the_best_of_all_paths(seed: int, weight: float) -> None:
     scores, first, bigrams = drawn(seed)
     found = best_path(scores, first, bigrams, V, weight).tolist()

@@ -11,6 +11,7 @@ import mmspec
 from mmspec.drafters.neural.shared import SharedBackbone, spread
 from mmspec.targets.backbone import Backbone
 from tests import toys
+from tests.covering import covering
 from tests.toys import readers as families
 from tests.toys.texts import prompts, text
 
@@ -21,9 +22,9 @@ SHAPES: list[dict[str, Any]] = [{"length": 4}, {"tree": [2, 2, 1]}, {"tree": "dy
 FAMILIES = ("llama", "mistral-sliding", "gemma3-text", "llava", "qwen2_5_vl", "qwen3_vl")
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "ragged", "shape"), covering(FAMILIES, (True, False), SHAPES), ids=str
+)
 def test_greedy_output_is_the_targets_own(family: str, ragged: bool, shape: dict[str, Any]) -> None:
     model = toys.model(family)
     request = toys.inputs(family, batch=3 if ragged else 1, ragged=ragged)

@@ -16,6 +16,7 @@ import transformers
 import mmspec
 from tests import toys
 from tests.conftest import noisy
+from tests.covering import covering
 from tests.modalities.speech.recognisers import RATE_HZ, noise, processor, whisper
 
 ROOM = 20
@@ -71,8 +72,7 @@ def encoded(*models: Any) -> Iterator[list[int]]:
             handle.remove()
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=["chain", "tree"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "shape"), covering(tuple(MODELS), SHAPES, strength=1), ids=str)
 def test_four_ragged_rows_are_the_targets(name: str, shape: dict[str, Any]) -> None:
     make, sees = MODELS[name]
     fast = mmspec.accelerate(target(), "whisper-assisted", drafter=make(), **shape)

@@ -23,6 +23,7 @@ from mmspec.targets.backbone import Backbone
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request
 from tests import toys
+from tests.covering import covering
 from tests.toys import readers as families
 
 torch.set_num_threads(1)
@@ -47,9 +48,10 @@ def backbone(model: Any) -> Backbone:
     return Backbone(model, families.family(model))
 
 
-@pytest.mark.parametrize("sees", ["pixels", "target-features"])
-@pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda one: type(one).__name__)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "compressor", "sees"),
+    covering(FAMILIES, COMPRESSORS, ("pixels", "target-features")),
+)
 def test_any_compressor_is_lossless(family: str, compressor: Compressor, sees: str) -> None:
     model, request = toys.model(family), toys.inputs(family, batch=3, ragged=True)
     parts: dict[str, Any] = {"compressor": compressor, "sees": sees, "length": LENGTH}

@@ -11,6 +11,7 @@ from torch import Tensor
 import mmspec
 from mmspec.codes.ctc import PrefixScorer
 from mmspec.drafters.neural.masked_ctc import MaskedTranscript, token_confidences
+from tests.covering import covering
 from tests.toys import hearing
 
 ROOM = 12
@@ -57,11 +58,13 @@ def joint_greedy(request: dict[str, Tensor], labels: int, weight: float, most: i
     return said
 
 
-@pytest.mark.parametrize("labels", [128, hearing.SIZE + 1], ids=["characters", "tokens"])
-@pytest.mark.parametrize("sure", [2.0, 0.5, 0.0], ids=["all masked", "some", "none"])
-@pytest.mark.parametrize("weight", [0.3, 0.8, 1.0])
+LABELS = (128, hearing.SIZE + 1)  # characters, tokens
+SURE = (2.0, 0.5, 0.0)  # all masked, some, none
+
+
+@pytest.mark.parametrize(("weight", "sure", "labels"), covering((0.3, 0.8, 1.0), SURE, LABELS))
 def test_it_writes_what_joint_greedy_decoding_writes(
-    labels: int, sure: float, weight: float
+    weight: float, sure: float, labels: int
 ) -> None:
     for seed in (0, 1):
         request = hearing.inputs((3,), seed=seed)

@@ -1,0 +1,61 @@
+"""Which cases of a cross every run tries; the others wait behind a mark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from functools import partial
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+Case = tuple[int, ...]  # places on the axes
+Value = tuple[int, int]  # an axis, a place on it
+
+
+def covering(*axes: Sequence[Any], strength: int = 2) -> list[Any]:
+    """All cases of a cross, for `pytest.mark.parametrize`.
+
+    Enough of them run by default that every `strength` values of different axes meet in one of
+    them (all pairs, unless said otherwise; 1 = each value once), the others under `-m promise`.
+    Which ones depends on the order of the axes alone.
+    """
+    chosen = _chosen([len(axis) for axis in axes], strength)
+    return [
+        pytest.param(
+            *(axis[place] for axis, place in zip(axes, case, strict=True)),
+            marks=() if case in chosen else pytest.mark.promise,
+        )
+        for case in product(*(range(len(axis)) for axis in axes))
+    ]
+
+
+def _chosen(sizes: Sequence[int], strength: int) -> set[Case]:
+    """Greedy: the first meeting that is missing, completed by what misses most."""
+    values = [[(axis, place) for place in range(size)] for axis, size in enumerate(sizes)]
+    missing = {
+        frozenset(met)
+        for some in combinations(values, min(strength, len(sizes)))
+        for met in product(*some)
+    }
+    chosen, used = set[Case](), dict.fromkeys((one for axis in values for one in axis), 0)
+    while missing:
+        made = dict(min(missing, key=sorted))
+        for axis in set(range(len(sizes))) - {*made}:
+            met = {*made.items()}
+            made[axis] = max(
+                range(sizes[axis]), key=partial(_worth, axis, met=met, missing=missing, used=used)
+            )
+        missing = {some for some in missing if not some <= {*made.items()}}
+        chosen.add(tuple(made[axis] for axis in range(len(sizes))))
+        for one in made.items():
+            used[one] += 1
+    return chosen
+
+
+def _worth(
+    axis: int, place: int, met: Set[Value], missing: Set[Set[Value]], used: Mapping[Value, int]
+) -> tuple[int, int]:
+    """How much is met for the first time by a value beside `met`; of equals the less used."""
+    one = (axis, place)
+    return sum(one in some and some - {one} <= met for some in missing), -used[one]
