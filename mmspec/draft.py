@@ -345,6 +345,11 @@ class Verifier(ABC):
         return False
 
     @declared
+    def wants(self) -> frozenset[str]:
+        """What the target shall offer, as for a `Drafter`, with the scores or after the prefill."""
+        return frozenset()
+
+    @declared
     def words(self) -> str:
         """Its walk and its rule, for people."""
         return type(self).__name__ + ("" if self.rule is None else f", {self.rule!r}")

@@ -39,9 +39,9 @@ class BoundTokens:
     target: CausalTarget = field(init=False)
 
     def __post_init__(self) -> None:
-        own = self.drafter
+        own, wants = self.drafter, self.drafter.wants | self.verifier.wants
         self.target = CausalTarget(
-            self.backbone, own.wants, checks=self.checks, trees=own.trees, late=own.opens
+            self.backbone, wants, checks=self.checks, trees=own.trees, late=own.opens
         )
 
     @property
