@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mmspec.declared import declared
-from mmspec.errors import nothing_drawn
+from mmspec.errors import nothing_drawn, without_draft
 from mmspec.laws.categorical import Categorical
 from mmspec.trees import Tree, all_real, children_of, reach_of
 
@@ -143,13 +143,11 @@ class Draft:
         return self._kids
 
     @cached_property
-    def _reach(self) -> Tensor:  # (B, N, N) bool
-        """`ancestors` of rows that differ."""
+    def _reach(self) -> Tensor:  # (B, N, N) bool: `ancestors` of rows that differ
         return reach_of(self.parents)
 
     @cached_property
-    def _kids(self) -> Tensor:  # (B, N + 1, C)
-        """`children` of rows that differ; asks the device for the widest family."""
+    def _kids(self) -> Tensor:  # (B, N + 1, C): `children`; asks the device for the widest family
         return children_of(self.parents)
 
 
@@ -289,16 +287,18 @@ class Drafter(ABC):
         """The same drafter, drawing that kind only, where it has a choice."""
         return self
 
-    def begin(self, context: Any) -> Any:
-        """What is remembered of a request."""
+    def given(self, inputs: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
+        """`drafter_inputs` of a call as it keeps them. Raises ValueError for a draft it ignores."""
+        return without_draft(inputs, self)
+
+    def begin(self, context: Any) -> Any:  # what is remembered of a request
         return None
 
     @abstractmethod
     def propose(self, context: Any, state: Any) -> Draft: ...
 
     def observe(self, context: Any, state: Any, draft: Draft, scores: Scores, kept: Round) -> Any:
-        """What is remembered after a round."""
-        return state
+        return state  # what is remembered after a round
 
 
 class Verifier(ABC):

@@ -47,6 +47,16 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def without_draft(inputs: Mapping[str, Any], drafter: Any) -> Mapping[str, Any]:
+    """Inputs of a drafter that looks at no text of the call. Raises ValueError for one."""
+    if "draft" in inputs:
+        raise ValueError(
+            f"drafter_inputs has a draft, which {type(drafter).__name__} would not look at; drop "
+            "it, or use recipe 'hsd'"
+        )
+    return inputs
+
+
 def check_number(
     name: str,
     value: Any,

@@ -63,9 +63,8 @@ class BoundTokens:
         batch = len(carrier(inputs))
         seed = fresh_seed() if seed is None else seed
         noise = KeyedNoise.seeded(seed, batch, self.backbone.device, row_ids)
-        request = Request(
-            inputs, sampling, noise, stop.max_new_tokens, drafter_inputs or {}, shared or {}, past
-        )
+        told = self.drafter.given(drafter_inputs or {}, batch)
+        request = Request(inputs, sampling, noise, stop.max_new_tokens, told, shared or {}, past)
         parts = Parts(self.target, self.drafter, self.verifier, stop, self.gate)
         return Call(parts, request, self.recipe)
 
