@@ -13,7 +13,7 @@ from mmspec.bench.row import Row
 
 TITLES = {
     "recipe": "recipe",
-    "speed": "speed-up over the first baseline",
+    "speed": "end to end",
     "least": "least",
     "most": "most",
     "acceptance_length": "acceptance length",
@@ -58,6 +58,7 @@ class Ranking(PointTable):
 
     points: list[RankedRecipe]
     left_out: Mapping[str, str]  # why
+    model: str
     about: str  # how it was measured
 
     @classmethod
@@ -70,28 +71,32 @@ class Ranking(PointTable):
         timed.sort(key=lambda line: -(line.speed or 0.0))
         asked = ", ".join(f"{name} {value}" for name, value in found.settings.items())
         about = (
-            f"{found.model}, {asked}; {found.requests} requests, {found.repeats} repeats, batch "
+            f"{asked}; {found.requests} requests, {found.repeats} repeats, batch "
             f"{found.batch}; " + ", ".join(f"{k} {v}" for k, v in found.environment.items())
         )
-        return cls(timed, left_out, about)
+        return cls(timed, left_out, found.model, about)
 
-    def write(self, file: Path) -> None:
-        """As CSV, or as Markdown by the ending of the file."""
+    def write(self, file: Path, plot: Path | None = None) -> None:
+        """As CSV, or as Markdown by the ending of the file; a plot that lies beside it is shown."""
         if file.suffix == ".csv":
             self.write_csv(file)
         else:
-            file.write_text(self.markdown(), encoding="utf-8")
+            shown = plot.name if plot is not None and plot.parent == file.parent else None
+            file.write_text(self.markdown(shown), encoding="utf-8")
 
-    def markdown(self) -> str:
-        """A table, how it was measured, and what was left out."""
-        lines = [f"| {' | '.join(TITLES.values())} |", f"|{'---|' * len(TITLES)}"]
+    def markdown(self, plot: str | None = None) -> str:
+        """A page: the plot, a table, how it was measured, and what was left out."""
+        lines = [f"# Recipes on {self.model}, the fastest first", ""]
+        lines += [f"![speed over acceptance length]({plot})", ""] if plot else []
+        lines += [f"| {' | '.join(TITLES.values())} |", f"|{'---|' * len(TITLES)}"]
         for point in self.points:
             cells = [_shown(value) for value in point.flat().values()]
             lines.append(f"| {' | '.join(cells)} |")
         whys: dict[str, list[str]] = {}
         for name, why in self.left_out.items():
             whys.setdefault(why.replace(repr(name), "NAME"), []).append(f"`{name}`")
-        lines += ["", f"Measured: {self.about}.", "", "Left out:", ""]
+        lines += ["", "Speed-ups are over the first baseline, medians with the least and the most."]
+        lines += [f"Measured: {self.about}.", "", "Left out:", ""]
         lines += [f"- {', '.join(names)}: {why}" for why, names in whys.items()]
         return "\n".join(lines) + "\n"
 

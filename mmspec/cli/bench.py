@@ -65,7 +65,7 @@ def run(
         )
     ranking = Ranking.of(found, left_out)
     if out is not None:
-        ranking.write(out)
+        ranking.write(out, plot)
     if plot is not None:
         ranked(ranking, plot)
     if is_all:

@@ -27,7 +27,7 @@ _DECAY = 0.98
 _PRIOR = (0.6, 0.15, 0.06, 0.03)  # chances by rank before anything was seen
 _DOUBT = 2.0  # looks that the prior counts for
 _LEVEL_DOUBT = 8.0  # looks at a level that those at all levels count for
-_TRIED = 16  # in one round of so many a chain half as long is timed
+_TRIED = 32  # in one round of so many a chain half as long is timed
 _BEYOND = 1.5  # how far past the sizes that were timed a tree may go
 
 
@@ -182,27 +182,32 @@ def _ranked(sprout: Sprout, width: int, kind: Kind, context: Context) -> Tensor 
 
 
 def _ranks(best: Sequence[Sequence[Sequence[int]]], news: News) -> Iterator[tuple[int, int | None]]:
-    """Level and rank of every token that the target said behind a place the drafter had read."""
-    for row, finished in enumerate(news.kept.finished):
-        if finished:
-            continue
+    """Level and rank of every token that the target said behind a place the drafter had read.
+
+    Behind the end of an answer nothing is right.
+    """
+    for row, said in enumerate(news.kept.tokens):
         places = [0, *(place + 1 for place in news.read[row])]
-        for level, (place, token) in enumerate(zip(places, news.kept.tokens[row], strict=False)):
+        for level, (place, token) in enumerate(zip(places, said, strict=False)):
             found = best[row][place]
             yield level, found.index(token) if token in found else None
+        if 0 < len(said) < len(places) and news.kept.finished[row]:
+            yield len(said), None
 
 
 def _ranks_of_chain(news: News, width: int) -> Iterator[tuple[int, int | None]]:
     """The same for a greedy chain: only the law behind its accepted tokens is looked at."""
-    for row, finished in enumerate(news.kept.finished):
-        accepted, said = len(news.kept.path[row]), news.kept.tokens[row]
-        if finished:
-            continue
+    for row, said in enumerate(news.kept.tokens):
+        accepted = len(news.kept.path[row])
         yield from ((level, 0) for level in range(accepted))
-        if accepted < min(len(said), len(news.laws)):
-            scores = news.laws[accepted].scores[row, 0]
-            best = scores.topk(min(width, len(scores))).indices.tolist()
-            yield accepted, best.index(said[accepted]) if said[accepted] in best else None
+        if not said or accepted >= len(news.laws):
+            continue
+        if accepted == len(said):  # the answer ended on a drafted token
+            yield accepted, None
+            continue
+        scores = news.laws[accepted].scores[row, 0]
+        best = scores.topk(min(width, len(scores))).indices.tolist()
+        yield accepted, best.index(said[accepted]) if said[accepted] in best else None
 
 
 def _time(own: TreeHabits, kept: Round) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import fmean, median, median_low
 
 _WINDOW = 15  # timings remembered per size
-_ROUNDS = 96  # timings remembered of all sizes together
+_ROUNDS = 128  # timings remembered of all sizes together
 
 
 class Timings(dict[int, tuple[float, ...]]):

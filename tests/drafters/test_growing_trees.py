@@ -10,16 +10,18 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.draft import Draft, Kind
+from mmspec.draft import Draft, Kind, Round, Scores, Verdict
 from mmspec.drafters.auto_tree import AutoTree, TreeHabits
 from mmspec.drafters.best_first import BestFirstTree
 from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.entropy_tree import EntropyTree, tapered
-from mmspec.drafters.growth import Chain, Shape
+from mmspec.drafters.growth import Chain, News, Shape
 from mmspec.drafters.length import Fixed
 from mmspec.drafters.neural.shared import SharedBackbone
 from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.drafters.shapes import shape_of
+from mmspec.drafters.timings import LinearTimings
+from mmspec.laws.categorical import Categorical
 from mmspec.targets.context import Context
 from mmspec.trees import Tree
 from tests import toys
@@ -257,6 +259,45 @@ def test_ranks_are_counted_where_the_drafter_had_spoken() -> None:
     watched(other, depth=1, room=30)
     assert 0 < other.learned.ranks[0] < other.learned.looks
     assert sum(other.learned.ranks) <= other.learned.looks + 1e-9
+
+
+def test_an_answer_that_ends_early_says_what_longer_drafts_are_worth() -> None:
+    """Rows of greedy chains of four: broken off, kept whole, ended on a drafted token, over."""
+    scores = torch.tensor([4.0, 3.0, 2.0, 1.0, 0.0]).expand(4, 1, 5)
+    laws = [Categorical(scores, hard=True)] * 4
+    draft = Draft.chain(torch.zeros(4, 4, dtype=torch.int64), Kind.DET)
+    said = ((0, 0, 2), (0, 0, 0, 0, 4), (0, 0), ())
+    path = ((0, 1), (0, 1, 2, 3), (0, 1), ())
+    verdict = Verdict(torch.zeros(4, 4), torch.tensor([2, 4, 2, 0]), torch.zeros(4))
+    kept = Round(
+        *(3, (4, 4, 4, 0), (2, 4, 2, 0), path, (True, True, False, False), said),
+        (False, False, True, True),
+        verdict,
+        depth=4,
+    )
+    news = News(draft, Scores(laws[0], torch.zeros(4, 1)), kept, ((),) * 4, 3, laws)
+    auto = AutoTree(width=3)
+    known = auto.observe(auto.begin(), news)
+    assert [looks for _, looks in known.levels] == pytest.approx([3, 3, 3, 1], rel=0.1)
+    assert [right for right, _ in known.levels] == pytest.approx([3, 3, 1, 1], rel=0.1)
+    assert known.ranks[2] > 0.8  # the third was right where the first row broke off
+    assert sum(known.ranks) < known.looks - 0.5  # and nothing behind the end
+
+
+def test_costs_follow_what_was_timed_lately() -> None:
+    """A slow beginning is forgotten, and a line leads from sizes that were timed to others."""
+    times = LinearTimings()
+    for size in (1, 3, 6):
+        times.add(size, 10.0)
+    for _ in range(200):
+        times.add(8, 2.0)
+        times.add(4, 1.6)
+    fixed, each = times.line()
+    assert (fixed, each) == (pytest.approx(1.2), pytest.approx(0.1))
+    assert times.largest == 8
+    falling = LinearTimings(rounds=[(1, 2.0), (5, 1.0)])
+    assert falling.line()[1] == 0.0  # no node pays for itself
+    assert LinearTimings(True, [(2, 1.0), (4, 2.0), (4, 9.0)]).line() == (0.0, 0.5)
 
 
 def test_what_was_learned_outlives_a_request_and_a_batch_of_another_size_is_timed_anew() -> None:
