@@ -29,7 +29,7 @@ class ElasticGate(Learned):
     The gate is W2 SiLU(W1 u), u the mean embedding of the question; the best branch is taken.
     Reconstructed: the gate's form, and all ratios. `branch` takes one whatever the gate says:
     "prune" with keep=1, or "pool" with stride=1, is the identity. Initial weights: those of the
-    branches, and linear maps as torch makes them. Training the gate (Gumbel-softmax) is not here.
+    branches, and linear maps as torch makes them. Recipe `specvlm` trains one inside a head.
     """
 
     keep: float = 0.5
@@ -65,9 +65,14 @@ class KeepGate(nn.Module):
         self.resampler = QueryReader(width, design.queries, design.heads)
 
     def forward(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
-        design, branch = self.design, self.design.branch
+        branch = self.design.branch
         if branch == "auto":
             branch = BRANCHES[int(self.logits(signals["text"]).argmax())]
+        return self.by(branch, features, signals)
+
+    def by(self, branch: str, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
+        """What one branch makes of a picture, whatever the gate says."""
+        design = self.design
         made: Mapping[str, Any] = {
             "prune": AttentionTopK(design.keep).compress,
             "pool": AveragePool(design.stride).compress,

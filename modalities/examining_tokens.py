@@ -9,6 +9,7 @@ from typing import Any
 
 import transformers
 
+from mmspec.drafters.neural.elastic_head import ElasticHead
 from mmspec.drafters.neural.small_model import check_pair
 from mmspec.errors import reading
 from mmspec.modalities import examining
@@ -28,7 +29,7 @@ from mmspec.targets.reader import Reader
 
 HEADS: tuple[Any, ...] = (  # on the states of a target
     *(FeatureHead, Eagle3Head, MultiTokenHeads, MedusaHeads, HydraHeads, KangarooAdapter),
-    *(DreamHead, ActionSlots),
+    *(DreamHead, ElasticHead, ActionSlots),
 )
 
 

@@ -43,7 +43,9 @@ def convert(files: Sequence[Path], options: Mapping[str, Any]) -> DreamHead:
 
 def export(head: Any, target: str | None) -> PublishedHead:
     """The head as the authors' code reads it, where it reads all slots of a picture."""
-    check_head(head, DreamHead, "dream", {**PLAIN, "attention_bias": False})
+    plain = {name: only for name, only in PLAIN.items() if name != "input_norm"}
+    plain["attention_bias"] = False
+    check_head(head, DreamHead, "dream", plain)
     return PublishedHead(llama(head.config, "LlamaForCausalLM"), own_tensors(head))
 
 

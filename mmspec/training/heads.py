@@ -169,6 +169,7 @@ def read_lesson(
         _ids(lesson.inputs, tokens, len(features)),
         _behind(prompt.positions, tokens.shape[1]),
         _to_prompt(tapped, tokens.shape[1]),
+        tokens.shape[1],
     )
     return ReadLesson(told, after, (lesson.tokens >= 0).repeat(branches, 1))
 

@@ -13,7 +13,7 @@ from mmspec.drafters.neural.feature_head import tap_of
 from mmspec.models.heads.dream import DreamHead
 from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
-from mmspec.models.heads.state_head import SlotMarks, StateHead
+from mmspec.models.heads.state_head import PictureSlots, SlotMarks, StateHead
 from mmspec.models.random_weights import random_model
 from mmspec.targets.reader import Reader
 from mmspec.training.heads import Lesson, ReadLesson, read_lesson
@@ -57,6 +57,11 @@ def head_of(family: str, maker: str = "feature", seed: int = 0, **parts: Any) ->
                 if name.endswith("_gate"):
                     weight.fill_(0.7)
     return head
+
+
+def picture_of(embeds: Tensor, features: Tensor) -> PictureSlots:
+    """A picture for heads that go by nothing else."""
+    return PictureSlots(embeds, features, features, {}, embeds[:0])
 
 
 def zeroed(head: StateHead) -> StateHead:
@@ -143,7 +148,8 @@ def true_slots(
             first = t + 1
             while visual[first - 1]:
                 first -= 1
-            glance = head.compressed(embeds[first : t + 2], features[first : t + 2])
+            here = slice(first, t + 2)
+            glance = head.compressed(picture_of(embeds[here], features[here]))
             for at, own in zip(glance.at, glance.inputs, strict=True):
                 place = first - 1 + at
                 slots.append((own, head.fused(features[place]), True, told, place))

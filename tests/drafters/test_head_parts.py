@@ -29,6 +29,7 @@ from tests.drafters.state_heads import (
     ROOM,
     head_of,
     lesson,
+    picture_of,
     slow,
     target,
     true_slots,
@@ -259,9 +260,11 @@ def test_latents_are_convex_combinations_of_states() -> None:
     head = head_of("llava", visual_slots="compressed", num_latents=3)
     features = torch.eye(64)[:5] * 30
     head.latents.copy_(torch.eye(64)[[4, 0, 2]] * 30)
-    assert_close(head.compressed(features, features).inputs, features[[4, 0, 2]])
+    assert_close(head.compressed(picture_of(features, features)).inputs, features[[4, 0, 2]])
     head.latents.zero_()
-    assert_close(head.compressed(features, features).inputs, features.mean(0).expand(3, -1))
+    assert_close(
+        head.compressed(picture_of(features, features)).inputs, features.mean(0).expand(3, -1)
+    )
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from tests.drafters.state_heads import LAYERS, head_of, target, zeroed
 ROOM = 10
 NAMES = (
     *("eagle-3", "hass", "msd", "hivis", "vispec", "medusa", "hydra", "hydra-pp", "kangaroo"),
-    *("fastvlm", "specflash", "dream"),
+    *("fastvlm", "specflash", "dream", "specvlm"),
 )
 SAMPLED = {"temperature": 1.0, "top_k": 30, "seed": 3}
 FAMILIES = ("llava", "qwen2_5_vl", "gemma3")
@@ -75,6 +75,7 @@ def test_output_is_the_targets_in_every_case(
         ("vispec", 4, 8, 29),
         ("hivis", 6, 10, 59),
         ("dream", 7, 4, 31),
+        ("specvlm", 6, 10, 59),
     ],
 )
 def test_trees_are_the_published_ones(name: str, depth: int, beam: int, nodes: int) -> None:

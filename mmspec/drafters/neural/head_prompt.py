@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from math import isqrt
 
 import torch
 from torch import Tensor
 
 from mmspec.compressors.contract import Features
 from mmspec.compressors.dream_topk import DreamTopK
-from mmspec.models.heads.state_head import SlotMarks, StateHead
+from mmspec.models.heads.state_head import PictureSlots, SlotMarks, StateHead
 from mmspec.targets.reader import Reader
 
 
@@ -38,6 +39,7 @@ class ReadPrompt:
     tokens: Tensor | None = None  # (R, L)
     positions: Tensor | None = None  # (R, L) or (axes, R, L), as the target was told them
     attention: Mapping[str, Tensor] = field(default_factory=dict)  # (R, L) each: to every token
+    answered: int = 0  # so many of the last tokens are the answer to it already
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def head_prompt(
         elif visual_slots == "raw":
             raw = visual
         elif visual_slots == "compressed":
-            inputs, raw, told = _compressed(head, inputs, prompt.features[:, 1:], visual)
+            inputs, raw, told = _compressed(head, target, prompt, visual)
             kept = kept & (raw | ~visual)
         if is_thinned:
             kept = kept & (attended(prompt, visual, head.config.visual_keep) | ~visual)
@@ -190,21 +192,48 @@ def _positions(
     return (where - start).clamp_min(0), [slots - pad for pad in prompt.padding], None
 
 
+def question_of(target: Reader, prompt: ReadPrompt, row: int) -> Tensor:  # (T, D)
+    """Embeddings of a row's text behind the last picture of the prompt, or of all its text."""
+    stop = prompt.embeds.shape[1] - prompt.answered
+    tokens = _known(prompt.tokens)[row, prompt.padding[row] : stop]
+    is_text = ~torch.isin(tokens, tokens.new_tensor(sorted(target.visual_ids)))
+    later = is_text.long().flip(0).cumprod(0).flip(0).bool()
+    asked = later if bool(later.any()) else is_text
+    return prompt.embeds[row, prompt.padding[row] : stop][asked]
+
+
+def _picture(
+    target: Reader, prompt: ReadPrompt, row: int, slots: slice, question: Tensor
+) -> PictureSlots:
+    count = slots.stop - slots.start
+    side = isqrt(count)
+    return PictureSlots(
+        prompt.embeds[row, 1:][slots],
+        prompt.features[row, 1:][slots],
+        prompt.features[row, slots],
+        {name: one[row, 1:][slots] for name, one in prompt.attention.items()},
+        question,
+        (side, side) if target.family.square and side * side == count else None,
+    )
+
+
 def _compressed(
-    head: StateHead, inputs: Tensor, features: Tensor, visual: Tensor
+    head: StateHead, target: Reader, prompt: ReadPrompt, visual: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Inputs with those that stand for pictures, where they stand, and global vectors by slot.
 
-    `features` are those of the tokens that the slots would read. Pictures that touch are one.
+    Pictures that touch are one.
     """
-    rows = []
+    inputs, rows = prompt.embeds[:, 1:], []
     for row, seen in enumerate(visual.tolist()):
-        own, raw = inputs[row].clone(), torch.zeros_like(visual[row])
+        own, raw = inputs[row], torch.zeros_like(visual[row])
         told = inputs.new_zeros(inputs.shape[1:])
+        question = question_of(target, prompt, row) if any(seen) else inputs[row, :0]
         for first, at in runs(seen):
-            glance = head.compressed(inputs[row, first:at], features[row, first:at])
-            taken = slice(first + glance.at.start, first + glance.at.stop)
-            own[taken], raw[taken] = glance.inputs.to(own), True
+            glance = head.compressed(_picture(target, prompt, row, slice(first, at), question))
+            taken = first + glance.at
+            own = own.index_copy(0, taken, glance.inputs.to(own))
+            raw[taken] = True
             if glance.vector is not None:
                 told = torch.cat((told[:at], glance.vector.to(told).expand(len(told) - at, -1)))
         rows.append((own, raw, told))

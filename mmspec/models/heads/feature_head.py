@@ -25,6 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from mmspec.models.heads.image_adaptor import ImageAdaptor
 from mmspec.models.heads.state_head import (
     Glance,
+    PictureSlots,
     SlotMarks,
     SlotRotaryEmbedding,
     StateHead,
@@ -37,7 +38,7 @@ from mmspec.models.reading import read
 
 
 class FeatureHeadConfig(StateHeadConfig):
-    """As `StateHeadConfig`; `bias` is that of `fc`.
+    """As `StateHeadConfig`; `bias` is that of `fc`, `input_norm` a norm before the first attention.
 
     `visual_slots="compressed"` takes one of two: `num_q` queries of a resampler over a picture's
     embeddings, the last of which gives a global vector that every later state is joined with
@@ -48,6 +49,7 @@ class FeatureHeadConfig(StateHeadConfig):
 
     num_hidden_layers: int = 1
     bias: bool = True
+    input_norm: bool = False
     num_q: int = 0
     num_latents: int = 0
 
@@ -73,7 +75,8 @@ class FeatureHead(StateHead):
         self.fc = nn.Linear(2 * width, width, bias=config.bias)
         count = range(config.num_hidden_layers)
         self.layers = nn.ModuleList(LlamaDecoderLayer(config, layer) for layer in count)
-        self.layers[0].input_layernorm = nn.Identity()
+        if not config.input_norm:
+            self.layers[0].input_layernorm = nn.Identity()
         self.rotary_emb = SlotRotaryEmbedding(config)
         self.step_residual = step_table(config)
         latents = config.num_latents
@@ -125,16 +128,17 @@ class FeatureHead(StateHead):
         merged = stepped(merged, self.step_residual, marks.steps)
         return merged if marks.raw is None else torch.where(marks.raw[..., None], embeds, merged)
 
-    def compressed(self, embeds: Tensor, features: Tensor) -> Glance:
-        count = len(embeds)
+    def compressed(self, picture: PictureSlots) -> Glance:
+        features, count = picture.features, len(picture.embeds)
+        places = torch.arange(count, device=features.device)
         if self.imadpt is not None:  # at the last slots of the picture
-            seen = self.imadpt(embeds)
+            seen = self.imadpt(picture.embeds)
             left = min(len(seen) - 1, count)
-            return Glance(seen[:-1][:left], range(count - left, count), seen[-1])
+            return Glance(seen[:-1][:left], places[count - left :], seen[-1])
         if self.latents is not None:  # softmax(A F') F: no projection, no scaling
             seen = (self.latents[:count] @ features.T).softmax(-1) @ features
-            return Glance(seen, range(len(seen)))
-        return super().compressed(embeds, features)
+            return Glance(seen, places[: len(seen)])
+        return super().compressed(picture)
 
 
 def load_head(folder: str | Path, dtype: torch.dtype | None = None) -> FeatureHead:

@@ -13,7 +13,7 @@ read a picture, and where slots stand.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,11 +117,23 @@ class SlotMarks:
 
 
 @dataclass(frozen=True)
+class PictureSlots:
+    """A picture in a prompt: n slots, each of which reads an embedding beside the state before."""
+
+    embeds: Tensor  # (n, D)
+    features: Tensor  # (n, k * H) of the very tokens
+    before: Tensor  # (n, k * H) of the tokens before, as the slots have them
+    attention: Mapping[str, Tensor]  # (n,) each: what the head asked for by `attention`
+    question: Tensor  # (T, D) embeddings of the text behind the last picture, or of all text
+    grid: tuple[int, int] | None = None  # rows, columns; None = not known
+
+
+@dataclass(frozen=True)
 class Glance:
     """What a head makes of a picture of n slots."""
 
     inputs: Tensor  # (m, D), m <= n
-    at: range  # which of its n slots they take
+    at: Tensor  # (m,) which of its n slots they take, ascending
     vector: Tensor | None = None  # (D,) for all later slots
 
 
@@ -166,8 +178,8 @@ class StateHead(LlamaLayers, ABC):
     def check(self) -> None:
         """Refuse parameters that cannot be right. Raises ValueError."""
 
-    def compressed(self, embeds: Tensor, features: Tensor) -> Glance:
-        """A picture (n, D), (n, k * H) as fewer inputs. Raises ValueError where it cannot."""
+    def compressed(self, picture: PictureSlots) -> Glance:
+        """A picture as fewer inputs. Raises ValueError where it cannot."""
         raise ValueError(
             f"{type(self).__name__} has nothing that compresses a picture; give visual_slots= "
             "'fused', 'placeholder', 'raw' or 'hidden'"
