@@ -78,8 +78,8 @@ def speculative_verdict(
     chosen = nearest(scores, keep, seed)
     if not chosen:
         raise ValueError(
-            "fewer than two small models said anything, so none agrees with another; give others, or "
-            "another question"
+            "fewer than two small models said anything, so none agrees with another; give others, "
+            "or another question"
         )
     explain = REASON.format(question=question)
     reasonings = tuple(
