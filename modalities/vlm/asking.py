@@ -54,15 +54,18 @@ class LanguageAsker:
         return {**made, "max_new_tokens": settings.max_new_tokens}
 
     def request(
-        self, prompts: Sequence[str], images: Sequence[Image.Image] | None = None
+        self,
+        prompts: Sequence[str],
+        images: Sequence[Image.Image] | None = None,
+        films: Sequence[clips.VideoClip] | None = None,
     ) -> dict[str, Any]:
         """Tensors of the prompts on the model's device, padded on the left, and the sampling.
 
-        `images` are one per prompt, in the place of the one of the settings.
+        `images` and `films` are one per prompt, in the place of the one of the settings.
         """
         if images is None and self.picture is not None:
             images = [self.picture] * len(prompts)
-        films = self.films * len(prompts)
+        films = self.films * len(prompts) if films is None else films
         kinds = [kind for kind, given in (("image", images), ("video", films)) if given]
         texts = [chat(self.processor, one, kinds) for one in asking.checked(prompts)]
         if self.sees:

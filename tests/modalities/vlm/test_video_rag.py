@@ -1,0 +1,174 @@
+"""One answer per document, one verdict per answer: every formula, and the whole of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional
+from transformers import CLIPConfig, CLIPModel
+
+from mmspec.modalities.vlm import LanguageSettings, clips, video_rag
+from mmspec.modalities.vlm.asking import LanguageAsker
+from mmspec.modalities.vlm.plug import load
+from mmspec.modalities.vlm.video_rag import (
+    ClipAlignment,
+    DocumentDraft,
+    fields,
+    key_frames,
+    nearest_documents,
+    select,
+    speculate_from_documents,
+)
+from mmspec.zoo.scene import sample
+
+
+def test_fields_are_read_in_any_layout() -> None:
+    wanted = {"subject": "the red fox", "reasoning": "it has: a tail", "answer": "a fox"}
+    layouts = (
+        "Subject: the red fox\nReasoning: it has: a tail\nAnswer: a fox",
+        "**Subject:** the red fox **Reasoning:** it has: a tail\n\n**Answer:** a fox",
+        "answer: a fox\nSUBJECT : the red fox\nreasoning:it has: a tail",
+    )
+    for text in layouts:
+        assert fields(text) == wanted, text
+    assert fields("Subject: a fox")["subject"] == "a fox"  # nothing need follow it
+    assert fields("just words") == {"subject": "", "reasoning": "", "answer": "just words"}
+
+
+def test_the_limits_of_the_band() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(30):
+        r, e = torch.rand(2, 6, generator=generator, dtype=torch.float64)
+        assert select(r, e, 0.0) == int(r.argmax())
+        assert select(r, e, 1.0) == int(e.argmax())
+        order = torch.randperm(6, generator=generator)
+        assert int(order[select(r[order], e[order], 0.3)]) == select(r, e, 0.3)
+        chosen = select(r, e, 0.3)
+        assert r[chosen] >= r.max() - 0.3
+    assert select(torch.tensor([0.5]), torch.tensor([0.0]), 0.3) == 0
+
+
+def test_ties_go_to_the_more_reliable_one() -> None:
+    r, e = torch.tensor([0.6, 0.8, 0.7, 0.8]), torch.zeros(4)  # no subject anywhere
+    assert select(r, e, 0.3) == 1
+    assert select(r, torch.tensor([0.4, 0.2, 0.4, 0.4]), 0.15) == 3
+
+
+def test_key_frames_are_unlike_the_one_before() -> None:
+    dark, light = (torch.full((3, 8, 8), value, dtype=torch.uint8) for value in (10, 200))
+    assert key_frames(torch.stack([dark, dark, light, light, dark])) == [0, 2, 4]
+    assert key_frames(torch.stack([dark])) == [0]
+    assert key_frames(torch.stack([dark, light]), threshold=-1.0) == [0]
+
+
+def test_documents_nearest_to_any_frame() -> None:
+    index = torch.eye(4)
+    queries = torch.tensor([[0.0, 2.0, 0.1, 0.0], [0.0, 0.1, 0.0, 1.0]])
+    assert nearest_documents(queries, index, 3) == [1, 3, 2]  # none twice, whatever its length
+    assert nearest_documents(queries, index, 9) == [1, 3, 2, 0]
+    with pytest.raises(ValueError, match="count=0"):
+        nearest_documents(queries, index, 0)
+
+
+@pytest.fixture(scope="module")
+def asker() -> LanguageAsker:
+    name = "zoo:qwen2.5-vl"
+    return LanguageAsker(name, load(name), LanguageSettings(max_new_tokens=12))
+
+
+@pytest.fixture(scope="module")
+def clip() -> clips.VideoClip:
+    return clips.read([sample(seed).render(48) for seed in (3, 3, 4, 4)])
+
+
+def test_every_document_has_its_answer_and_its_verdict(asker: Any, clip: Any) -> None:
+    documents = ["a red circle at the top", "two stars", "a red circle at the top"]
+    found = speculate_from_documents(asker, asker, "what is there?", clip, documents)
+    assert [one.document for one in found.drafts] == documents
+    assert found.drafts[0] == found.drafts[2]
+    assert found.answer == found.drafts[found.chosen].answer
+    best = max(one.reliability for one in found.drafts)
+    assert found.drafts[found.chosen].reliability == best  # nothing is aligned, so ties decide
+    assert all(0 < one.decided <= 1 and 0 <= one.reliability <= 1 for one in found.drafts)
+    fast = speculate_from_documents(
+        asker, asker, "what is there?", clip, documents, recipe="prompt-lookup"
+    )
+    assert [one.text for one in fast.drafts] == [one.text for one in found.drafts]
+    alone = speculate_from_documents(asker, asker, "what is there?", clip, documents[1:2])
+    assert alone.chosen == 0
+    assert alone.drafts[0].text == found.drafts[1].text
+    assert alone.drafts[0].reliability == pytest.approx(found.drafts[1].reliability, abs=1e-5)
+
+
+def test_a_verdict_is_that_of_a_whole_forward(asker: Any, clip: Any) -> None:
+    draft = DocumentDraft("", "", "a star", "it is there", "yes")
+    yes, no = video_rag._decisions(asker, "what is there?", clip, [draft])
+    prompt = video_rag.JUDGE.format(
+        question="what is there?", subject="a star", reasoning="it is there", answer="yes"
+    )
+    inputs = asker.request([prompt], films=[clip])
+    inputs = {name: value for name, value in inputs.items() if name not in asker.sampling}
+    with torch.no_grad():
+        law = asker.model(**inputs).logits[0, -1].double().softmax(-1)
+    words = asker.processor.tokenizer
+    expected = [float(law[words.convert_tokens_to_ids(word)]) for word in ("yes", "no")]
+    assert [float(yes), float(no)] == pytest.approx(expected, rel=1e-4)
+
+
+def test_subjects_are_aligned_with_key_frames(asker: Any, clip: Any) -> None:
+    seen: list[int] = []
+
+    def align(names: Any, pictures: Any) -> torch.Tensor:
+        seen.append(len(pictures))
+        return torch.tensor([[0.1, 0.9] if "star" in name else [0.2, 0.3] for name in names])
+
+    drafts = [DocumentDraft("", "", subject, "", "") for subject in ("a ring", "", "a star")]
+    frames = key_frames(clip.frames)
+    found = video_rag._alignments(drafts, clip, frames, align)
+    assert found.tolist() == pytest.approx([0.3, 0.0, 0.9])
+    assert seen == [len(frames)]
+    assert video_rag._alignments(drafts, clip, frames, None).tolist() == [0, 0, 0]
+
+
+def test_clip_gives_cosines() -> None:
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2}
+    config = CLIPConfig(
+        text_config={**small, **heads, "vocab_size": 20, "max_position_embeddings": 8},
+        vision_config={**small, **heads, "image_size": 8, "patch_size": 4},
+        projection_dim=12,
+    )
+    torch.manual_seed(0)
+    model = CLIPModel(config).eval()
+    ids, pixels = torch.randint(3, 19, (2, 5)), torch.randn(3, 3, 8, 8)
+
+    class Inputs(dict[str, Any]):
+        def to(self, device: Any) -> Inputs:
+            return self
+
+    def processor(**asked: Any) -> Inputs:
+        assert len(asked["text"]) == 2
+        assert len(asked["images"]) == 3
+        return Inputs(input_ids=ids, pixel_values=pixels)
+
+    picture = Image.new("RGB", (8, 8))
+    found = ClipAlignment(model, processor)(["a", "b"], [picture] * 3)
+    with torch.no_grad():
+        texts = model.get_text_features(input_ids=ids, return_dict=True).pooler_output
+        images = model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
+    wanted = functional.cosine_similarity(texts[:, None], images[None], dim=-1)
+    torch.testing.assert_close(found.float(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"documents": []}, "no document"), ({"documents": ["a"], "delta": 1.5}, "delta=1.5")],
+)
+def test_what_cannot_be_asked_is_refused(
+    asker: Any, clip: Any, given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        speculate_from_documents(asker, asker, "what is there?", clip, **given)
