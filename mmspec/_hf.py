@@ -188,12 +188,13 @@ def _counts(cache: Any) -> bool:
 
 
 def prefill_inputs(
-    model: Any, inputs: Mapping[str, Any], cache: Any, is_told: bool = False
+    model: Any, inputs: Mapping[str, Any], cache: Any, is_told: bool = False, scored: int = 1
 ) -> dict[str, Any]:
     """The arguments of the first forward, positions and first-iteration preparation included.
 
     `inputs` are the processor's tensors; `position_ids` may be among them already. With `is_told`
-    their tokens begin with those that the cache holds, which are not read again.
+    their tokens begin with those that the cache holds, which are not read again. The last `scored`
+    places are those whose logits are wanted.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
     ids = given.pop("input_ids", None)
@@ -225,7 +226,7 @@ def prefill_inputs(
         attention_mask=mask,
         is_first_iteration=True,
         use_cache=True,
-        logits_to_keep=1,
+        logits_to_keep=scored,
         next_sequence_length=source.shape[1] - start if is_told else None,
         **given,
     )

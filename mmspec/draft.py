@@ -190,7 +190,7 @@ class Round:
     finished: tuple[bool, ...]
     verdict: Verdict
     depth: int = 0  # longest path proposed
-    calls: int = 1  # target forwards: none in round 0, nor where a gate skipped it
+    calls: int = 1  # target forwards: none in round 0 (the prefill), nor where a gate skipped it
     seconds: Mapping[str, float] = field(default_factory=dict)  # prefill, draft, verify, host
     fallback: str | None = None  # why the drafter was retired in this round
     excess: tuple[float, ...] | None = None  # over-accepted mass per row; None = not measured
@@ -275,7 +275,10 @@ class Drafter(ABC):
 
     @declared
     def opens(self) -> bool:
-        """Whether it proposes the first token, too: a prompt is read with its draft, or never."""
+        """Whether it proposes the first token, too: a prompt is read with its draft, or never.
+
+        It is begun before the prompt is read, so it may want nothing of that.
+        """
         return False
 
     @declared

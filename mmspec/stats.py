@@ -16,9 +16,10 @@ class Stats:
 
     Names and definitions follow the per-request metrics of vLLM: the mean acceptance length
     includes the target's own token (plain decoding = 1). A *step* is one row of one target call
-    that had a draft. `over_accepted_mass` estimates, without bias, how much a relaxed rule emitted
-    too often (`mmspec.verifiers.distances`); times the number of tokens it bounds the distance of
-    the whole output from the target's, where corrections are drawn from norm((p - q)+).
+    that had a draft, the prefill's among them where it read one. `over_accepted_mass` estimates,
+    without bias, how much a relaxed rule emitted too often (`mmspec.verifiers.distances`); times
+    the number of tokens it bounds the distance of the whole output from the target's, where
+    corrections are drawn from norm((p - q)+).
     """
 
     recipe: str
@@ -90,7 +91,8 @@ class Ledger:
         for drafted, accepted, tokens in zip(kept.drafted, kept.accepted, kept.tokens, strict=True):
             self.new_tokens += len(tokens)
             self.unverified += len(tokens) if kept.skips else 0
-            if not kept.calls or not tokens:
+            is_first = not kept.calls and not drafted  # read off the prefill
+            if kept.skips or is_first or not tokens:
                 continue
             self.called_tokens += len(tokens)
             self.row_calls += 1

@@ -41,7 +41,12 @@ class BoundTokens:
     def __post_init__(self) -> None:
         own, wants = self.drafter, self.drafter.wants | self.verifier.wants
         self.target = CausalTarget(
-            self.backbone, wants, checks=self.checks, trees=own.trees, late=own.opens
+            self.backbone,
+            wants,
+            checks=self.checks,
+            trees=own.trees,
+            late=own.opens,
+            at_once=own.opens and self.gate is None,  # which might keep a draft unread
         )
 
     @property

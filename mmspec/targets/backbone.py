@@ -77,13 +77,18 @@ class Backbone(Reader):
         return embeds
 
     def prefill(
-        self, inputs: Mapping[str, Any], room: int, past: EarlierTurns | None = None
+        self,
+        inputs: Mapping[str, Any],
+        room: int,
+        past: EarlierTurns | None = None,
+        scored: int = 1,
     ) -> tuple[Memory | RowMemories, Tensor, Mapping[str, Any]]:
         """Read the prompt. Returns its memory, the next-token logits (B, V) and the model's output.
 
         `inputs` are the processor's tensors; their mask may hide slots before and between tokens.
         "sizes" (B, L) say how often a slot counts (`mmspec.targets.visual`).
-        `room` is how many slots may be needed behind them, `past` what was read in earlier turns.
+        `room` is how many slots may be needed behind them, `past` what was read in earlier turns;
+        the output holds logits of the last `scored` places at least.
         """
         inputs, sizes = counted(self, inputs)
         cache, mask = SlotCache(self.cache_config), whole_mask(inputs, past)
@@ -91,9 +96,8 @@ class Backbone(Reader):
         cache.plan.capacity = prompt_slots(inputs, past) + min(room, ROOM)
         if past is not None:
             load(past, cache)
-        prepared = _hf.prefill_inputs(
-            self.model, {**inputs, "attention_mask": mask}, cache, past is not None and past.is_told
-        )
+        is_told, seen = past is not None and past.is_told, {**inputs, "attention_mask": mask}
+        prepared = _hf.prefill_inputs(self.model, seen, cache, is_told, scored)
         prepared[self.cache_name] = cache  # Phi-3 drops an empty one behind its short positions
         carrier = prepared.get("input_ids")
         carrier = prepared["inputs_embeds"] if carrier is None else carrier

@@ -23,6 +23,7 @@ from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.hooks import HiddenStateHook, LayerStatesHook, SnapshotHook, wanted_layers
 from mmspec.targets.late import Unread
 from mmspec.targets.memory import Memory, RowMemories, block
+from mmspec.targets.opening import Opening
 from mmspec.targets.reader import Reader
 from mmspec.targets.turns import prompt_slots, whole_mask
 
@@ -55,6 +56,7 @@ class CausalTarget:
     checks: bool = True
     trees: bool = False  # whether the drafter proposes any
     late: bool = False  # whether the first token is drafted, too: see `mmspec.targets.late`
+    at_once: bool = False  # whether a prompt may then be read with its draft in one forward
 
     def __post_init__(self) -> None:
         early = sorted(self.wants - {"ctc"}) if self.late else []
@@ -82,7 +84,7 @@ class CausalTarget:
         if self.late:
             slots = prompt_slots(request.inputs, request.past)
             rows = len(request.noise.rows)
-            unread = Unread(slots, rows, lambda: self._read_all(request, offer)[0])
+            unread = Unread(slots, rows, lambda: self._read_all(request, offer))
             return self._context(request, unread, [slots] * rows, self.backbone.vocabulary, offer)
         memory, logits = self._read_all(request, offer)
         context = self._context(request, memory, memory.kept, logits.shape[-1], offer)
@@ -153,6 +155,10 @@ class CausalTarget:
                 f"{type(self.backbone.model).__name__} {self.backbone.obstacle} and scores chains "
                 "only, but the drafter proposed a tree; give length= instead of tree="
             )
+        if self.at_once and isinstance(context.memory, Unread):
+            logits = self._read_with(context, context.memory, draft)
+            if logits is not None:
+                return self._scores(context, draft, logits, {}, 0)
         memory, calls = _opened(context.memory), 1
         if memory.saved is not None and max(context.pending) > self.longest_replay:
             self._settle(context)
@@ -163,20 +169,52 @@ class CausalTarget:
             for noted in layers.values():
                 stack.enter_context(noted)
             logits, hidden = self.backbone.read(memory, layout, hidden="hidden" in self.wants)
+        features = {} if hidden is None else {"hidden": hidden}
+        features |= {name: noted.offer(draft.nodes + 1) for name, noted in layers.items()}
+        return self._scores(context, draft, logits, features, calls)
+
+    def _scores(
+        self,
+        context: Context,
+        draft: Draft,
+        logits: Tensor,
+        features: Mapping[str, Tensor],
+        calls: int,
+    ) -> Scores:  # (B, 1 + N, V), (B, 1 + N, ...)
         position = context.position()
         if draft.nodes:
             position = torch.cat((position, position + 1 + draft.places()), 1)
-        features = {} if hidden is None else {"hidden": hidden}
-        features |= {name: noted.offer(draft.nodes + 1) for name, noted in layers.items()}
         if "logits" in self.wants:
-            features["logits"] = logits
+            features = {**features, "logits": logits}
         law = context.sampling.law(logits, prefix(context, draft), position)
         return Scores(law, position, features, calls)
+
+    def _read_with(self, context: Context, unread: Unread, draft: Draft) -> Tensor | None:
+        """Logits (B, 1 + N, V) behind a prompt that is read with its first draft, in one forward.
+
+        None where it must be read by itself, or was already. A class that was not asked yet is read
+        both ways, and by itself where it reads otherwise.
+        """
+        if unread.found is not None:
+            return None
+        if not draft.nodes:
+            unread.opened()
+            return None if unread.logits is None else unread.logits[:, None]
+        opening = Opening.of(self.backbone, context.request, draft)
+        if opening is None or opening.is_trusted is False:
+            return None
+        if opening.is_trusted:
+            unread.found, logits = opening.read()
+            return logits
+        memory = unread.opened()  # and looks at how the class reads what stands behind
+        logits, _ = self.backbone.read(memory, block(context.waiting(), draft, memory.like))
+        opening.compare(logits)
+        return logits
 
     def keep(self, context: Context, draft: Draft, kept: Round) -> Context:
         """Commit what was kept: cache slots first, then the history."""
         memory = context.memory
-        if kept.calls:
+        if kept.calls or _is_read(memory):
             memory = _opened(memory)
             memory.commit(_alive(context), kept.path, draft.nodes)
         for history, tokens in zip(context.history, kept.tokens, strict=True):
@@ -246,6 +284,11 @@ class CausalTarget:
 def _opened(memory: Any) -> Memory | RowMemories:
     found: Memory | RowMemories = memory.opened() if isinstance(memory, Unread) else memory
     return found
+
+
+def _is_read(memory: Any) -> bool:
+    """Whether a prompt was read in this round."""
+    return isinstance(memory, Unread) and memory.found is not None
 
 
 def _refuse_if_readable(

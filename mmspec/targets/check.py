@@ -103,7 +103,7 @@ def check_unasked(reader: Checked, memory: Any, trees: bool) -> bool:
 
     Asked only where no other request of the class was. A model that reads no words alone is left.
     """
-    own, use = _print(reader.model), USES[memory.batch > 1]
+    own, use = configured(reader.model), USES[memory.batch > 1]
     asked = [verdict for key, verdict in _verdicts.items() if key[2] == own]
     if any(verdict.stepwise for verdict in asked) and use not in reader.stepwise:
         reader.stepwise.add(use)  # found of other requests
@@ -175,7 +175,7 @@ class _Shape:
         shape = (beside, memory.batch > 1, any(memory.padding), self.trees)
         behind = tuple(size for size in self._windows() if _far(size) <= self._slots)
         turned = any(self._slots > end for end in self._turns())
-        own = (type(model), transformers.__version__, _print(model))
+        own = (type(model), transformers.__version__, configured(model))
         return (*own, *place, *shape, behind, turned)
 
     def reached(self, room: int) -> int:
@@ -265,7 +265,7 @@ def _far(window: int) -> int:
     return window + max(window // 4, 4)
 
 
-def _print(model: Any) -> str:
+def configured(model: Any) -> str:
     """A model's whole configuration."""
     if model not in _prints:
         _prints[model] = model.config.to_json_string(use_diff=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torch import Tensor
+
 from mmspec.targets.memory import Memory, RowMemories
 
 
@@ -16,8 +18,11 @@ class Unread:
 
     saved = None  # no state to go back to
 
-    def __init__(self, slots: int, rows: int, read: Callable[[], Memory | RowMemories]) -> None:
+    def __init__(
+        self, slots: int, rows: int, read: Callable[[], tuple[Memory | RowMemories, Tensor]]
+    ) -> None:
         self.found: Memory | RowMemories | None = None
+        self.logits: Tensor | None = None  # (B, V) behind a prompt that was read by itself
         self._kept = [slots - 1] * rows
         self._read = read
 
@@ -31,7 +36,7 @@ class Unread:
         Raises ValueError for states of recurrent layers, which do not go back by a token.
         """
         if self.found is None:
-            found = self._read()
+            found, self.logits = self._read()
             if found.saved is not None:
                 raise ValueError(
                     "a draft of the first token needs a memory that goes back by a token, and this "

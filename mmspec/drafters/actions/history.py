@@ -42,7 +42,7 @@ class FromHistory(Drafter):
 
     It needs no weights, and only looks at the last `window` actions of the row's `Episode`; one
     with fewer than the forecast needs proposes nothing. An answer of several actions is forecast
-    as far as it goes.
+    as far as it goes. It needs nothing of the picture, so that the prompt is read with the draft.
     """
 
     space: ActionSpace
@@ -50,6 +50,7 @@ class FromHistory(Drafter):
     length: Length
     window: int | None = None  # None = all since the reset
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
+    opens: ClassVar[bool] = True
 
     def begin(self, context: Context) -> HistoryState:
         answers = [

@@ -1,0 +1,137 @@
+"""A prompt is read with its first draft: as if it were read before, or it is read before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.draft import Draft, Kind
+from mmspec.laws.noise import KeyedNoise
+from mmspec.laws.sampling import Sampling
+from mmspec.targets import opening
+from mmspec.targets.causal import CausalTarget
+from mmspec.targets.context import Context, Request
+from mmspec.targets.opening import Opening
+from tests import toys
+from tests.toys.policies import SAMPLED, act, plain, remembering, robot
+from tests.toys.readers import backbone
+
+DRAFTS = torch.tensor([[30, 40, 50], [31, 41, 51], [32, 42, 52]])
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew() -> Iterator[None]:
+    opening.forget()
+    yield
+    opening.forget()
+
+
+@contextmanager
+def forwards(model: Any) -> Iterator[list[int]]:
+    """How many places each forward of the decoder reads."""
+    read: list[int] = []
+
+    def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        ids, embeds = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
+        read.append((embeds if ids is None else ids).shape[1])
+
+    hook = model.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
+    yield read
+    hook.remove()
+
+
+def begun(family: str, rows: int) -> tuple[CausalTarget, Context]:
+    reader = backbone(toys.model(family))
+    inputs = toys.inputs(family, 0, rows, ragged=rows > 1)
+    target = CausalTarget(reader, checks=False, late=True, at_once=True)
+    noise = KeyedNoise.seeded(0, rows, reader.device)
+    return target, target.prefill(Request(inputs, Sampling(), noise, 8))
+
+
+@torch.no_grad()
+def scored(family: str, rows: int) -> Tensor:  # (B, 4, V)
+    target, context = begun(family, rows)
+    law: Any = target.score(context, Draft.chain(DRAFTS[:rows], Kind.DET)).law
+    return law.scores
+
+
+def test_a_robot_that_stands_still_costs_one_forward() -> None:
+    (wanted,) = plain(1)
+    bound = robot("hold-last")
+    act(bound, [remembering([wanted])])  # read both ways
+    with forwards(bound.model) as read:
+        found, rounds = act(bound, [remembering([wanted])])
+    assert found == [wanted]
+    assert len(read) == len(rounds) == 1
+    assert (rounds[0].accepted, rounds[0].calls) == ((6,), 0)
+
+
+def test_a_robot_that_did_nothing_yet_is_asked_as_ever() -> None:
+    wanted, bound = plain(1), robot("hold-last")
+    with forwards(bound.model) as read:
+        found, rounds = act(bound, [remembering([])])
+    assert found == wanted
+    assert [len(read), read[1:]] == [7, [1] * 6]
+    assert sum(kept.calls for kept in rounds) == 6
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+def test_rows_that_keep_different_numbers(sampling: Any) -> None:
+    """Both ways, then at once: behind it every row goes on from its own place."""
+    wanted = plain(4, sampling=sampling)
+    for _ in range(2):
+        done = [[], [wanted[1]], [[wanted[2][0], *wanted[1][1:]]], [wanted[0]]]
+        found, rounds = act(robot("hold-last"), [remembering(one) for one in done], 1, sampling)
+        assert found == wanted
+        assert len(set(rounds[0].accepted)) > 1
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "gemma3"])
+def test_both_ways_score_alike(family: str, rows: int) -> None:
+    """Whichever it is: what is said of the draft is what a prompt read before it leads to."""
+    apart, together = scored(family, rows), scored(family, rows)
+    torch.testing.assert_close(together, apart, atol=1e-4, rtol=1e-4)
+
+
+def test_a_prefix_that_sees_itself_is_read_by_itself() -> None:
+    """PaliGemma's prompt has no causal mask: a draft within it would be read by the prompt."""
+    both = [scored("paligemma", 1) for _ in range(2)]
+    torch.testing.assert_close(both[1], both[0])
+    target, context = begun("paligemma", 1)
+    drafted = Opening.of(target.backbone, context.request, Draft.chain(DRAFTS[:1], Kind.DET))
+    assert drafted is not None
+    assert drafted.is_trusted is False
+    assert (drafted.read()[1] - both[0]).abs().max() > 1e-2  # what would have been said
+
+
+def test_a_wrong_reading_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, own = plain(1), Opening.read
+
+    def shifted(self: Opening) -> Any:
+        memory, logits = own(self)
+        return memory, logits.roll(1, 1)
+
+    monkeypatch.setattr(Opening, "read", shifted)
+    for _ in range(2):
+        found, rounds = act(robot("hold-last"), [remembering(wanted)])
+        assert found == wanted
+    assert rounds[0].calls == 1  # the prompt, then its draft
+    monkeypatch.setattr(Opening, "is_trusted", True)
+    assert act(robot("hold-last"), [remembering(wanted)])[0] != wanted
+
+
+def test_what_cannot_be_read_together_is_not() -> None:
+    target, context = begun("llava", 1)
+    chain = Draft.chain(DRAFTS[:1], Kind.DET)
+    tree = Draft(chain.tokens, torch.tensor([[-1, -1, 0]]), chain.mask, Kind.DET)
+    assert Opening.of(target.backbone, context.request, chain) is not None
+    assert Opening.of(target.backbone, context.request, tree) is None
+    assert Opening.of(target.backbone, context.request, context.nothing()) is None
+    law: Any = target.score(context, tree).law
+    assert law.scores.shape[1] == 4
