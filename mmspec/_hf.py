@@ -157,7 +157,14 @@ def eos_ids(config: GenerationConfig) -> frozenset[int]:
 
 def forward_names(model: Any) -> frozenset[str]:
     """What a model's forward takes by name; `torch.compile` hides it behind (*args, **kwargs)."""
-    return frozenset(inspect.signature(uncompiled(model).forward).parameters)
+    forward = uncompiled(model).forward
+    own = getattr(forward, "__func__", None)  # of the class; asked at every request
+    return _names_of(forward) if own is None else _names_of(own) - {"self"}
+
+
+@lru_cache(maxsize=256)
+def _names_of(forward: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
 
 
 def uncompiled(model: Any) -> Any:

@@ -26,6 +26,7 @@ Picture = Any  # PIL image, array or tensor
 PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
 EMPTY = (29871, "▁")  # of Llama's tokenizer: policies were trained to act behind it
 HALF = (0.5, 0.5, 0.5)
+HALF_LEVEL = 1 / 510  # of a colour: floats outside [0, 1] by less are its ends, but for rounding
 
 
 class PrismaticImageProcessor(BaseImageProcessor):
@@ -94,17 +95,24 @@ class PrismaticImageProcessor(BaseImageProcessor):
             picture = cropped(picture, self.crop_area)
         if self.image_resize_strategy == "letterbox":
             picture = letterboxed(picture, [int(255 * one) for one in self.means[0]])
-        towers = []
+        towers, known = [], dict[Any, Tensor]()
         for size, interpolation, mean, std in zip(
             self.input_sizes, self.interpolations, self.means, self.stds, strict=True
         ):
-            naive = self.image_resize_strategy == "resize-naive"
-            wanted = list(size[-2:]) if naive else [size[-1]]
-            mode = InterpolationMode(interpolation)
-            resized = functional.resize(picture, wanted, mode, antialias=True)
-            tensor = functional.to_tensor(functional.center_crop(resized, list(size[-2:])))
-            towers.append(functional.normalize(tensor, mean, std))
+            way = (*size[-2:], interpolation)
+            if way not in known:  # towers of one size look at the same pixels
+                known[way] = self._resized(picture, size, interpolation)
+            towers.append(functional.normalize(known[way], mean, std))
         return torch.cat(towers)
+
+    def _resized(self, picture: Image.Image, size: Sequence[int], interpolation: str) -> Tensor:
+        """One picture at the size of a tower, (3, H, W) in [0, 1]."""
+        naive = self.image_resize_strategy == "resize-naive"
+        wanted = list(size[-2:]) if naive else [size[-1]]
+        mode = InterpolationMode(interpolation)
+        resized = functional.resize(picture, wanted, mode, antialias=True)
+        made: Tensor = functional.to_tensor(functional.center_crop(resized, list(size[-2:])))
+        return made
 
     def _check(self, kwargs: Mapping[str, Any]) -> None:
         """Refuse settings that contradict each other. Raises ValueError."""
@@ -286,14 +294,15 @@ def rgb(picture: Picture) -> Image.Image:
 
 
 def _bytes(array: Any) -> Any:
-    """Floats in [0, 1] as bytes. Raises ValueError for other numbers."""
+    """Floats in [0, 1], but for rounding, as bytes. Raises ValueError for other numbers."""
     is_float = np.issubdtype(array.dtype, np.floating)
-    if not is_float or not bool((array >= 0).all() and (array <= 1).all()):
+    inside = (array >= -HALF_LEVEL) & (array <= 1 + HALF_LEVEL)
+    if not is_float or not bool(inside.all()):
         raise ValueError(
             f"a picture of {array.dtype} holds {array.min()} to {array.max()}; give bytes (uint8), "
             "or floats in [0, 1]"
         )
-    return np.rint(array * 255).astype(np.uint8)
+    return np.rint(array.clip(0, 1) * 255).astype(np.uint8)
 
 
 def cropped(picture: Image.Image, area: float) -> Image.Image:

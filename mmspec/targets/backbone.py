@@ -49,7 +49,7 @@ class Backbone(Reader):
         self.config = model.config.get_text_config(decoder=True)
         self.cache_config = model.config
         self.is_masked_by_row = not takes_masks(self.config)
-        slots = SlotCache(model.config)
+        slots = self._slots = SlotCache(model.config)  # never written
         is_recurrent = not slots.can_branch
         self.decoder = model.get_decoder()
         self.head = model.get_output_embeddings()
@@ -91,7 +91,9 @@ class Backbone(Reader):
         the output holds logits of the last `scored` places at least.
         """
         inputs, sizes = counted(self, inputs)
-        cache, mask = SlotCache(self.cache_config), whole_mask(inputs, past)
+        kept = self._slots
+        cache = kept.emptied() if kept.can_branch else SlotCache(self.cache_config)
+        mask = whole_mask(inputs, past)
         start = cache.plan.start = 0 if past is None else past.length
         cache.plan.capacity = prompt_slots(inputs, past) + min(room, ROOM)
         if past is not None:

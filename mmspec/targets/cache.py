@@ -18,6 +18,7 @@ it is read again.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,6 +87,16 @@ class SlotCache(Cache):
     @property
     def can_branch(self) -> bool:
         return not self.stateful
+
+    def emptied(self) -> SlotCache:
+        """Another one of the same layers, which holds nothing; only of one that `can_branch`."""
+        twin = copy.copy(self)
+        twin.plan = SlotPlan(64)
+        twin.layers = [copy.copy(layer) for layer in self.layers]
+        for layer in twin.layers:
+            if isinstance(layer, SlotLayer):
+                layer.plan = twin.plan
+        return twin
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,13 @@ class ActionsOnly:
     codes: ActionCodes
 
     def __call__(self, scores: Tensor, position: Tensor) -> Tensor:  # (B, M, V), (B, M)
-        ids = torch.arange(scores.shape[-1], device=scores.device)
-        return scores.masked_fill(~self.codes.contains(ids), -torch.inf)
+        return scores.masked_fill(_others(self.codes, scores.shape[-1], scores.device), -torch.inf)
+
+
+@lru_cache(maxsize=64)
+def _others(codes: ActionCodes, size: int, device: torch.device) -> Tensor:  # (V,) bool
+    """Which ids are no actions."""
+    return ~codes.contains(torch.arange(size, device=device))
 
 
 @dataclass(frozen=True)
