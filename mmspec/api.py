@@ -69,7 +69,7 @@ def accelerate(
     if isinstance(model, str | Path):
         drafter = zoo.drafter_for(str(model), plan) if drafter is None else drafter
         model = plug.load(model)
-    recipes.check_decodes(plan, owner.sorts, model)
+    recipes.check_decodes(plan, owner.sorts, model, owner.lacks)
     unknown = sorted(set(parts) - {*owner.parts, *plan.options})
     if unknown:
         known = [*PARTS, *owner.parts, *plan.options]

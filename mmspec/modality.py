@@ -41,6 +41,7 @@ class Entry:
     drafter: str | None = None  # of a target: its default drafter
     sees: str = "nothing"  # what it sees of its target's prompt
     settings: Mapping[str, Any] = field(default_factory=dict)  # of calls, where nothing is said
+    recipe: str | None = None  # of a target: what commands take where none is named
 
     @staticmethod
     def listed(package: str) -> tuple[Entry, ...]:
@@ -87,6 +88,7 @@ class Modality:
     files: tuple[str, ...] = ()  # endings that `Asker.render` writes, the usual one first
     is_general: bool = False
     also: tuple[str, ...] = ()  # further sorts of recipes that its models take
+    lacks: tuple[str, ...] = ()  # options of recipes that none of its models can serve
     asked: str | None = None  # the call that commands make, where that is not the customary one
     survey: str | None = None  # the module that measures every class of the library behind it
     teaching: str | None = None  # the module that makes requests of training data (`Teaching`)

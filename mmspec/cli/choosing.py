@@ -100,11 +100,15 @@ def _refuse_foreign(choice: Choice, owner: Modality, model: str) -> None:
 def _recipes(choice: Choice, owner: Modality, model: str) -> tuple[str, ...]:
     """Those that were named, the usual one, or all of the modality's."""
     if choice.recipe and ALL in choice.recipe:
-        return recipes.names(*owner.sorts)
+        every = [(name, recipes.get(name)) for name in recipes.names(*owner.sorts)]
+        return tuple(name for name, plan in every if not set(owner.lacks) & set(plan.options))
     if choice.recipe:
         for name in choice.recipe:
-            recipes.check_decodes(recipes.get(name), owner.sorts, model)
+            recipes.check_decodes(recipes.get(name), owner.sorts, model, owner.lacks)
         return tuple(dict.fromkeys(choice.recipe))
+    usual = zoo.info(model.removeprefix(ZOO)).recipe if model.startswith(ZOO) else None
+    if usual is not None and choice.drafter is None:
+        return (usual,)
     if owner.drafted is not None:
         plan = recipes.get(owner.drafted)
         if choice.drafter or zoo.drafter_for(model, plan):

@@ -52,13 +52,22 @@ def get(name: str) -> Recipe:
     return replace(recipe, name=name)
 
 
-def check_decodes(recipe: Recipe, decodes: Sequence[str], model: Any) -> None:
+def check_decodes(
+    recipe: Recipe, decodes: Sequence[str], model: Any, lacks: Sequence[str] = ()
+) -> None:
     """Refuse a recipe for models of another sort. Raises ValueError naming those that fit.
 
-    `decodes` are the sorts that fit, the model's own first; `model` may be the name of one.
+    `decodes` are the sorts that fit, the model's own first; `model` may be the name of one. A
+    recipe with an option that the model `lacks` does not fit either.
     """
+    what = model if isinstance(model, str) else f"a {type(model).__name__}"
+    missing = [one for one in lacks if one in recipe.options]
+    if missing:
+        raise ValueError(
+            f"recipe {recipe.name or 'custom'!r} goes by a {' and '.join(missing)}, and {what} has "
+            f"none; choose one of {', '.join(names(decodes[0]))}"
+        )
     if recipe.decodes not in decodes:
-        what = model if isinstance(model, str) else f"a {type(model).__name__}"
         raise ValueError(
             f"recipe {recipe.name or 'custom'!r} decodes {recipe.decodes}, but {what} gives "
             f"{decodes[0]}; choose one of the recipes for it: {', '.join(names(*decodes))}"

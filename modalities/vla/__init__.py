@@ -56,5 +56,6 @@ MODALITY = Modality(
         *("compressor", "kv", "tree", "length", "sees", "check"),
     ),
     also=("tokens",),  # a policy is a language model, too
+    lacks=("codebook",),
     asked="rollout",
 )

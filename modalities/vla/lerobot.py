@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.errors import described
+from mmspec.models.prismatic_processor import HALF_LEVEL
 
 IMAGE, IMAGES, STATE, TASK = "observation.image", "observation.images.", "observation.state", "task"
 
@@ -61,11 +62,11 @@ def _pictures(name: str, value: Any) -> list[Image.Image]:
         raise ValueError(f"{name}={described(value)} is no batch of pictures; give (B, 3, H, W)")
     if tensor.is_floating_point():
         low, high = tensor.aminmax()
-        if not (low >= 0 and high <= 1):
+        if not (low >= -HALF_LEVEL and high <= 1 + HALF_LEVEL):
             raise ValueError(
                 f"{name} holds {float(low):g} to {float(high):g}; give floats in [0, 1], or uint8"
             )
-        tensor = (tensor * 255).round().to(torch.uint8)
+        tensor = (tensor.clamp(0, 1) * 255).round().to(torch.uint8)
     elif tensor.dtype != torch.uint8:
         raise ValueError(f"{name} is {tensor.dtype}; give floats in [0, 1], or uint8")
     return [Image.fromarray(one) for one in tensor.permute(0, 2, 3, 1).numpy(force=True)]

@@ -20,7 +20,7 @@ from mmspec.errors import reading, unknown_message
 from mmspec.modalities import tokens
 from mmspec.modalities.families import reader
 from mmspec.modalities.text import HOOK, Text
-from mmspec.modalities.vla import lerobot
+from mmspec.modalities.vla import MODALITY, lerobot
 from mmspec.modalities.vla.acting import AnswerPace, Deadline
 from mmspec.modalities.vla.answering import (
     ActionsOnly,
@@ -309,10 +309,23 @@ def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
             f"processor={given['processor']!r} cannot read pictures and words; give the policy's "
             "own processor"
         )
-    spaces = ActionSpaces(model, given["actions"], given["unnorm_key"])
+    spaces, recipe = (
+        ActionSpaces(model, given["actions"], given["unnorm_key"]),
+        _stored(recipe, model),
+    )
     own = {name: value for name, value in parts.items() if name not in OWN}
     binder = PolicyBinder(reader(model), recipe, drafter, own, spaces)
     return PolicySession(binder, given["processor"], given["deadline_ms"])
+
+
+def _stored(recipe: Recipe, model: Any) -> Recipe:
+    """With the trajectories beside the zoo's own drafter, where it takes some and nobody says."""
+    if recipe.takes_drafter or recipe.options.get("store", "") is not None:
+        return recipe
+    name = str(vars(model.config).get("_name_or_path") or "")
+    own = [one for one in MODALITY.zoo if one.drafter and str(zoo.path(one.name)) == name]
+    found = [zoo.path(one.drafter) for one in own if one.drafter]
+    return replace(recipe, options={**recipe.options, "store": found[0]}) if found else recipe
 
 
 def load(source: str | Path, **options: Any) -> Any:

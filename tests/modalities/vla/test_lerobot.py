@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -40,6 +41,18 @@ def test_an_observation_is_a_question() -> None:
     whole["observation.image"] = whole.pop("observation.images.front")
     whole["observation.image"] = (whole["observation.image"] * 255).round().to(torch.uint8)
     assert np.array_equal(ours.select_action(whole)[0].numpy(), wanted[0].astype(np.float32))
+
+
+def test_rounding_beyond_the_ends_is_no_other_picture() -> None:
+    """Resized pictures overshoot by less than half a grey level."""
+    whole, ours = seen(rows=1), fast("plain")
+    wanted = ours.select_action(whole)
+    ours.reset()
+    name = "observation.images.front"
+    assert torch.equal(ours.select_action({**whole, name: 1.003 * whole[name] - 0.0015}), wanted)
+    ours.reset()
+    with pytest.raises(ValueError, match="floats in"):
+        ours.select_action({**whole, name: 1.02 * whole[name] - 0.01})
 
 
 def test_every_camera_is_read() -> None:

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from mmspec.codes.actions import ActionSpace
+from mmspec.modalities.vla.spaces import codes_of
 from mmspec.modalities.vla.worlds import make_world
 from mmspec.modalities.vla.worlds.metaworld import STEP, MetaWorldTask
+from tests.modalities.vla.policies import fast, policy
 
 pytestmark = pytest.mark.slow  # MuJoCo compiles its models, and draws without a graphics card
 
@@ -46,6 +49,19 @@ def test_the_expert_reaches(world: MetaWorldTask) -> None:
         moved = np.linalg.norm(observation["state"][:3] - first["state"][:3])
         assert 0.02 < moved < steps * 3**0.5 * STEP
         assert (observation["image"] != first["image"]).any()
+
+
+def test_exact_recipes_go_the_way_of_plain_decoding(world: MetaWorldTask) -> None:
+    """A random policy from fifty starts, in float32: the tokens and the states of every step."""
+    span = {"q01": [-STEP] * 3 + [0.0], "q99": [STEP] * 3 + [1.0], "mask": [True] * 3 + [False]}
+    space = ActionSpace.of(span, codes_of(policy().config))
+    names = ("plain", "hold-last", "kalman", "prompt-lookup", "suffix")
+    ways = {name: fast(name, actions=space) for name in names}
+    for seed in range(50):
+        wanted, *others = [way.rollout(world, seed=seed, steps=3) for way in ways.values()]
+        for name, found in zip(names[1:], others, strict=True):
+            assert found.tokens == wanted.tokens, (name, seed)
+            assert np.array_equal(np.stack(found.states), np.stack(wanted.states))
 
 
 def test_the_same_seed_is_the_same_episode_and_another_is_not(world: MetaWorldTask) -> None:

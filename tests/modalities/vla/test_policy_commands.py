@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
+import mmspec
 from mmspec.cli import main
+from mmspec.cli.choosing import choose
+from mmspec.cli.options import Choice
 from tests.modalities.vla.policies import policy, processor
 
 
@@ -66,6 +69,26 @@ def test_bad_options_are_one_error(
     said = capsys.readouterr().err
     assert words in said
     assert "Traceback" not in said
+
+
+def test_a_recipe_of_picture_codes_is_refused_before_anything_is_asked(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (folder, "zoo:vla"):
+        assert main(["generate", "--model", name, "--recipe", "mulo-sd"]) != 0
+        said = capsys.readouterr().err
+        assert "'mulo-sd' goes by a codebook" in said
+        assert "hold-last" in said
+        assert "draft model" not in said
+    with pytest.raises(ValueError, match="OpenVLAForActionPrediction has none"):
+        mmspec.accelerate(policy(), "mulo-sd")
+
+
+def test_what_is_usual_for_the_policy_of_the_zoo() -> None:
+    """An exact recipe that pays; a head only where one is given."""
+    assert choose(Choice(command="generate", model="zoo:vla")).recipes == ("hold-last",)
+    given = Choice(command="generate", model="zoo:vla", drafter="zoo:vla-drafter")
+    assert choose(given).recipes == ("eagle-2",)
 
 
 def test_doctor_knows_a_policy(folder: str, capsys: pytest.CaptureFixture[str]) -> None:

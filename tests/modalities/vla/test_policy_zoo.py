@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,6 +78,39 @@ def test_its_head_drafts_and_changes_nothing(policy: Any, ears: Any) -> None:
         torch.testing.assert_close(out.sequences, plain)
         accepted += out.stats.num_accepted_draft_tokens
     assert accepted > 0
+
+
+def test_its_name_brings_its_head_and_its_trajectories() -> None:
+    for recipe in ("spec-vla", "retrieval"):
+        fast = mmspec.accelerate("zoo:vla", recipe)
+        observation, info = TableReach("held-out").reset(seed=2)
+        assert fast.predict_action(observation["image"], info["instruction"]).shape == (7,)
+        assert fast.last_stats is not None
+        assert fast.last_stats.num_draft_tokens > 0
+    with pytest.raises(ValueError, match="needs a feature head"):
+        mmspec.accelerate(zoo.load("vla"), "spec-vla")
+
+
+@pytest.mark.promise
+def test_exact_recipes_act_as_plain_decoding_from_fifty_starts(policy: Any, ears: Any) -> None:
+    """The zoo's policy in float32, in closed loop: tokens, actions and states of every step."""
+    world = TableReach("held-out")
+    plain = mmspec.accelerate(policy, "plain", processor=ears)
+    told = {"eagle-2": {"drafter": zoo.load("vla-drafter")}}
+    told["retrieval"] = {"store": zoo.path("vla-drafter")}
+    ways = {
+        name: mmspec.accelerate(policy, name, processor=ears, **told.get(name, {}))
+        for name in ("hold-last", "kalman", "eagle-2", "retrieval", "prompt-lookup")
+    }
+    drafted = dict.fromkeys(ways, 0)
+    for seed in range(50):
+        wanted = plain.rollout(world, seed=seed, steps=5)
+        for name, fast in ways.items():
+            found = fast.rollout(world, seed=seed, steps=5)
+            assert found.tokens == wanted.tokens, (name, seed)
+            assert np.array_equal(np.stack(found.states), np.stack(wanted.states))
+            drafted[name] += found.stats.num_accepted_draft_tokens
+    assert min(drafted.values()) > 0
 
 
 def test_stored_trajectories_are_the_policys_own(policy: Any) -> None:
