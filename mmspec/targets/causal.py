@@ -21,9 +21,8 @@ from mmspec.targets.context import Context, Request
 from mmspec.targets.ctc import hear, remembered
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.hooks import HiddenStateHook, LayerStatesHook, SnapshotHook, wanted_layers
-from mmspec.targets.late import Unread
+from mmspec.targets.late import Opening, Unread
 from mmspec.targets.memory import Memory, RowMemories, block
-from mmspec.targets.opening import Opening
 from mmspec.targets.reader import Reader
 from mmspec.targets.turns import prompt_slots, whole_mask
 

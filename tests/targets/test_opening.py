@@ -13,10 +13,10 @@ from torch import Tensor
 from mmspec.draft import Draft, Kind
 from mmspec.laws.noise import KeyedNoise
 from mmspec.laws.sampling import Sampling
-from mmspec.targets import opening
+from mmspec.targets import late
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request
-from mmspec.targets.opening import Opening
+from mmspec.targets.late import Opening
 from tests import toys
 from tests.toys.policies import SAMPLED, act, plain, remembering, robot
 from tests.toys.readers import backbone
@@ -26,9 +26,9 @@ DRAFTS = torch.tensor([[30, 40, 50], [31, 41, 51], [32, 42, 52]])
 
 @pytest.fixture(autouse=True)
 def _asked_anew() -> Iterator[None]:
-    opening.forget()
+    late.forget()
     yield
-    opening.forget()
+    late.forget()
 
 
 @contextmanager
