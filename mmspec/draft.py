@@ -275,10 +275,7 @@ class Drafter(ABC):
 
     @declared
     def opens(self) -> bool:
-        """Whether it proposes the first token, too: a prompt is read with its draft, or never.
-
-        It is begun before the prompt is read, so it may want nothing of that.
-        """
+        """Whether it proposes the first token, too: a prompt is read with its draft, or never."""
         return False
 
     @declared
