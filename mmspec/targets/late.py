@@ -104,6 +104,7 @@ class Opening:
         """
         longer = lengthened(self.reader, self.request.inputs, self.draft.tokens)
         places = self.draft.nodes + 1
+        out: Any
         memory, _, out = self.reader.prefill(longer, self.request.room + 64, scored=places)
         memory.advance([-places] * self.draft.batch)
         return memory, self.reader.divided(out.logits[:, -places:])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind
+from mmspec.draft import Draft, Kind, categorical
 from mmspec.laws.noise import KeyedNoise
 from mmspec.laws.sampling import Sampling
 from mmspec.targets import late
@@ -37,8 +37,8 @@ def forwards(model: Any) -> Iterator[list[int]]:
     read: list[int] = []
 
     def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        ids, embeds = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
-        read.append((embeds if ids is None else ids).shape[1])
+        ids: Any = kwargs.get("input_ids")
+        read.append((kwargs["inputs_embeds"] if ids is None else ids).shape[1])
 
     hook = model.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
     yield read
@@ -56,8 +56,8 @@ def begun(family: str, rows: int) -> tuple[CausalTarget, Context]:
 @torch.no_grad()
 def scored(family: str, rows: int) -> Tensor:  # (B, 4, V)
     target, context = begun(family, rows)
-    law: Any = target.score(context, Draft.chain(DRAFTS[:rows], Kind.DET)).law
-    return law.scores
+    scores = target.score(context, Draft.chain(DRAFTS[:rows], Kind.DET))
+    return categorical(scores.law).scores
 
 
 def test_a_robot_that_stands_still_costs_one_forward() -> None:
