@@ -86,19 +86,25 @@ def compressed(found: Catalogue, file: Path) -> None:
 
 
 def ranked(found: Ranking, file: Path) -> None:
-    """Speed over acceptance length, lossy ones hollow. Raises ValueError without matplotlib."""
+    """Speed over acceptance length, numbered as in the table; lossy ones are hollow.
+
+    Raises ValueError without matplotlib.
+    """
     pyplot = _pyplot()
     with pyplot.rc_context(SETTINGS):
-        figure, axes = pyplot.subplots(figsize=(10, 6.5), layout="constrained")
-        drawn = [point for point in found.points if point.row.mean_acceptance_length is not None]
-        for index, point in enumerate(drawn):
-            colour = f"C{index % 10}"
+        lines = [f"{place}  {one.row.recipe}" for place, one in enumerate(found.points, 1)]
+        height = max(4.5, 0.125 * len(lines))
+        figure, axes = pyplot.subplots(figsize=(10, height), layout="constrained")
+        for place, point in enumerate(found.points, 1):
+            if point.row.mean_acceptance_length is None:
+                continue
+            at, colour = (point.row.mean_acceptance_length, point.speed), f"C{place % 10}"
             face = colour if point.row.exact else "none"
-            at = (point.row.mean_acceptance_length, point.speed)
-            mark = MARKS[index // 10 % len(MARKS)]
-            axes.plot(*at, mark, color=colour, markerfacecolor=face, linestyle="")
-            axes.annotate(point.row.recipe, at, **NUMBER)
+            axes.plot(*at, "o", color=colour, markerfacecolor=face, markersize=5)
+            axes.annotate(str(place), at, **NUMBER)
         axes.axhline(1, color="0.6", linestyle=":")
+        beside: dict[str, Any] = {"transform": axes.transAxes, "va": "top", "fontsize": 7}
+        axes.text(1.02, 1.0, "\n".join(lines), **beside)
         _name(axes, "mean acceptance length", "speed-up end to end")
         _save(figure, file)
         pyplot.close(figure)

@@ -88,15 +88,15 @@ class Ranking(PointTable):
         """A page: the plot, a table, how it was measured, and what was left out."""
         lines = [f"# Recipes on {self.model}, the fastest first", ""]
         lines += [f"![speed over acceptance length]({plot})", ""] if plot else []
-        lines += [f"| {' | '.join(TITLES.values())} |", f"|{'---|' * len(TITLES)}"]
-        for point in self.points:
-            cells = [_shown(value) for value in point.flat().values()]
+        lines += [f"| | {' | '.join(TITLES.values())} |", f"|{'---|' * (1 + len(TITLES))}"]
+        for place, point in enumerate(self.points, 1):
+            cells = [str(place), *map(_shown, point.flat().values())]
             lines.append(f"| {' | '.join(cells)} |")
         whys: dict[str, list[str]] = {}
         for name, why in self.left_out.items():
             whys.setdefault(why.replace(repr(name), "NAME"), []).append(f"`{name}`")
         lines += ["", "Speed-ups are over the first baseline, medians with the least and the most."]
-        lines += [f"Measured: {self.about}.", "", "Left out:", ""]
+        lines += [f"Measured: {self.about}."] + (["", "Left out:", ""] if whys else [])
         lines += [f"- {', '.join(names)}: {why}" for why, names in whys.items()]
         return "\n".join(lines) + "\n"
 
