@@ -73,6 +73,7 @@ _FEATURE = HeadPlan(
 PLANS = {
     "llava-eagle3": _EAGLE3,
     "llava-feature-head": _FEATURE,
+    "qwen2.5-vl-eagle3": replace(_EAGLE3, family="qwen2.5-vl", fall=Fall(700, 2e-3), pool=2048),
 }
 
 
