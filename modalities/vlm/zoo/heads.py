@@ -20,6 +20,7 @@ from mmspec.modalities.vlm.zoo.families import FAMILIES
 from mmspec.modalities.vlm.zoo.loading import load
 from mmspec.modality import Entry
 from mmspec.models.fingerprint import sign
+from mmspec.training.ahead import MEDUSA
 from mmspec.training.fitting import Course, Fall, divided, fit
 from mmspec.training.heads import Lesson
 from mmspec.training.reporting import Report
@@ -73,6 +74,9 @@ _FEATURE = HeadPlan(
 PLANS = {
     "llava-eagle3": _EAGLE3,
     "llava-feature-head": _FEATURE,
+    "llava-medusa": HeadPlan(
+        "llava", "medusa", MEDUSA, Fall(500, 2e-3), 5, 2048, {"medusa_num_heads": 5}
+    ),
     "qwen2.5-vl-eagle3": replace(_EAGLE3, family="qwen2.5-vl", fall=Fall(700, 2e-3), pool=2048),
 }
 
