@@ -18,8 +18,8 @@ from mmspec.models.prismatic_config import OpenVLAConfig
 from mmspec.zoo.scene import COLOURS, DIGITS, SHAPES, SIZES
 
 PIXELS, PATCH = 72, 12
-LAYERS, WIDTH, HEADS = 12, 80, 4
-FIRST = 4  # layers of the language model that learn first
+LAYERS, WIDTH, HEADS = 24, 80, 4
+FIRST, NEXT = 4, 12  # layers of the language model that learn first, and then
 TOWER = {"embed_dim": 64, "depth": 3, "num_heads": 4, "patch_size": PATCH, "mlp_ratio": 4.0}
 HALF = (0.5, 0.5, 0.5)  # mean and deviation of colours, for either tower
 KEY = "table_reach"  # of the statistics of its actions
@@ -99,15 +99,15 @@ def build(
 
 @torch.no_grad()
 def grown(
-    model: OpenVLAForActionPrediction, tokenizer: PreTrainedTokenizerFast
+    model: OpenVLAForActionPrediction, tokenizer: PreTrainedTokenizerFast, layers: int = LAYERS
 ) -> OpenVLAForActionPrediction:
-    """A policy of `LAYERS` layers that says what a shallower one says.
+    """A policy of so many layers that says what a shallower one says.
 
     Behind each layer stand copies of it that add nothing yet (block expansion, Wu et al. 2024): a
     deep narrow model learns the longer the deeper it is, and costs as much in every step.
     """
     config: Any = model.config
-    deep = build(tokenizer, config.norm_stats[KEY]["action"])
+    deep = build(tokenizer, config.norm_stats[KEY]["action"], layers)
     old, new = (one.language_model.model.layers for one in (model, deep))
     copies = len(new) // len(old)
     weights = {k: v for k, v in model.state_dict().items() if ".layers." not in k}

@@ -31,9 +31,16 @@ def figures(episodes: Sequence[DrivenEpisode], space: ActionSpace) -> dict[str, 
     return {name: round(value, 4) for name, value in {**report, **held(episodes)}.items()}
 
 
-def acceptance(target: Any, head: Any, processor: Any, episodes: Sequence[DrivenEpisode]) -> float:
+def acceptance(
+    target: Any,
+    head: Any,
+    processor: Any,
+    episodes: Sequence[DrivenEpisode],
+    recipe: str = "eagle",
+    **options: Any,
+) -> float:
     """Tokens per round of greedy chains of six drafted tokens, over all moments of episodes."""
-    fast = accelerate(target, "eagle", drafter=head, processor=processor, length=6)
+    fast = accelerate(target, recipe, drafter=head, processor=processor, length=6, **options)
     tokens = rounds = 0
     for one in episodes:
         for picture in one.pictures:

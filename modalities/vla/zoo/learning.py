@@ -13,14 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from mmspec.codes.actions import ActionSpace
+from mmspec.codes.actions import ActionCodes, ActionSpace
 from mmspec.modalities.vla.zoo.architecture import PATCH, PIXELS, PROMPT, WIDTH
 from mmspec.modalities.vla.zoo.frames import TableFrames
 from mmspec.training.fitting import Course, Fall, divided, fit, shuffled
 from mmspec.zoo.boards import BOARD_CLASSES, board, board_loss
 
 _POSE = np.array([0.3, 0.3, 0.25, 1.0, 1.0, 1.0, 1.0])  # what makes poses even
-_WIDTH = 1.0  # bins: how far the law that is taught spreads around the expert's value
+_WIDTH = 4.0  # bins: how far the law that is taught spreads around the expert's value
+_OFF = 5.0  # bins: how far what is read of an answer is off
+_FORESIGHT = 0.3  # what foresight weighs beside what is said
+_UNIT = 10.0  # bins that an action foreseen is off count as one
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ class ActionTeacher:
 
 def shaken(actions: Tensor, generator: np.random.Generator) -> Tensor:  # (M, 7)
     """Answers as a policy would give them: off by some bins."""
-    off = torch.from_numpy(generator.normal(0, 1.5 * _WIDTH * 2 / 255, tuple(actions.shape)))
+    off = torch.from_numpy(generator.normal(0, _OFF * 2 / 255, tuple(actions.shape)))
     off[:, 6] = 0
     return (actions + off).clamp(-1, 1)
 
@@ -188,15 +191,21 @@ def learn_to_act(
 ) -> None:
     """Train a policy to say the expert's actions; `aim` weighs finding goal and hand midway.
 
-    Towers whose features the teacher holds stay as they are.
+    Each state is to tell the rest of the action too (see `foresight_loss`), so that a small head
+    can draft it. Towers whose features the teacher holds stay as they are.
     """
-    compass = nn.Linear(WIDTH, 9)
+    compass, ahead = nn.Linear(WIDTH, 9), nn.Linear(WIDTH, 7)
+    for told in (compass, ahead):  # at first they change nothing of what is there
+        nn.init.zeros_(told.weight)
 
     def loss_of(item: ActionBatch) -> Tensor:
         hidden, midway = states(model, item)
-        found = action_loss(model.language_model.lm_head(hidden), item.actions, teacher.space)
+        logits = model.language_model.lm_head(hidden)
+        found = action_loss(logits, item.actions, teacher.space)
         off = functional.mse_loss(compass(midway), item.aims)
-        return found.mean() + aim * off
+        guesses = ahead(hidden)
+        later = foresight_loss(guesses, logits, item.actions, teacher.space.codes)
+        return found.mean() + aim * off + _FORESIGHT * later
 
     parts = [model.projector, model.language_model]
     layers = [model.language_model.model.layers]
@@ -204,7 +213,8 @@ def learn_to_act(
         parts, layers = [model], [*layers, model.vision_backbone]
     learnt = used_by(nn.ModuleList(parts))
     matrices = [p for p in divided(nn.ModuleList(layers), [])[0] if is_in(p, learnt)]
-    others = [p for p in [*learnt, *compass.parameters()] if not is_in(p, matrices)]
+    told = [*compass.parameters(), *ahead.parameters()]
+    others = [p for p in [*learnt, *told] if not is_in(p, matrices)]
     fit(others, teacher.batches(batch, course.seed), loss_of, fall, "act", course, matrices)
 
 
@@ -233,6 +243,25 @@ def states(model: Any, item: ActionBatch) -> tuple[Tensor, Tensor]:
     ).last_hidden_state
     hook.remove()
     return out.flatten(0, 1)[item.answers], kept[0].flatten(0, 1)[item.answers[:, 0]]
+
+
+def foresight_loss(guesses: Tensor, logits: Tensor, actions: Tensor, codes: ActionCodes) -> Tensor:
+    """How far guesses of components not yet said are off, from the expert's and the policy's own.
+
+    guesses: (M, 7, 7), of each component at each token; logits: (M, 7, V); actions: (M, 7)
+    normalised. The policy's own are the means of its laws, which are drawn towards what it guessed
+    before: what it says later is what it had in mind.
+    """
+    ids = codes.vocabulary - 1 - torch.arange(codes.bins - 1)
+    own = logits[..., ids].float().softmax(-1) @ codes.centers.float()
+    later = torch.ones(7, 7, dtype=torch.bool).triu()
+    scale = (codes.bins - 1) / 2 / _UNIT
+
+    def off(values: Tensor) -> Tensor:
+        wanted = values[:, None].expand_as(guesses)[:, later].float()
+        return functional.smooth_l1_loss(scale * guesses[:, later], scale * wanted)
+
+    return off(actions) + off(own)
 
 
 def action_loss(logits: Tensor, actions: Tensor, space: ActionSpace) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ from transformers import GenerationConfig
 from mmspec.codes.actions import ActionCodes, ActionSpace
 from mmspec.codes.trajectories import Trajectories
 from mmspec.modalities.families import reader as reader_of
-from mmspec.modalities.vla.zoo.architecture import FIRST, HALF, KEY, build, build_tokenizer, grown
+from mmspec.modalities.vla.zoo.architecture import (
+    FIRST,
+    HALF,
+    KEY,
+    LAYERS,
+    NEXT,
+    build,
+    build_tokenizer,
+    grown,
+)
 from mmspec.modalities.vla.zoo.driving import DrivenEpisode, drive
 from mmspec.modalities.vla.zoo.evaluate import acceptance, figures
 from mmspec.modalities.vla.zoo.frames import frames, statistics
@@ -23,8 +33,9 @@ from mmspec.modality import Entry
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.models.prismatic_processor import PrismaticProcessor
 from mmspec.training.fitting import Course, Fall
-from mmspec.training.heads import Lesson, learn_head
+from mmspec.training.heads import Lesson
 from mmspec.training.reporting import Report
+from mmspec.training.self_fed import learn_hass
 from mmspec.zoo.training import kept, teacher
 
 ABOUT = """\
@@ -32,24 +43,26 @@ Reaches for things of the Scene world on a table (`mmspec.modalities.vla.worlds`
 and seen from above; knows no other world.
 
 A policy learned from a scripted expert by behaviour cloning: first its towers to see, then a
-shallow language model to say the expert's actions, then a deeper one grown from it. A head learned
-from what its target does; beside it lie trajectories of the target, for drafts by retrieval.
+shallow language model to say the expert's actions, then deeper ones grown from it. Its states also
+learn to tell the rest of the action, so that they can be continued. A head learned from what its
+target does; beside it lie trajectories of the target, for drafts by retrieval.
 """
 NOTES = """\
 `success` is the share of episodes on held-out scenes in which the gripper closes on the named
 thing, with its 95 % interval (Wilson); `bits` are the mean entropy of the law of each component;
 `hold last accepted` is how many of the seven components the last action has right from the front,
 exactly or within so many bins (the gripper exactly). `acceptance length` is tokens per round of
-greedy chain speculation with six drafted tokens, on the held-out scenes. Measured on the float16
-weights, run in float32.
+greedy chain speculation with six drafted tokens, on the held-out scenes, exactly or with components
+but the gripper within so many bins. Measured on the float16 weights, run in float32.
 """
 HELD_OUT = 100
 BATCH, SEEN_AT_ONCE = 32, 64
 SCENES, EACH = 6000, 3  # training scenes, and pictures of each
 SEEING = Fall(1600, 2e-3)
 ACTING = Fall(1450, 2e-3)  # of the shallow policy
-DEEPENING = Fall(1340, 9e-4)  # of the deep one, towers and all
-POOL, HEAD_BATCH, HEAD = 160, 16, Fall(1500, 3e-3)  # episodes that a head learns from
+DEEPENING = {NEXT: Fall(1540, 9e-4), LAYERS: Fall(750, 7e-4)}  # of deeper ones, towers and all
+POOL, HEAD_BATCH, HEAD = 160, 16, Fall(2400, 3e-3)  # episodes that a head learns from
+PASSES = 6  # of a head over each lesson, on states of its own: as many as it drafts
 STORED = 80  # of them are kept beside the head
 
 
@@ -70,7 +83,11 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
         return figures(episodes, space)
     target, ears = teacher(entry.target), processor(entry, folder)
     episodes = drive(target, ears, space_of(target), "held-out", range(max(1, count // 5)))
-    return {"acceptance_length": acceptance(target, load(entry, folder), ears, episodes)}
+    of = (target, load(entry, folder), ears, episodes)
+    return {
+        "acceptance_length": acceptance(*of),
+        "acceptance_length_within_9": acceptance(*of, "spec-vla", radius=9),
+    }
 
 
 def space_of(model: Any) -> ActionSpace:
@@ -88,14 +105,15 @@ def _policy(folder: Path, course: Course) -> dict[str, Any]:
     learn_to_see(model, taught, SEEN_AT_ONCE, SEEING, course)
     lessons = ActionTeacher(taught, model, tokenizer, space_of(model), looks(model, taught))
     learn_to_act(model, lessons, BATCH, ACTING, course)
-    deep = grown(model, tokenizer).train()
-    lessons = ActionTeacher(taught, deep, tokenizer, space_of(deep))
-    with kept(lambda: save(deep, tokenizer, folder)):
-        learn_to_act(deep, lessons, BATCH, DEEPENING, course.later(1))
+    for number, (layers, fall) in enumerate(DEEPENING, 1):
+        model = grown(model, tokenizer, layers).train()
+        lessons = ActionTeacher(taught, model, tokenizer, space_of(model))
+        with kept(partial(save, model, tokenizer, folder)):
+            learn_to_act(model, lessons, BATCH, fall, course.later(number))
     return {
-        "steps": sum(course.cut(fall.steps) for fall in (ACTING, DEEPENING)),
+        "steps": sum(course.cut(fall.steps) for fall in (ACTING, *DEEPENING.values())),
         "pictures": len(taught),
-        "parameters": sum(p.numel() for p in deep.parameters()),
+        "parameters": sum(p.numel() for p in model.parameters()),
     }
 
 
@@ -129,7 +147,8 @@ def _head(entry: Entry, folder: Path, course: Course) -> dict[str, Any]:
 
     with kept(finish):
         steps = course.cut(HEAD.steps)
-        learn_head(reader_of(target), head, taught, steps, HEAD.rate, course.progress)
+        settings = {"passes": PASSES, "weight": 1.0, "top_weight": 0.0}
+        learn_hass(reader_of(target), head, taught, steps, HEAD.rate, course.progress, **settings)
     return {
         "steps": course.cut(HEAD.steps),
         "parameters": sum(p.numel() for p in head.parameters()),

@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from mmspec.codes.actions import ActionCodes, ActionSpace
-from mmspec.modalities.vla.worlds.arm import moved
+from mmspec.modalities.vla.worlds.arm import moved, tilt
 from mmspec.modalities.vla.worlds.expert import table_expert
 from mmspec.modalities.vla.zoo.architecture import (
     HALF,
@@ -20,7 +20,13 @@ from mmspec.modalities.vla.zoo.architecture import (
     grown,
 )
 from mmspec.modalities.vla.zoo.frames import TableFrames, frames, statistics
-from mmspec.modalities.vla.zoo.learning import ActionTeacher, action_loss, looks, states
+from mmspec.modalities.vla.zoo.learning import (
+    ActionTeacher,
+    action_loss,
+    foresight_loss,
+    looks,
+    states,
+)
 from mmspec.modalities.vla.zoo.train import space_of
 from mmspec.models.prismatic_processor import PrismaticProcessor
 from mmspec.training.fitting import Course
@@ -85,7 +91,7 @@ def test_a_grown_policy_says_what_the_shallow_one_says(
         np.arange(3), np.random.default_rng(0)
     )
     deep = grown(model, tokenizer).train(False)
-    assert len(deep.language_model.model.layers) == LAYERS >= 12
+    assert len(deep.language_model.model.layers) == LAYERS >= 24
     with torch.no_grad():
         assert_close(states(deep, item)[0], states(model, item)[0], atol=1e-5, rtol=1e-4)
         for layer in deep.language_model.model.layers:
@@ -100,14 +106,44 @@ def test_the_law_that_is_taught_peaks_at_the_experts_tokens() -> None:
 
     def loss_at(values: torch.Tensor) -> torch.Tensor:
         ids = space.tokens(values)
-        logits = -((torch.arange(300) - ids[..., None]).square() / 2.0)
+        logits = -((torch.arange(300) - ids[..., None]).square() / 32.0)
         return action_loss(logits, actions, space)
 
     right = loss_at(actions)
     for off in (0.05, -0.05):
         wrong = loss_at(actions + off)
         assert (wrong[1:5] > right[1:5] + 1).all()
-    assert right.max() < 2
+    assert right.max() < 3
+
+
+def test_foresight_is_least_where_guess_expert_and_policy_agree() -> None:
+    """It asks at each token for what is not said yet, and moves the guess and the policy."""
+    codes = ActionCodes(300)
+    actions = codes.centers[torch.tensor([[3, 40, 90, 127, 128, 200, 250]])].float()
+    logits = torch.zeros(1, 7, 300)
+    logits[0, torch.arange(7), codes.encode(actions)[0]] = 50.0
+    guesses = actions[:, None].expand(1, 7, 7).clone()
+    assert foresight_loss(guesses, logits, actions, codes) < 1e-6
+    before = torch.ones(7, 7).tril(-1).bool()
+    guesses[:, before] += 0.5  # what was said already is not asked for
+    assert foresight_loss(guesses, logits, actions, codes) < 1e-6
+    for row, column in ((0, 6), (3, 3)):
+        wrong = guesses.clone().requires_grad_()
+        said = (logits / 25).requires_grad_()
+        with torch.no_grad():
+            wrong[0, row, column] += 0.2
+        loss = foresight_loss(wrong, said, actions, codes)
+        loss.backward()
+        assert loss > 0.01
+        assert wrong.grad is not None
+        assert said.grad is not None
+        assert wrong.grad[0, row, column] > 0
+        assert said.grad[0, column].abs().max() > 0
+
+
+def test_the_wrist_leans_as_no_picture_could_tell_otherwise(taught: TableFrames) -> None:
+    for pose in taught.poses:
+        np.testing.assert_allclose(pose[3:5], tilt(*map(float, pose[:3])))
 
 
 def test_frames_hold_the_experts_actions_for_every_thing(taught: TableFrames) -> None:

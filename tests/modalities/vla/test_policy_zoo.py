@@ -31,9 +31,9 @@ def test_files_are_small_and_the_target_is_deep(policy: Any) -> None:
         name: sum(one.stat().st_size for one in zoo.path(name).glob("*.safetensors"))
         for name in ("vla", "vla-drafter")
     }
-    assert sizes["vla"] <= 3_000_000
+    assert sizes["vla"] <= 4_500_000
     assert sizes["vla-drafter"] <= 500_000
-    assert len(policy.language_model.model.layers) >= 12
+    assert len(policy.language_model.model.layers) >= 24
     for layer in policy.language_model.model.layers:  # none of them adds nothing
         assert layer.self_attn.o_proj.weight.abs().max() > 1e-3
         assert layer.mlp.down_proj.weight.abs().max() > 1e-3
