@@ -15,6 +15,7 @@ from mmspec.errors import reading
 from mmspec.modalities import examining
 from mmspec.modalities.examining import Bind, both
 from mmspec.modality import Finding, Outcome
+from mmspec.models.heads.aasd import AasdHead
 from mmspec.models.heads.action_slots import ActionSlots
 from mmspec.models.heads.dream import DreamHead
 from mmspec.models.heads.eagle3 import Eagle3Head
@@ -29,7 +30,7 @@ from mmspec.targets.reader import Reader
 
 HEADS: tuple[Any, ...] = (  # on the states of a target
     *(FeatureHead, Eagle3Head, MultiTokenHeads, MedusaHeads, HydraHeads, KangarooAdapter),
-    *(DreamHead, ElasticHead, ActionSlots),
+    *(DreamHead, ElasticHead, AasdHead, ActionSlots),
 )
 
 

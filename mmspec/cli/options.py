@@ -50,7 +50,8 @@ class Choice:
         None, "Thins what the drafter sees: NAME or NAME:keep=0.25, of `mmspec compressors`."
     )
     kv: str | None = setting(
-        None, "Keys and values that the target drafts on: same, sparse:tokens=512, text, tokens."
+        None,
+        "Keys and values that the target drafts on: same, sparse:tokens=512, text, pooled, tokens.",
     )
     window: int | None = setting(None, "States that a round moves a chain at most.", min=1)
     max_rows: int | None = setting(None, "Rows of the network at a time.", min=1)

@@ -38,6 +38,7 @@ VIEWS: list[dict[str, Any]] = [
     {"kv": "sparse:tokens=5"},
     {"kv": "sparse:tokens=0"},
     {"kv": "text"},
+    {"kv": "pooled:tokens=2"},
     {"kv": "tokens", "compressor": "top-p-uniform:keep=0.3"},
     {"kv": "tokens", "compressor": "average-pool"},
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from mmspec.compressors.contract import Compressor
 from mmspec.declared import declared
 from mmspec.drafters.neural.sight import TargetFeatures, checked
+from mmspec.models.heads.aasd import KvProjector, run_means
 from mmspec.naming import parameters
 from mmspec.recipe import Kit
 from mmspec.targets.backbone import ROOM, Backbone
@@ -135,12 +136,87 @@ class TokensKv(Kv):
         return _gathered(context, reader, {layer: kept for layer in layers})
 
 
-KV: Mapping[str, type[Any]] = {"same": SameKv, "sparse": SparseKv, "text": TextKv}
+@dataclass(frozen=True)
+class PooledKv(Kv):
+    """Text, and of every picture `tokens` means over runs of its keys and values.
+
+    What the projection of AASD (Yang et al. 2025) begins as. Pictures of no more slots stay as they
+    are.
+    """
+
+    tokens: int = 64
+    sees: ClassVar[str] = "pooled target-memory"
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ValueError(f"tokens={self.tokens} is no number of means; give 1 or more")
+
+    def open(self, context: Context, reader: Reader, layers: Sequence[int]) -> KvView | None:
+        def pooled(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            means = run_means(self.tokens, keys.shape[1]).to(keys)
+            return means @ keys, means @ values
+
+        return _projected(context, reader, layers, self.tokens, pooled)
+
+
+@dataclass(frozen=True, eq=False)
+class ProjectedKv(Kv):
+    """Text, and of every picture what a learned projection along its tokens makes (AASD).
+
+    Yang et al. 2025. The same weights for all layers that are asked for.
+    """
+
+    projector: KvProjector
+    sees: ClassVar[str] = "projected target-memory"
+
+    def open(self, context: Context, reader: Reader, layers: Sequence[int]) -> KvView | None:
+        return _projected(context, reader, layers, self.projector.slots, self.projector)
+
+
+def pictures_of(visual: Tensor) -> list[Tensor]:
+    """Slots (n,) of visual tokens, picture by picture; pictures that touch are one."""
+    ends = (visual.diff() > 1).nonzero()[:, 0] + 1
+    return [one for one in visual.tensor_split(ends.cpu()) if len(one)]
+
+
+def _projected(
+    context: Context,
+    reader: Reader,
+    layers: Sequence[int],
+    count: int,
+    project: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> KvView | None:
+    """A view in which the last `count` slots of every larger picture hold what it is made into."""
+    text, visual = _slots(context, reader)
+    pictures = [pictures_of(own) for own in visual]
+    if not any(len(one) > count for row in pictures for one in row):
+        return None
+    kept = [
+        torch.cat((own, *(one[-count:] for one in row))).sort().values
+        for own, row in zip(text, pictures, strict=True)
+    ]
+    view = _gathered(context, reader, {layer: [own[None] for own in kept] for layer in layers})
+    width = max(map(len, kept))
+    for layer in layers:
+        source, into = _memory(context).cache.layers[layer], view.memory.cache.layers[layer]
+        for row, own in enumerate(kept):
+            for one in pictures[row]:
+                if len(one) > count:
+                    where = torch.searchsorted(own, one[-count:]) + width - len(own)
+                    made = project(source.keys[row][:, one], source.values[row][:, one])
+                    into.keys[row][:, where], into.values[row][:, where] = made
+    return view
+
+
+KV: Mapping[str, type[Any]] = {
+    **{"same": SameKv, "sparse": SparseKv, "text": TextKv},
+    "pooled": PooledKv,
+}
 NAMES = (*KV, "tokens")
 
 
 def kv_of(kit: Kit) -> Kv:
-    """What `kit.kv` names: "same", "text", "sparse:tokens=256", "tokens", or an object.
+    """What `kit.kv` names: "same", "text", "sparse:tokens=256", "pooled", "tokens", or an object.
 
     "tokens" takes those that `kit.compressor` leaves. Raises ValueError for unknown names, and for
     a compressor that nothing would take.
@@ -154,7 +230,7 @@ def kv_of(kit: Kit) -> Kv:
         if name not in KV:
             raise ValueError(f"kv={kit.kv!r} is not known; choose one of {', '.join(NAMES)}")
         if KV[name] is not SameKv:
-            _check_viewable(kit.target)
+            check_viewable(kit.target)
         found = KV[name](**parameters(rest, {f.name: f.default for f in fields(KV[name])}, name))
     if kit.compressor is not None:
         raise ValueError(
@@ -164,7 +240,7 @@ def kv_of(kit: Kit) -> Kv:
     return found
 
 
-def _check_viewable(target: Reader) -> None:
+def check_viewable(target: Reader) -> None:
     """Refuse a target without one memory to look into. Raises ValueError."""
     if not isinstance(target, Backbone):
         raise ValueError(
@@ -174,7 +250,7 @@ def _check_viewable(target: Reader) -> None:
 
 
 def _tokens(kit: Kit) -> TokensKv:
-    _check_viewable(kit.target)
+    check_viewable(kit.target)
     if kit.compressor is None:
         names = "compressor='top-p-uniform:keep=0.25' or another of `mmspec compressors`"
         raise ValueError(f"kv='tokens' reads what a compressor leaves; give {names}")
