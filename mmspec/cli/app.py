@@ -242,6 +242,9 @@ def train(
         Path | None,
         typer.Option("--head", "--drafter", help="A head, or a small model, to begin with."),
     ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="A folder to keep the target's states in; a new one.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1)] = 2000,
     batch: Annotated[int, typer.Option(min=1, help="Questions read together.")] = 8,
     accumulate: Annotated[int, typer.Option(min=1, help="Batches of a step.")] = 1,

@@ -18,6 +18,7 @@ from mmspec.recipe import Recipe
 from mmspec.targets.reader import Reader
 from mmspec.training.answers import TaughtAnswer
 from mmspec.training.conversations import Question
+from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.head_trainer import Shuffle
 from mmspec.training.heads import Lesson
 
@@ -139,8 +140,10 @@ class Lessons:
         answers: Sequence[TaughtAnswer],
         batch: int,
         seed: int,
+        cache: FeatureCache | None = None,
     ) -> None:
         self.teacher, self.questions, self.answers = teacher, questions, answers
+        self.cache = cache
         sizes = [one.prompt + len(one.tokens) for one in answers]
         sorts = [bool(questions[one.question].pictures) for one in answers]
         self.shuffle = Shuffle(sizes, sorts, batch, seed)
@@ -157,7 +160,8 @@ class Lessons:
         inputs = self.teacher.inputs(asked, [self.teacher.opened(one) for one in asked])
         width = max(len(one.tokens) for one in chosen)
         rows = [[*one.tokens, *[-1] * (width - len(one.tokens))] for one in chosen]
-        return Lesson(inputs, torch.tensor(rows, device=self.teacher.reader.device))
+        tokens = torch.tensor(rows, device=self.teacher.reader.device)
+        return Lesson(inputs, tokens, self.cache, [one.question for one in chosen])
 
     def counts(self) -> torch.Tensor:  # (V,) int64
         """How often each token is said."""

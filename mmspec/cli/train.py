@@ -8,8 +8,9 @@ OUT/checkpoint.safetensors           all that the next step depends on
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,8 +37,10 @@ from mmspec.models.fingerprint import agree, fingerprint
 from mmspec.models.folder import configuration
 from mmspec.recipe import Recipe
 from mmspec.training import checkpoints
-from mmspec.training.answers import collect
+from mmspec.training.answers import TaughtAnswer, collect
 from mmspec.training.conversations import Question, digest, read_questions
+from mmspec.training.feature_cache import FeatureCache
+from mmspec.training.feature_size import cache_bytes, check_space, wanted_features
 from mmspec.training.head_trainer import HeadTrainer, TrainingSettings
 
 STATE, PLAN, ANSWERS = "checkpoint.safetensors", "training.json", "answers.jsonl"
@@ -55,6 +58,7 @@ class TrainOptions:
     images: Path | None = None
     answers: str = "target"
     head: Path | None = None
+    cache: Path | None = None
     steps: int = 2000
     batch: int = 8
     accumulate: int = 1
@@ -132,9 +136,15 @@ class _Training:
         assert recipe.training is not None
         self.rate = recipe.training.rate if asked.rate is None else asked.rate
         self.history: list[dict[str, Any]] = []
+        self.tap = ""  # the features that are cached
+        self.cache: FeatureCache | None = None
 
     def run(self) -> None:
         asked = self.asked
+        if asked.cache is not None:  # what no cache can hold is refused now
+            head = self._head(torch.ones(self.teacher.reader.vocabulary, dtype=torch.int64))
+            assert self.recipe.training is not None
+            self.tap = wanted_features(self.recipe.training, self.teacher.reader, head)
         self._begin()
         with progress(asked.json) as bar:
             answers = collect(
@@ -157,11 +167,34 @@ class _Training:
                     "others; give more data"
                 )
             seed = asked.seed
-            lessons = Lessons(self.teacher, self.questions, learnt, asked.batch, seed)
+            self.cache = self._cache(learnt)
+            how = (asked.batch, seed, self.cache)
+            lessons = Lessons(self.teacher, self.questions, learnt, *how)
             trainer = self._trainer(lessons.counts())
             self._steps(trainer, lessons, bar)
             self._save(trainer.learnt())
         self._report(learnt, left_out)
+
+    def _cache(self, learnt: Sequence[TaughtAnswer]) -> FeatureCache | None:
+        """The features on disk, with what they take said before any is written."""
+        asked, reader = self.asked, self.teacher.reader
+        if asked.cache is None:
+            return None
+        said = hashlib.sha256(repr([(one.question, one.tokens) for one in learnt]).encode())
+        pictures = sorted({picture for one in self.questions for picture in one.pictures})
+        sizes = [(one.name, one.stat().st_size) for one in pictures if one.is_file()]
+        owner = {
+            "data": digest(asked.data),
+            "answers": said.hexdigest(),
+            "pictures": hashlib.sha256(repr(sizes).encode()).hexdigest(),
+            "dtype": f"{reader.model.dtype}, bf16={asked.bf16}",
+        }
+        cache = FeatureCache(asked.cache, owner, fingerprint(reader))
+        size = cache_bytes(reader, self.tap, ((one.prompt, len(one.tokens)) for one in learnt))
+        check_space(asked.cache, size, cache.shards)
+        if not asked.json:
+            console().print(f"feature cache {asked.cache}: {size / 2**30:.3g} GiB", markup=False)
+        return cache
 
     def _answering(self) -> AnswerSettings:
         asked = self.asked
@@ -241,6 +274,8 @@ class _Training:
                 last = {**found, "acceptance": self._judge(trainer)}
                 self.history.append(last)
                 total = 0.0
+                if self.cache is not None:
+                    self.cache.flush()  # so that going on reads the very same
                 content = {"taken": trainer.taken, "history": self.history}
                 checkpoints.write(self.out / STATE, trainer.state(), content)
         except KeyboardInterrupt as stopped:

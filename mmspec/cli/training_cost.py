@@ -10,6 +10,7 @@ import torch
 
 from mmspec.cli.taught import beginning
 from mmspec.training.conversations import Question
+from mmspec.training.feature_size import cache_bytes, wanted_features
 
 PROBED = 32  # questions that are tokenised to say how long prompts are
 
@@ -35,7 +36,13 @@ def cost(asked: Any, recipe: Any, teacher: Any, questions: Sequence[Question]) -
     read = asked.batch * longest * width * (8 + 2 * layers * each)
     said = asked.batch * asked.max_new_tokens * reader.vocabulary * 12
     mean = sum(prompts) / max(len(prompts), 1)
-    states = (mean * len(questions) + answers) * width * each
+    stored: dict[str, Any] = {}
+    if recipe.training.reads_states or asked.cache is not None:
+        tap = "hidden" if asked.cache is None else wanted_features(recipe.training, reader, head)
+        size_on_disk = cache_bytes(reader, tap, [(mean * len(questions), answers)])
+        name = "states of the target, not stored, GiB"
+        name = name if asked.cache is None else "feature cache, at most about, GiB"
+        stored[name] = size_on_disk / 2**30
     return {
         "recipe": recipe.name,
         "head parameters": size,
@@ -49,7 +56,7 @@ def cost(asked: Any, recipe: Any, teacher: Any, questions: Sequence[Question]) -
         "tokens of a prompt, mean and most": [mean, max(prompts, default=0)],
         "measured on, unreadable": [len(prompts), broken],
         "tokens of answers, at most": answers,
-        "states of the target, not stored, GiB": states / 2**30,
+        **stored,
         "passes over the data": asked.steps * asked.batch * asked.accumulate / len(questions),
     }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,15 @@ def write(file: Path, tensors: Mapping[str, Tensor], content: Mapping[str, Any])
         ) from error
 
 
-def read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write` wrote. Raises ValueError for a damaged file."""
+def read(
+    file: Path, names: Collection[str] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write` wrote, or of the tensors these. Raises ValueError for a damaged file."""
     try:
         with safe_open(file, "pt") as opened:
             content = json.loads(opened.metadata()[KEY])
-            return {name: opened.get_tensor(name) for name in opened.keys()}, content  # noqa: SIM118
+            wanted = list(opened.keys()) if names is None else names
+            return {name: opened.get_tensor(name) for name in wanted}, content
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{file} is no checkpoint that can be read ({error}); remove it to begin anew"

@@ -8,7 +8,7 @@ head.save_pretrained(folder)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +28,7 @@ from mmspec.targets.causal import questions
 from mmspec.targets.hooks import HiddenStateHook, LayerStatesHook, wanted_layers
 from mmspec.targets.memory import block
 from mmspec.targets.reader import Reader
+from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.reporting import Report, silent
 from mmspec.training.trainable import HeadTraining, learn
 
@@ -43,6 +44,8 @@ class Lesson:
 
     inputs: Mapping[str, Any]
     tokens: Tensor
+    cache: FeatureCache | None = None  # of what the target makes of it
+    questions: Sequence[int] = ()  # that the rows are in there
 
 
 def learn_head(
@@ -145,8 +148,33 @@ def read_lesson(
 ) -> ReadLesson:
     """Let the target read a lesson, and note features and attention of these names.
 
-    `beside` is entered while it reads what was said.
+    `beside` is entered while it reads what was said. A lesson with a cache is read from there,
+    where it has all of its rows, and noted there where not. Raises ValueError for attention of
+    such a lesson, or what is `beside` it: no cache holds those.
     """
+    cache = lesson.cache
+    if cache is None:
+        return _read_by_target(reader, lesson, tap, attention, beside)
+    if attention or beside is not None:
+        raise ValueError(
+            "this head is taught more of the target than hidden states (attention, or states of "
+            "several layers), which no cache holds; drop --cache"
+        )
+    if not all(cache.known(tap, one) for one in lesson.questions):
+        cache.keep(lesson.questions, _read_by_target(reader, lesson, tap, attention, beside), tap)
+    tokens, real = lesson.tokens.clamp_min(0), lesson.tokens >= 0
+    ids = _ids(lesson.inputs, tokens, len(tokens))
+    prompt, after = cache.rows(lesson.questions, ids, real, reader.embed(tokens))
+    return ReadLesson(prompt, after, real)
+
+
+def _read_by_target(
+    reader: Reader,
+    lesson: Lesson,
+    tap: str,
+    attention: frozenset[str],
+    beside: AbstractContextManager[Any] | None,
+) -> ReadLesson:
     tokens = lesson.tokens.clamp_min(0)
     layers = wanted_layers({tap}).get(tap, ())
     tapped = _tap(reader, lesson, attention)

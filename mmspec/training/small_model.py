@@ -15,7 +15,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -152,6 +152,7 @@ class SmallModelTraining:
     rate: float = 2e-4
     aligning: float = ALIGNING
     loss: Callable[[Reader, Any, Lesson], Tensor] = answer_loss
+    reads_states: ClassVar[bool] = False
 
     def begin(self, target: Reader, counts: Tensor, **changes: Any) -> TaughtModel:
         """A small model from nothing; `changes` are of the configuration of the target's text."""

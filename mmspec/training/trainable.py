@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,8 @@ class DrafterTraining(Protocol):
     def check(self) -> Callable[[Any, Reader], None]: ...  # raises ValueError for another target's
     @property
     def rate(self) -> float: ...
+    @property
+    def reads_states(self) -> bool: ...  # whether the loss reads the target's hidden states
     def opened(
         self, folder: Path, kinds: Sequence[DraftModelKind], target: Reader, **changes: Any
     ) -> nn.Module:
@@ -79,6 +81,7 @@ class HeadTraining:
     floor: float = 0.02
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 0.5
+    reads_states: ClassVar[bool] = True
 
     def settings(self, steps: int) -> dict[str, Any]:
         """Those of a `Descent` of so many steps."""

@@ -172,6 +172,34 @@ def test_a_head_of_any_class_drafts_on_the_command_line(
     assert "target-states" in json.dumps(found)
 
 
+def test_a_cache_of_features_changes_nothing(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two epochs, and killed in the second: the same file of weights, and losses as without."""
+    how = ("--steps", "8", "--every", "3", "--rate", "0.003")
+    found = run(capsys, *_asked(root, tmp_path / "bare", *how))
+    kept = run(capsys, *_asked(root, tmp_path / "kept", *how, "--cache", str(tmp_path / "a")))
+    for mine, theirs in zip(kept["history"][1:], found["history"][1:], strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=0.01)
+    cached = _asked(root, tmp_path / "cut", *how, "--cache", str(tmp_path / "b"))
+    with stopped(5, KeyboardInterrupt()):
+        main(cached)
+    assert run(capsys, *cached)["history"] == kept["history"]
+    ours, theirs = (load_file(tmp_path / one / "model.safetensors") for one in ("kept", "cut"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    other = _asked(root, tmp_path / "other", *how, "--cache", str(tmp_path / "a"), "--seed", "1")
+    line = fail(capsys, *other)[1]  # other questions are held out
+    assert "was made with other answers; give --cache another folder" in line
+    dry = run(capsys, *_asked(root, tmp_path / "new", "--dry-run", "--cache", str(tmp_path / "c")))
+    assert dry["feature cache, at most about, GiB"] > 0
+    assert not (tmp_path / "c").exists()
+    tight = _asked(root, tmp_path / "tight", *how, "--cache", str(tmp_path / "d"), "--json")
+    with _files_up_to(20_000):
+        line = fail(capsys, *tight)[1]
+    assert "cannot be written" in line
+    assert not [*(tmp_path / "d").glob("*.part")]
+
+
 def test_a_text_model_learns_what_it_says_itself(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,133 @@
+"""A cache on disk teaches what the target teaches, and is never another's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmspec import recipes
+from mmspec.models.fingerprint import fingerprint
+from mmspec.training.feature_cache import FeatureCache
+from mmspec.training.feature_size import cache_bytes, check_space, wanted_features
+from mmspec.training.heads import Lesson
+from mmspec.training.trainable import DrafterTraining
+from tests import toys
+from tests.drafters.heads import answer
+from tests.toys.readers import backbone
+from tests.training.test_trainable import untrained
+
+OWNER = {"data": "d"}
+
+
+def _lessons(model: Any, cache: FeatureCache | None) -> list[Lesson]:
+    """Both rows of a ragged batch, each alone without padding, and both in another order."""
+    whole, _ = answer(model, toys.inputs("llava", batch=2, ragged=True), 9)
+    whole.tokens[1, 6:] = -1
+    pads = [int((row == 0).sum()) for row in whole.inputs["attention_mask"]]
+    assert sum(pads) > 0
+
+    def alone(row: int) -> Lesson:
+        size = int((whole.tokens[row] >= 0).sum())
+        cut = {name: one[row : row + 1] for name, one in whole.inputs.items()}
+        ids = {name: cut[name][:, pads[row] :] for name in ("input_ids", "attention_mask")}
+        return Lesson({**cut, **ids}, whole.tokens[row : row + 1, :size], cache, (row,))
+
+    flipped = {name: one.flip(0) for name, one in whole.inputs.items()}
+    both = replace(whole, cache=cache, questions=(0, 1))
+    other = Lesson(flipped, whole.tokens.flip(0), cache, (1, 0))
+    return [both, alone(0), other, alone(1), both]
+
+
+def _training(recipe: str) -> DrafterTraining:
+    found: DrafterTraining | None = recipes.get(recipe).training
+    assert found is not None
+    return found
+
+
+def _losses(recipe: str, model: Any, cache: FeatureCache | None) -> list[float]:
+    trainer = untrained(recipe, model)
+    return [trainer.step([partial(replace, one)]) for one in _lessons(model, cache)]
+
+
+@pytest.mark.parametrize("recipe", ["eagle-2", "eagle-3", "vispec", "kangaroo", "hydra", "medusa"])
+def test_losses_are_those_without_a_cache(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of rows in other batches; a second training asks the target for nothing."""
+    model = toys.model("llava")
+    reader = backbone(model)
+    expected = _losses(recipe, model, None)
+    cache = FeatureCache(tmp_path, OWNER, fingerprint(reader))
+    assert _losses(recipe, model, cache) == pytest.approx(expected, abs=2e-4)
+    cache.flush()
+    there = FeatureCache(tmp_path, OWNER, fingerprint(reader))
+    lessons = _lessons(model, there)
+    monkeypatch.setattr(type(reader), "prefill", None)
+    trainer = untrained(recipe, model)
+    again = [trainer.step([partial(replace, one)]) for one in lessons]
+    assert again == pytest.approx(expected, abs=2e-4)
+
+
+def test_positions_on_three_axes_come_back(tmp_path: Path) -> None:
+    """The very tensors, in a batch that is padded alike."""
+    model = toys.model("qwen2_5_vl")
+    lesson, _ = answer(model, toys.inputs("qwen2_5_vl", batch=2, ragged=True), 5)
+    reader = backbone(model)
+    cache = FeatureCache(tmp_path, OWNER, None)
+    losses = []
+    for found in (lesson, *2 * [replace(lesson, cache=cache, questions=(4, 9))]):
+        trainer = untrained("eagle-3", model)
+        losses.append([trainer.step([partial(replace, found)]) for _ in range(2)])
+    assert losses[1] == losses[2]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+    assert cache.tap == wanted_features(_training("eagle-3"), reader, trainer.head)
+
+
+def test_a_cache_of_something_else_is_refused(tmp_path: Path) -> None:
+    model = toys.model("llava")
+    reader, own = backbone(model), fingerprint(backbone(model))
+    cache = FeatureCache(tmp_path / "own", OWNER, own, shard_bytes=1)
+    _losses("eagle-2", model, cache)
+    (shard,) = cache.shards  # a row more than a shard holds is written at once
+    with pytest.raises(ValueError, match="was made with other data"):
+        FeatureCache(tmp_path / "own", {"data": "e"}, own)
+    other = fingerprint(backbone(toys.model("llava", seed=5)))
+    with pytest.raises(ValueError, match="states of another target"):
+        FeatureCache(tmp_path / "own", OWNER, other)
+    with pytest.raises(
+        ValueError, match="holds the features 'hidden', and this head reads 'layers"
+    ):
+        _losses("eagle-3", model, FeatureCache(tmp_path / "own", OWNER, own))
+    (tmp_path / "own" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"notes\.txt, which is no part of a feature cache"):
+        FeatureCache(tmp_path / "own", OWNER, own)
+    (tmp_path / "own" / "notes.txt").unlink()
+    shard.write_bytes(shard.read_bytes()[:-40])
+    with pytest.raises(ValueError, match="no checkpoint that can be read"):
+        FeatureCache(tmp_path / "own", OWNER, own)
+    with pytest.raises(ValueError, match=r"takes up to 931322\.6 GiB and .* has"):
+        check_space(tmp_path / "new", 10**15)
+    with pytest.raises(ValueError, match="a small model is taught what the target answers"):
+        wanted_features(_training("massv"), reader, None)
+
+
+def test_a_writer_that_was_killed_loses_what_was_in_no_shard(tmp_path: Path) -> None:
+    model = toys.model("llava")
+    cache = FeatureCache(tmp_path, OWNER, None)
+    first, *_ = _lessons(model, cache)
+    untrained("eagle-2", model).step([lambda: first])
+    assert not [*tmp_path.iterdir()]
+    cache.flush()
+    (tmp_path / "features-00001.safetensors.part").write_bytes(b"half")
+    there = FeatureCache(tmp_path, OWNER, None)
+    assert there.known("hidden", 0)
+    assert not there.known("hidden", 2)
+    (shard,) = tmp_path.iterdir()
+    prompts = first.inputs["attention_mask"].sum(-1).tolist()
+    sizes = zip(prompts, (first.tokens >= 0).sum(-1).tolist(), strict=True)
+    wanted = cache_bytes(backbone(model), "hidden", sizes)
+    assert shard.stat().st_size == pytest.approx(wanted, rel=0.25)  # names, and positions
