@@ -23,6 +23,7 @@ from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.walk import one_hot
 from tests import toys
 from tests.conftest import noisy, unchecked
+from tests.covering import covering
 from tests.drafters.driving import context
 
 ROOM = 18
@@ -82,8 +83,7 @@ def failing(
     return Failing(Oracle(rows, tree=3), step, error)
 
 
-@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("error", "step"), covering(FAILURES, STEPS, strength=1))
 def test_a_drafter_that_fails_is_retired_with_one_warning(
     step: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -36,7 +36,6 @@ def test_ragged_rows_equal_their_requests_alone_and_vary(family: str) -> None:
 def test_a_uniform_batch_needs_no_padding(family: str) -> None:
     request = toys.inputs(family, batch=2)
     assert bool(request.get("attention_mask", torch.ones(1)).all())
-    assert greedy(toys.model(family), request).shape == (2, STEPS)
 
 
 @pytest.mark.parametrize("family", [*toys.VLMS, "whisper"])

@@ -13,6 +13,7 @@ import mmspec
 from mmspec.drafters.neural.ensemble import mixture
 from mmspec.drafters.neural.weighting import Agreement, Evidence, FixedWeights, simplex
 from tests import toys
+from tests.covering import covering
 
 torch.set_num_threads(1)
 
@@ -85,8 +86,9 @@ def test_a_window_forgets() -> None:
     assert weighting.weights(state).tolist() == [[0.0, 1.0]]
 
 
-@pytest.mark.parametrize("recipe", ["ibed", "tabed"])
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+@pytest.mark.parametrize(
+    ("recipe", "family"), covering(("ibed", "tabed"), ("qwen2_5_vl", "llava"), strength=1)
+)
 def test_ensembles_are_lossless(recipe: str, family: str) -> None:
     model, request = toys.model(family), toys.inputs(family, batch=3, ragged=True)
     fast = mmspec.accelerate(model, recipe, drafter=toys.model(family, seed=1))

@@ -27,6 +27,7 @@ from mmspec.training.heads import Lesson, learn_head
 from mmspec.trees import Tree
 from tests import toys
 from tests.conftest import noisy
+from tests.covering import covering
 from tests.drafters.heads import (
     Heard,
     Late,
@@ -95,12 +96,12 @@ def sequences(family: str, drafter: Any, batch: int, scale: float = 1.0, **how: 
 # --- laws and output ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("batch", "shape"), CASES)
-@pytest.mark.parametrize("family", TEXT)
+@pytest.mark.parametrize(("case", "family"), covering(CASES, TEXT[::-1], strength=1), ids=str)
 def test_a_head_says_what_it_says_without_memory_and_tree(
-    family: str, batch: int, shape: str
+    case: tuple[int, str], family: str
 ) -> None:
     """Greedy output is the target's, and every law is that of the pairs of its own path."""
+    batch, shape = case
     lesson, expected = said(family, batch)
     head = half_right(family)
     drafter = drafting(model(family), head, SHAPES[shape])

@@ -8,15 +8,16 @@ import pytest
 
 from mmspec.drafters.oracle import Oracle, RandomDrafter
 from mmspec.trees import Tree
+from tests.covering import covering
 from tests.drafters.driving import accepted, context, drive, greedy, inputs, tiny
 
 TREES = [Tree.chain(4), Tree.branching([3, 2, 1]), Tree.branching([2, 2, 2])]
 ROOM = 30
 
 
-@pytest.mark.parametrize("padding", [(0,), (0, 3, 5)])
-@pytest.mark.parametrize("tree", TREES, ids=lambda tree: f"{tree.nodes} nodes")
-@pytest.mark.parametrize("corruption", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(
+    ("corruption", "tree", "padding"), covering((0.0, 0.3, 1.0), TREES, ((0, 3, 5), (0,)))
+)
 def test_greedy_decoding_is_unchanged(
     padding: tuple[int, ...], tree: Tree, corruption: float
 ) -> None:

@@ -19,6 +19,7 @@ from mmspec.modalities.vlm.tiny_requests import requests
 from mmspec.targets.cache import state_of
 from tests import toys
 from tests.conftest import noisy
+from tests.covering import covering
 
 ROOM = 9
 DECODERS = tuple(family for family in toys.FAMILIES if family != "whisper")
@@ -331,16 +332,23 @@ def test_ids_behind_a_cache_are_looked_at_too() -> None:
         fast.generate(input_ids=more, past_key_values=cache, max_new_tokens=2)
 
 
-@pytest.mark.parametrize("batch", ["one", "ragged"])
+LAYERS = (
+    "DeepseekV32ForCausalLM",  # an indexer beside keys and values
+    "DeepseekV4ForCausalLM",  # compressed layers, kept as they are
+    "FalconH1ForCausalLM",  # attention and a recurrent state in one layer
+    "Kosmos2_5ForConditionalGeneration",  # asked before a cache, read in its own steps behind
+    "MllamaForConditionalGeneration",  # cross-attention to pictures that are given once
+)
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "batch"),
     [
-        "DeepseekV32ForCausalLM",  # an indexer beside keys and values
-        "DeepseekV4ForCausalLM",  # compressed layers, kept as they are
-        "FalconH1ForCausalLM",  # attention and a recurrent state in one layer
-        "Kosmos2_5ForConditionalGeneration",  # asked before a cache, read in its own steps behind
-        "MllamaForConditionalGeneration",  # cross-attention to pictures that are given once
-        pytest.param("InklingForCausalLM", marks=pytest.mark.slow),  # the same with a window
+        *covering(LAYERS, ("ragged", "one"), strength=1),
+        *[  # the same with a window
+            pytest.param("InklingForCausalLM", batch, marks=pytest.mark.slow)
+            for batch in ("one", "ragged")
+        ],
     ],
 )
 def test_a_second_turn_on_every_kind_of_layer(name: str, batch: str) -> None:

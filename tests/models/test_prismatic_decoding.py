@@ -16,6 +16,7 @@ from mmspec.modalities.examining_tokens import skeleton
 from mmspec.modalities.families import reader
 from mmspec.models.loading import load_causal
 from mmspec.trees import Tree
+from tests.covering import covering
 from tests.toys import prismatic as toys
 from tests.toys.prismatic import BOS, PATCHES, SIDE, WORDS
 
@@ -80,12 +81,11 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["marked", "public", "words"])
-@pytest.mark.parametrize("batch", PADS)
-@pytest.mark.parametrize(("recipe", "shape"), RUNS)
-def test_greedy_tokens_are_those_of_generate(
-    recipe: str, shape: str, batch: str, kind: str
-) -> None:
+@pytest.mark.parametrize(
+    ("run", "batch", "kind"), covering(RUNS, tuple(PADS), ("marked", "public", "words"))
+)
+def test_greedy_tokens_are_those_of_generate(run: tuple[str, str], batch: str, kind: str) -> None:
+    recipe, shape = run
     given, expected = request(batch, kind)
     fast = bound(recipe, shape)
     out = fast.generate(**given, max_new_tokens=ROOM, do_sample=False)

@@ -17,6 +17,7 @@ from mmspec.bench.tiny import random_drafter
 from mmspec.models.heads.eagle3 import Eagle3Head, load_eagle3_head, published_layers
 from mmspec.models.heads.feature_head import load_head
 from tests import toys
+from tests.covering import covering
 from tests.drafters.state_heads import LAYERS, head_of, target, zeroed
 
 ROOM = 10
@@ -26,7 +27,7 @@ NAMES = (
 )
 SAMPLED = {"temperature": 1.0, "top_k": 30, "seed": 3}
 FAMILIES = ("llava", "qwen2_5_vl", "gemma3")
-QUICK = [(name, family) for name in NAMES for family in FAMILIES]
+QUICK = covering(NAMES, FAMILIES, strength=1)
 
 
 @lru_cache(maxsize=32)

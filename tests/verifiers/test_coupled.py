@@ -16,6 +16,7 @@ from mmspec.laws.gaussian import Gaussian
 from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
+from tests.covering import covering
 
 SIZE, BATCH, STEPS = 5, 3, 14
 CPU = torch.device("cpu")
@@ -77,9 +78,7 @@ def propose(
     return Draft.of(tree, drawn, kind, law_), Scores(scores, position)
 
 
-@pytest.mark.parametrize("hard", [False, True], ids=["sampled", "greedy"])
-@pytest.mark.parametrize("tree", TREES, ids=lambda tree: str(tree.parents))
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize(("kind", "tree", "hard"), covering(list(Kind), TREES, (False, True)))
 def test_any_draft_yields_the_tokens_of_plain_decoding(kind: Kind, tree: Tree, hard: bool) -> None:
     toy, noise = Toy(hard), KeyedNoise.seeded(11, BATCH, CPU)
     expected = plain(toy, noise)

@@ -53,9 +53,12 @@ def accepts(verifier: Verifier, tree: Tree) -> bool:
 CASES = [(v, kind, tree) for v, kind in PAIRS for tree in TREES if accepts(v, tree)]
 
 
+@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 20), marks=pytest.mark.promise)])
 @pytest.mark.parametrize(("verifier", "kind", "tree"), CASES, ids=str)
-def test_the_joint_law_is_the_target_s(verifier: Verifier, kind: Kind, tree: Tree) -> None:
-    for seed in range(20 if tree.depth > 1 else 5):
+def test_the_joint_law_is_the_target_s(
+    verifier: Verifier, kind: Kind, tree: Tree, seeds: range
+) -> None:
+    for seed in seeds:
         p, q = by_prefix(seed), by_prefix(seed + 1000)
         found = joint(p, q, verifier, tree, kind)
         assert_close(found, ancestral(p, tree.depth + 1), atol=1e-12, rtol=0)

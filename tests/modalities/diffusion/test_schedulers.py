@@ -20,10 +20,14 @@ from torch import Tensor
 
 from mmspec.modalities.diffusion.schedulers import Sampler, sampler
 from mmspec.targets.denoising import Prediction
+from tests.covering import covering
 
 SPACINGS = ("leading", "linspace", "trailing")
 SHAPE = (2, 3, 4, 4)
+KINDS = ("epsilon", "sample", "v_prediction")
+LIMITS = ("none", "clip", "threshold")
 SDE = {"algorithm_type": "sde-dpmsolver++", "solver_order": 1}
+ODE = {**SDE, "algorithm_type": "dpmsolver++"}
 
 
 def _network(states: Tensor, t: Tensor, channels: int = 3) -> Tensor:
@@ -67,10 +71,9 @@ def _gap(scheduler: Any, found: Sampler, channels: int = 3, **step: Any) -> floa
     return worst
 
 
-@pytest.mark.parametrize("spacing", SPACINGS)
-@pytest.mark.parametrize("kind", ["epsilon", "sample", "v_prediction"])
-@pytest.mark.parametrize("limit", ["none", "clip", "threshold"])
-@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize(
+    ("spacing", "kind", "limit", "offset"), covering(SPACINGS, KINDS, LIMITS, (0, 1))
+)
 def test_ddpm(spacing: str, kind: str, limit: str, offset: int) -> None:
     scheduler = DDPMScheduler(
         timestep_spacing=spacing,
@@ -134,10 +137,9 @@ def test_every_step_of_training_and_custom_timesteps() -> None:
     assert _gap(whole, sampler(whole)) < 1e-9
 
 
-@pytest.mark.parametrize("spacing", SPACINGS)
-@pytest.mark.parametrize("kind", ["epsilon", "sample", "v_prediction"])
-@pytest.mark.parametrize("limit", ["none", "clip", "threshold"])
-@pytest.mark.parametrize("eta", [1.0, 0.4, 0.0])
+@pytest.mark.parametrize(
+    ("spacing", "kind", "limit", "eta"), covering(SPACINGS, KINDS, LIMITS, (1.0, 0.4, 0.0))
+)
 def test_ddim(spacing: str, kind: str, limit: str, eta: float) -> None:
     scheduler = DDIMScheduler(
         timestep_spacing=spacing,
@@ -188,7 +190,7 @@ def test_euler_ancestral(spacing: str, kind: str, rescaled: bool) -> None:
     assert _gap(scheduler, found) < 1e-6  # its states are float32
 
 
-@pytest.mark.parametrize("kind", ["epsilon", "sample", "v_prediction"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "extra",
     [
@@ -208,20 +210,19 @@ def test_euler(kind: str, extra: dict[str, Any]) -> None:
     assert _gap(scheduler, found) < 1e-6  # its states are float32
 
 
-@pytest.mark.parametrize("solver", [SDE, {**SDE, "algorithm_type": "dpmsolver++"}], ids=["s", "d"])
-@pytest.mark.parametrize("spacing", SPACINGS)
-@pytest.mark.parametrize("kind", ["epsilon", "sample", "v_prediction", "flow_prediction"])
+FIRST_ORDER: list[dict[str, Any]] = [
+    {},
+    {"thresholding": True, "sample_max_value": 1.5},
+    {"use_karras_sigmas": True},
+    {"final_sigmas_type": "sigma_min"},
+    {"use_flow_sigmas": True, "flow_shift": 3.0},
+    {"rescale_betas_zero_snr": True},
+]
+
+
 @pytest.mark.parametrize(
-    "extra",
-    [
-        {},
-        {"thresholding": True, "sample_max_value": 1.5},
-        {"use_karras_sigmas": True},
-        {"final_sigmas_type": "sigma_min"},
-        {"use_flow_sigmas": True, "flow_shift": 3.0},
-        {"rescale_betas_zero_snr": True},
-    ],
-    ids=lambda extra: next(iter(extra), "plain"),
+    ("solver", "spacing", "kind", "extra"),
+    covering((SDE, ODE), SPACINGS, (*KINDS, "flow_prediction"), FIRST_ORDER),
 )
 def test_dpm(solver: dict[str, Any], spacing: str, kind: str, extra: dict[str, Any]) -> None:
     scheduler = DPMSolverMultistepScheduler(
@@ -233,18 +234,18 @@ def test_dpm(solver: dict[str, Any], spacing: str, kind: str, extra: dict[str, A
     assert _gap(scheduler, found) < 2e-6  # its states are float32
 
 
-@pytest.mark.parametrize("steps", [5, 20])
-@pytest.mark.parametrize("solver", ["midpoint", "heun"])
-@pytest.mark.parametrize("kind", ["dpmsolver++", "sde-dpmsolver++"])
+SECOND_ORDER: list[dict[str, Any]] = [
+    {},
+    {"use_karras_sigmas": True},
+    {"final_sigmas_type": "sigma_min"},
+    {"lower_order_final": False, "euler_at_final": True},
+    {"use_flow_sigmas": True, "prediction_type": "flow_prediction"},
+]
+
+
 @pytest.mark.parametrize(
-    "extra",
-    [
-        {},
-        {"use_karras_sigmas": True},
-        {"final_sigmas_type": "sigma_min"},
-        {"lower_order_final": False, "euler_at_final": True},
-        {"use_flow_sigmas": True, "prediction_type": "flow_prediction"},
-    ],
+    ("kind", "solver", "steps", "extra"),
+    covering(("dpmsolver++", "sde-dpmsolver++"), ("midpoint", "heun"), (5, 20), SECOND_ORDER),
 )
 def test_dpm_of_order_2(kind: str, solver: str, steps: int, extra: dict[str, Any]) -> None:
     scheduler = DPMSolverMultistepScheduler(algorithm_type=kind, solver_type=solver, **extra)

@@ -18,6 +18,7 @@ from mmspec.modalities.image import chameleon
 from mmspec.modalities.image import families as image
 from mmspec.targets.context import Context
 from mmspec.targets.memory import block
+from tests.covering import covering
 from tests.modalities import drawing
 from tests.toys import painters
 
@@ -53,9 +54,7 @@ def draw(family: str, batch: int, recipe: str = "plain", drafter: Any = None, **
 # --- greedy equality ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "batch", "scale"), covering(FAMILIES, BATCHES, (3.0, 1.0)))
 def test_greedy_pictures_are_those_of_a_plain_two_pass_loop(
     family: str, batch: int, scale: float
 ) -> None:
@@ -142,8 +141,11 @@ def test_a_draft_model_is_guided_like_the_target(family: str) -> None:
         assert blind.stats.draft_acceptance_rate < 1  # it drafts without guidance
 
 
-@pytest.mark.parametrize("shape", [{"length": 4}, {"tree": [2, 2, 1]}], ids=["chain", "tree"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    covering(FAMILIES, ({"tree": [2, 2, 1]}, {"length": 4}), strength=1),
+    ids=str,
+)
 def test_a_drafter_that_is_right_in_part_changes_nothing(
     family: str, shape: dict[str, Any]
 ) -> None:
@@ -231,8 +233,7 @@ def test_drafters_are_shown_the_grid() -> None:
 # --- memory and cost ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "scale"), covering(FAMILIES, (3.0, 1.0), strength=1))
 @torch.no_grad()
 def test_logits_after_a_rollback_are_those_from_scratch(family: str, scale: float) -> None:
     toy = model(family)

@@ -16,6 +16,7 @@ from mmspec.laws.noise import KeyedNoise
 from mmspec.modalities.speech.frames import toys
 from mmspec.modalities.speech.frames.asked import settings
 from mmspec.targets.frames import FrameRequest, FrameTarget
+from tests.covering import covering
 from tests.toys import voices
 
 NAMES = [*toys.MODELS, "melody"]
@@ -47,8 +48,10 @@ def codes(out: Any) -> list[Any]:
     return [row.tolist() for row in out.codes]
 
 
-@pytest.mark.parametrize("recipe", ["frame-coupled", "frame-depth", "frame-lookup"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    covering(NAMES, ("frame-coupled", "frame-depth", "frame-lookup"), strength=1),
+)
 def test_greedy_sound_is_that_of_generate(name: str, recipe: str) -> None:
     found = fast(name, recipe)
     mine = say(found, temperature=0.0)

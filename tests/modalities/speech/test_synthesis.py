@@ -14,6 +14,7 @@ import mmspec
 from mmspec.decode import BrokenLogits
 from mmspec.draft import Round
 from mmspec.modalities.speech.codecs import Codec
+from tests.covering import covering
 from tests.toys import voices
 
 ROOM = {"max_new_tokens": 24, "min_new_tokens": 12}
@@ -28,8 +29,12 @@ def codes(out: Any) -> list[Any]:
     return [row.tolist() for row in out.codes]
 
 
-@pytest.mark.parametrize("given", [{}, {"top_k": 3}, {"repetition_aware": True}], ids=str)
-@pytest.mark.parametrize("recipe", ["coupled", "prompt-lookup"])
+GIVEN: list[dict[str, Any]] = [{}, {"top_k": 3}, {"repetition_aware": True}]
+
+
+@pytest.mark.parametrize(
+    ("given", "recipe"), covering(GIVEN, ("coupled", "prompt-lookup"), strength=1), ids=str
+)
 def test_a_seed_says_what_plain_decoding_says(recipe: str, given: dict[str, Any]) -> None:
     fast = voices.speaking(recipe)
     found, wanted = say(fast, **given), say(voices.speaking(), **given)

@@ -19,6 +19,7 @@ from mmspec.modalities.families import reader
 from mmspec.trees import Tree
 from tests import toys
 from tests.conftest import noisy
+from tests.covering import covering
 from tests.toys.configs import VOCAB, WORDS
 from tests.toys.prismatic import SPAN
 
@@ -75,12 +76,11 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize(("recipe", "shape"), RUNS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "run", "batch"), covering(FAMILIES, RUNS, (3, 1)))
 def test_actions_are_those_of_the_models_own_tokens(
-    family: str, recipe: str, shape: dict[str, Any], batch: int
+    family: str, run: tuple[str, dict[str, Any]], batch: int
 ) -> None:
+    recipe, shape = run
     request, tokens = asked(family, batch)
     assert bool(CODES.contains(tokens).all())
     fast = mmspec.accelerate(policy(family), recipe, **drafting(family, recipe), **shape)
