@@ -43,8 +43,7 @@ def blurred(cells: float) -> Spoil:
     return lambda image: image.filter(ImageFilter.GaussianBlur(cells * image.width / 3))
 
 
-@pytest.mark.parametrize("size", [32, 48, 192])
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("size", "style"), covering((32, 48, 192), STYLES, strength=1))
 def test_pictures_are_read_back(style: Style, size: int) -> None:
     assert share_right(style, size, lambda image: image) >= 0.99
 
