@@ -195,8 +195,8 @@ def learn_to_act(
     can draft it. Towers whose features the teacher holds stay as they are.
     """
     compass, ahead = nn.Linear(WIDTH, 9), nn.Linear(WIDTH, 7)
-    for told in (compass, ahead):  # at first they change nothing of what is there
-        nn.init.zeros_(told.weight)
+    for linear in (compass, ahead):  # at first they change nothing of what is there
+        nn.init.zeros_(linear.weight)
 
     def loss_of(item: ActionBatch) -> Tensor:
         hidden, midway = states(model, item)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,13 @@ from mmspec.modalities.vla.zoo.architecture import (
 from mmspec.modalities.vla.zoo.driving import DrivenEpisode, drive
 from mmspec.modalities.vla.zoo.evaluate import acceptance, figures
 from mmspec.modalities.vla.zoo.frames import frames, statistics
-from mmspec.modalities.vla.zoo.learning import ActionTeacher, learn_to_act, learn_to_see, looks
+from mmspec.modalities.vla.zoo.learning import (
+    ActionTeacher,
+    learn_to_act,
+    learn_to_see,
+    looks,
+    shaken,
+)
 from mmspec.modalities.vla.zoo.loading import load, processor
 from mmspec.modality import Entry
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
@@ -61,7 +68,7 @@ SCENES, EACH = 6000, 3  # training scenes, and pictures of each
 SEEING = Fall(1600, 2e-3)
 ACTING = Fall(1450, 2e-3)  # of the shallow policy
 DEEPENING = {NEXT: Fall(1540, 9e-4), LAYERS: Fall(750, 7e-4)}  # of deeper ones, towers and all
-POOL, HEAD_BATCH, HEAD = 160, 16, Fall(2400, 3e-3)  # episodes that a head learns from
+POOL, HEAD_BATCH, HEAD = 160, 16, Fall(4800, 3e-3)  # episodes that a head learns from
 PASSES = 6  # of a head over each lesson, on states of its own: as many as it drafts
 STORED = 80  # of them are kept beside the head
 
@@ -105,7 +112,7 @@ def _policy(folder: Path, course: Course) -> dict[str, Any]:
     learn_to_see(model, taught, SEEN_AT_ONCE, SEEING, course)
     lessons = ActionTeacher(taught, model, tokenizer, space_of(model), looks(model, taught))
     learn_to_act(model, lessons, BATCH, ACTING, course)
-    for number, (layers, fall) in enumerate(DEEPENING, 1):
+    for number, (layers, fall) in enumerate(DEEPENING.items(), 1):
         model = grown(model, tokenizer, layers).train()
         lessons = ActionTeacher(taught, model, tokenizer, space_of(model))
         with kept(partial(save, model, tokenizer, folder)):
@@ -138,7 +145,11 @@ def _head(entry: Entry, folder: Path, course: Course) -> dict[str, Any]:
     episodes = drive(target, ears, space, "train", seeds, course.progress)
     text = target.config.get_text_config(decoder=True)
     head = FeatureHead(FeatureHeadConfig.of(text, text.vocab_size))
-    taught = head_lessons(episodes, ears, HEAD_BATCH, course.seed)
+    done = head_lessons(episodes, ears, HEAD_BATCH, course.seed)
+    taught = frames(course.cut(SCENES, HEAD_BATCH), 1, course.later(1))
+    lessons = ActionTeacher(taught, target, ears.tokenizer, space)
+    shown = frame_lessons(lessons, ears, HEAD_BATCH, course.seed)
+    both = chain.from_iterable(zip(done, shown, strict=False))
 
     def finish() -> None:
         cast: Any = head.half
@@ -148,7 +159,7 @@ def _head(entry: Entry, folder: Path, course: Course) -> dict[str, Any]:
     with kept(finish):
         steps = course.cut(HEAD.steps)
         settings = {"passes": PASSES, "weight": 1.0, "top_weight": 0.0}
-        learn_hass(reader_of(target), head, taught, steps, HEAD.rate, course.progress, **settings)
+        learn_hass(reader_of(target), head, both, steps, HEAD.rate, course.progress, **settings)
     return {
         "steps": course.cut(HEAD.steps),
         "parameters": sum(p.numel() for p in head.parameters()),
@@ -167,6 +178,23 @@ def head_lessons(
         asked = [one.instruction for one, _ in picked]
         inputs = ears.instruct(asked, [one.pictures[at] for one, at in picked])
         yield Lesson(dict(inputs), torch.stack([one.tokens[at] for one, at in picked]))
+
+
+def frame_lessons(lessons: ActionTeacher, ears: Any, batch: int, seed: int) -> Iterator[Lesson]:
+    """Pictures of the pushed expert without end, with its actions a little off.
+
+    They show more than the policy's own episodes do; what it would say there is read beside.
+    """
+    taught, space = lessons.taught, lessons.space
+    generator = np.random.default_rng((seed, 16))
+    while True:
+        picked = generator.choice(len(taught), batch)
+        which = [generator.integers(len(taught.asked[i])) for i in picked]
+        pairs = list(zip(picked, which, strict=True))
+        raw = torch.from_numpy(np.stack([taught.actions[i][k] for i, k in pairs]))
+        said = lessons.tokens(shaken(space.normalise(raw), generator))
+        inputs = ears.instruct([taught.asked[i][k] for i, k in pairs], list(taught.images[picked]))
+        yield Lesson(dict(inputs), said)
 
 
 def stored(episodes: Sequence[DrivenEpisode], space: ActionSpace) -> Trajectories:
