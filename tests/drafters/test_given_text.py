@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import mmspec
 from mmspec.drafters.length import Fixed
@@ -155,6 +156,25 @@ def test_a_folder_brings_its_tokenizer(tmp_path: Any) -> None:
     assert parsed.draft == "\n\n".join([text.strip()] * 2)
     assert parsed.output.stats.num_accepted_draft_tokens > 0
     assert parse_page(own, page, None, ["w1"], words, **GREEDY, max_new_tokens=3).draft == "w1"
+
+
+def test_a_tolerance_of_edits_says_what_the_text_says(model: Any) -> None:
+    """A wrong token passes where the target agrees with all behind it; tau=0 is plain."""
+    request, room = inputs(), 10
+    (said,) = greedy(model, request, room)
+    wrong = (said[1] + 1) % VOCABULARY
+    longer = torch.cat((request["input_ids"], torch.tensor([[said[0], wrong]])), 1)
+    (behind,) = greedy(model, {"input_ids": longer}, room - 2)
+    text = [said[0], wrong, *behind]
+    found = {}
+    for tau in (0, 0.5):
+        lax = mmspec.accelerate(model, "hsd-tolerance", length=LENGTH, check=False, tau=tau)
+        out = lax.generate(
+            **request, **GREEDY, max_new_tokens=room, drafter_inputs={"draft": [text]}
+        )
+        found[tau] = out.sequences[0, -room:].tolist()
+        assert out.stats.exact is (tau == 0)
+    assert found == {0: said, 0.5: text}
 
 
 @pytest.mark.parametrize(

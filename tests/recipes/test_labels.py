@@ -213,8 +213,11 @@ def differs(plan: Recipe, everywhere: bool) -> tuple[bool, list[Accelerated], st
     return loss, found, refused
 
 
+TOLD = ("hsd-tolerance",)  # drafts from a text, and has a test with one beside its drafter
+
+
 @pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.promise)])
-@pytest.mark.parametrize("name", recipes.names("tokens"))
+@pytest.mark.parametrize("name", [name for name in recipes.names("tokens") if name not in TOLD])
 def test_a_recipe_of_tokens_is_what_it_says(name: str, everywhere: bool) -> None:
     """One that says lossy differs somewhere at its defaults, one that says exact nowhere."""
     loss, found, refused = differs(recipes.get(name), everywhere)
