@@ -5,6 +5,7 @@ and are made by the trainings of recipes.
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +97,26 @@ def test_cards_tell_the_truth(name: str) -> None:
     prompts = list(held_out(encoder(name), 64))
     found = acceptance(target(name), PLANS[name].recipe, zoo.load(name), prompts, 5)
     assert abs(found - said) < 0.33
+
+
+@pytest.mark.promise
+def test_a_short_trial_writes_a_head_that_loads(tmp_path: Path) -> None:
+    stages: list[str] = []
+    report = zoo.train(
+        "llava-medusa", tmp_path, steps=1, progress=lambda *told: stages.append(told[0])
+    )
+    assert stages == ["listen", "head"]
+    assert report["bytes"] == zoo.path("llava-medusa").joinpath("model.safetensors").stat().st_size
+    assert "mmspec zoo train llava-medusa" in (tmp_path / "README.md").read_text()
+    fast = mmspec.accelerate(target("llava-medusa"), "medusa", drafter=tmp_path)
+    inputs, wanted = asked("llava-medusa", 1)
+    out = fast.generate(**inputs, max_new_tokens=LONGEST, do_sample=False)
+    assert torch.equal(out.sequences, wanted)
+
+
+def test_every_head_has_a_plan() -> None:
+    made = {name for name in zoo.names() if zoo.info(name).trainer.endswith("vlm.zoo.heads")}
+    assert made == set(PLANS) == set(FLOORS)
 
 
 def test_a_model_of_the_zoo_brings_its_head() -> None:
