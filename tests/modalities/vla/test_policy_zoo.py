@@ -110,7 +110,7 @@ def test_exact_recipes_act_as_plain_decoding_from_fifty_starts(policy: Any, ears
             assert found.tokens == wanted.tokens, (name, seed)
             assert np.array_equal(np.stack(found.states), np.stack(wanted.states))
             drafted[name] += found.stats.num_accepted_draft_tokens
-    assert min(drafted.values()) > 0
+    assert min(drafted[name] for name in ("hold-last", "eagle-2", "retrieval")) > 0
 
 
 def test_its_head_foresees_most_of_an_action_within_a_tolerance(policy: Any, ears: Any) -> None:
