@@ -90,11 +90,9 @@ class Draft:
         extras: object = None,
     ) -> Draft:
         """Wrap proposals (B, N) laid out as `tree`."""
-        padded = mask is not None
-        if mask is None:
-            mask = all_real(tokens.shape[0], tokens.shape[1], tokens.device)
+        real = all_real(tokens.shape[0], tokens.shape[1], tokens.device) if mask is None else mask
         parents = tree.parents_on(tokens.device).expand(tokens.shape[0], -1)
-        return cls(tokens, parents, mask, kind, law, tree, padded, extras=extras)
+        return cls(tokens, parents, real, kind, law, tree, mask is not None, extras=extras)
 
     @classmethod
     def empty(
@@ -197,8 +195,7 @@ class Round:
     partial: Callable[[], Any] = field(default=nothing_drawn, repr=False, compare=False)  # picture
 
     @property
-    def skips(self) -> bool:
-        """Whether a gate kept these tokens without asking the target."""
+    def skips(self) -> bool:  # whether a gate kept these tokens without asking the target
         return self.verdict.next is None
 
 
@@ -245,8 +242,7 @@ class Drafter(ABC):
 
     @property
     @abstractmethod
-    def kinds(self) -> tuple[Kind, ...]:
-        """The kinds it can draw, preferred first."""
+    def kinds(self) -> tuple[Kind, ...]: ...  # that it can draw, preferred first
 
     @declared
     def sees(self) -> str:
@@ -283,8 +279,7 @@ class Drafter(ABC):
         """Whether drafts carry the laws that their tokens were drawn from."""
         return True
 
-    def drawing(self, kind: Kind) -> Drafter:
-        """The same drafter, drawing that kind only, where it has a choice."""
+    def drawing(self, kind: Kind) -> Drafter:  # the same, drawing that kind only
         return self
 
     def given(self, inputs: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
