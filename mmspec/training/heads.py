@@ -157,8 +157,8 @@ def read_lesson(
         return _read_by_target(reader, lesson, tap, attention, beside)
     if attention or beside is not None:
         raise ValueError(
-            "this head is taught more of the target than hidden states (attention, or states of "
-            "several layers), which no cache holds; drop --cache"
+            "this head is taught more of the target than hidden states, such as its attention, "
+            "which no cache holds; drop --cache"
         )
     if not all(cache.known(tap, one) for one in lesson.questions):
         cache.keep(lesson.questions, _read_by_target(reader, lesson, tap, attention, beside), tap)
