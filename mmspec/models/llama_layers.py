@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+Layers = Iterable[Callable[..., Tensor]]
 
 
 class LlamaLayers(PreTrainedModel):
@@ -20,8 +23,40 @@ class LlamaLayers(PreTrainedModel):
     _no_split_modules = ["LlamaDecoderLayer"]  # noqa: RUF012
 
 
+class LlamaHead(LlamaLayers):
+    """Layers on states of a target, which turn by `rotary_emb`."""
+
+    config: Any
+    rotary_emb: LlamaRotaryEmbedding
+
+    @property
+    def feature_size(self) -> int:
+        """Width of one hidden state of the target."""
+        return int(self.config.hidden_size)
+
+    def behind(
+        self,
+        layers: Layers,
+        states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """`through`, kept in `past_key_values` where that is given."""
+        return through(
+            layers,
+            states,
+            lambda places: self.rotary_emb(states, position_ids=places),
+            config=self.config,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=past_key_values is not None,
+        )
+
+
 def through(
-    layers: Iterable[Callable[..., Tensor]],
+    layers: Layers,
     states: Tensor,
     turn: Callable[[Tensor], tuple[Tensor, Tensor]],
     *,

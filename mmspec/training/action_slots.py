@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmspec.drafters.neural.action_slots import check_action_slots
+from mmspec.drafters.neural.target_states import check_heads
 from mmspec.models.heads.action_slots import ActionSlots, ActionSlotsConfig, slots_of
 from mmspec.targets.reader import Reader
 from mmspec.training.heads import Lesson, read
@@ -68,5 +68,5 @@ def new_slots(target: Reader, counts: Tensor, **changes: Any) -> ActionSlots:
 
 
 ACTION_SLOTS_TRAINING = HeadTraining(
-    new_slots, slots_loss, check_action_slots, rate=1e-3, warm=None, floor=0.01
+    new_slots, slots_loss, check_heads, rate=1e-3, warm=None, floor=0.01
 )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mmspec.drafters.neural.multi_token import check_heads
+from mmspec.drafters.neural.target_states import check_heads
 from mmspec.models.heads.hydra import HydraHeads, HydraHeadsConfig
 from mmspec.models.heads.medusa import MedusaHeads, MedusaHeadsConfig
 from mmspec.targets.reader import Reader

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmspec.drafters.neural.multi_token import check_heads
+from mmspec.drafters.neural.target_states import check_heads
 from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConfig
 from mmspec.models.heads.token_heads import TokenHeads
 from mmspec.targets.reader import Reader

@@ -14,7 +14,7 @@ from torch import Tensor
 import mmspec
 from mmspec.drafters.neural.action_slots import ACTION_SLOTS
 from mmspec.modalities.families import reader
-from mmspec.models.heads.action_slots import ActionSlots, load_action_slots, slots_of
+from mmspec.models.heads.action_slots import ActionSlots, slots_of
 from mmspec.training.action_slots import learn_action_slots, new_slots, slots_loss
 from mmspec.training.heads import Lesson
 from mmspec.trees import Tree
@@ -135,7 +135,7 @@ def test_the_loss_asks_for_open_slots_alone() -> None:
 
 def test_saved_slots_come_back(tmp_path: Path) -> None:
     trained().save_pretrained(tmp_path)
-    again = load_action_slots(tmp_path)
+    again = ACTION_SLOTS.load(tmp_path, reader(policy()))
     for ours, theirs in zip(again.parameters(), trained().parameters(), strict=True):
         assert torch.equal(ours, theirs)
     given, expected = request("one")

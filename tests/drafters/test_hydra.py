@@ -17,10 +17,11 @@ import mmspec
 from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.growth import Chain, Shape, StaticTree
 from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.hydra import HydraDraft
+from mmspec.drafters.neural.hydra import HYDRA_HEADS, HydraDraft
+from mmspec.drafters.neural.multi_token import MEDUSA_HEADS
 from mmspec.drafters.neural.small_model import Autoregressive
-from mmspec.models.heads.hydra import HydraHeads, HydraHeadsConfig, load_hydra_heads
-from mmspec.models.heads.medusa import MedusaHeads, MedusaHeadsConfig, load_medusa_heads
+from mmspec.models.heads.hydra import HydraHeads, HydraHeadsConfig
+from mmspec.models.heads.medusa import MedusaHeads, MedusaHeadsConfig
 from mmspec.models.random_weights import random_model
 from mmspec.training.ahead import (
     HYDRA,
@@ -249,16 +250,16 @@ def test_folders_hold_the_published_names(tmp_path: Path) -> None:
     block = {"0.linear.weight", "0.linear.bias", "1.weight"}
     expected = {f"{head}.{name}" for head in range(2) for name in block}
     assert set(load_file(tmp_path / "medusa" / "model.safetensors")) == expected
-    assert load_medusa_heads(tmp_path / "medusa").reach == 2
+    assert MEDUSA_HEADS.load(tmp_path / "medusa", backbone(target("llava"))).reach == 2
     heads = hydra("llava", "prefix-mlp")
     heads.save_pretrained(tmp_path / "hydra")
     names = set(load_file(tmp_path / "hydra" / "model.safetensors"))
     assert {"hydra_mlp.0.1.res_connection.weight", "hydra_lm_head.3.1.bias"} < names
     assert "prefix_embeding_layer.layers.0.self_attn.q_proj.weight" in names
-    loaded = load_hydra_heads(tmp_path / "hydra").state_dict()
+    loaded = HYDRA_HEADS.load(tmp_path / "hydra", backbone(target("llava"))).state_dict()
     assert all(torch.equal(one, loaded[name]) for name, one in heads.state_dict().items())
     with pytest.raises(ValueError, match="set of Medusa heads"):
-        load_medusa_heads(tmp_path / "hydra")
+        MEDUSA_HEADS.load(tmp_path / "hydra", backbone(target("llava")))
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -271,7 +272,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"needs a set of Hydra\+\+ heads, but a HydraHeads"):
         mmspec.accelerate(target("llava"), "hydra-pp", drafter=hydra("llava", "mlp"))
     other = HydraHeads(HydraHeadsConfig(hidden_size=32, vocab_size=160))
-    with pytest.raises(ValueError, match="states 32 wide and speak 160 tokens"):
+    with pytest.raises(ValueError, match="states 32 wide over 160 tokens"):
         mmspec.accelerate(target("llava"), "hydra", drafter=other)
 
 

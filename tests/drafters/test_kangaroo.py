@@ -16,12 +16,11 @@ import mmspec
 from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.growth import Chain, Shape, StaticTree
 from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.kangaroo import KangarooDraft
+from mmspec.drafters.neural.kangaroo import KANGAROO_ADAPTER, KangarooDraft
 from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.models.heads.kangaroo import (
     KangarooAdapter,
     KangarooAdapterConfig,
-    load_kangaroo_adapter,
 )
 from mmspec.models.random_weights import random_model
 from mmspec.targets.hooks import LayerStatesHook
@@ -206,7 +205,7 @@ def test_a_folder_holds_the_published_names(tmp_path: Path) -> None:
     parts = {f"layers.0.self_attn.{part}_proj.weight" for part in "qkvo"}
     names = {*parts, "layers.0.input_layernorm.weight", "norm.weight"}
     assert set(load_file(tmp_path / "model.safetensors")) == names
-    loaded = load_kangaroo_adapter(tmp_path)
+    loaded = KANGAROO_ADAPTER.load(tmp_path, backbone(target("llava")))
     assert loaded.config.exit_layer == EXIT
     assert all(torch.equal(one, loaded.state_dict()[n]) for n, one in own.state_dict().items())
 

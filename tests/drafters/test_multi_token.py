@@ -224,8 +224,8 @@ def test_a_folder_holds_the_heads_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": 32}, "states 32 wide and speak 160 tokens, .* 64 wide and 160 tokens"),
-        ({"vocab_size": 99}, "states 64 wide and speak 99 tokens"),
+        ({"hidden_size": 32}, "states 32 wide over 160 tokens, .* 64 wide over 160 tokens"),
+        ({"vocab_size": 99}, "states 64 wide over 99 tokens"),
     ],
 )
 def test_the_heads_of_another_target_are_refused(changes: dict[str, Any], message: str) -> None:

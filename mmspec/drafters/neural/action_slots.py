@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,24 +12,17 @@ from torch import Tensor, nn
 from mmspec.draft import Drafter
 from mmspec.drafters.growth import Chain, DraftModel, Nodes
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.small_model import (
     committed,
     draft_law,
     head_of_target,
 )
-from mmspec.drafters.neural.target_states import guided_logits
+from mmspec.drafters.neural.target_states import check_heads, guided_logits
 from mmspec.laws.categorical import Categorical
-from mmspec.models.heads.action_slots import (
-    ActionSlots,
-    ActionSlotsConfig,
-    load_action_slots,
-    slots_of,
-)
-from mmspec.models.loading import model_type
-from mmspec.models.random_weights import random_model
-from mmspec.recipe import STATES, DraftModelKind, Kit
+from mmspec.models.heads.action_slots import ActionSlots, slots_of
+from mmspec.recipe import STATES, Kit
 from mmspec.targets.context import Context
-from mmspec.targets.hooks import HiddenStateHook
 from mmspec.targets.reader import Reader
 
 
@@ -47,13 +39,10 @@ class ActionSlotsDraft(DraftModel):
     backbone: Reader  # the target's
     head: ActionSlots
     sees: ClassVar[str] = STATES
+    wants: ClassVar[frozenset[str]] = frozenset({"hidden"})
 
     def __post_init__(self) -> None:
-        check_action_slots(self.head, self.backbone)
-
-    @property
-    def wants(self) -> frozenset[str]:
-        return frozenset({"hidden"})
+        check_heads(self.head, self.backbone)
 
     @property
     def networks(self) -> Sequence[nn.Module]:
@@ -100,19 +89,6 @@ class _Prompt:
     next: Tensor | None = None  # (B, 1) slot of the token behind the context
 
 
-def check_action_slots(head: ActionSlots, target: Reader) -> None:
-    """Refuse slots that were not made for this target. Raises ValueError."""
-    HiddenStateHook(target)
-    ours = (int(target.config.hidden_size), target.vocabulary)
-    theirs = (head.config.hidden_size, head.config.vocab_size)
-    if ours != theirs:
-        raise ValueError(
-            f"these action slots read states {theirs[0]} wide and speak {theirs[1]} tokens, but "
-            f"{type(target.model).__name__} has states {ours[0]} wide and {ours[1]} tokens; train "
-            "slots for it with mmspec.training.action_slots.learn_action_slots"
-        )
-
-
 def action_slots(kit: Kit) -> Drafter:
     """Parallel slots on the target's states; a chain is no longer than there are slots to fill."""
     assert isinstance(kit.drafter, ActionSlotsDraft)
@@ -122,41 +98,9 @@ def action_slots(kit: Kit) -> Drafter:
     return head_of_target(kit)
 
 
-@dataclass(frozen=True)
-class ActionSlotsKind(DraftModelKind):
-    """`ActionSlots`, bound to the target as an `ActionSlotsDraft`."""
-
-    words: str = "set of action slots"
-
-    def accepts(self, model: Any) -> bool:
-        return isinstance(model, ActionSlots)
-
-    def owns(self, folder: Path) -> bool:
-        there = (folder / "config.json").exists()
-        return there and model_type(folder) == ActionSlotsConfig.model_type
-
-    def load(
-        self, source: str | Path, target: Reader, dtype: torch.dtype | None = None
-    ) -> ActionSlots:
-        return load_action_slots(source, dtype)
-
-    def default_sees(self, model: Any, target: Reader, asked: str) -> str:
-        if asked not in ("auto", STATES):
-            raise ValueError(
-                f"sees={asked!r} does not fit: action slots read the target's states ({STATES!r}) "
-                "and nothing else; drop sees=, or use another recipe"
-            )
-        return STATES
-
-    def read(self, model: ActionSlots, target: Reader, sees: str) -> ActionSlotsDraft:
-        moved: ActionSlots = nn.Module.to(model, target.device, target.model.dtype)
-        return ActionSlotsDraft(target, moved)
-
-    def random(self, target: Reader, seed: int) -> ActionSlots:
-        size = slots_of(target.model.config)
-        config: Any = ActionSlotsConfig.of(target.config, target.vocabulary, num_slots=size)
-        head: ActionSlots = random_model(lambda: ActionSlots(config), seed)
-        return head
-
-
-ACTION_SLOTS = ActionSlotsKind()
+ACTION_SLOTS = HeadKind(
+    ActionSlots,
+    ActionSlotsDraft,
+    "set of action slots",
+    sizes=lambda target: {"num_slots": slots_of(target.model.config)},
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,12 @@ from mmspec.drafters.neural.small_model import (
     small_model,
     waiting_block,
 )
-from mmspec.drafters.neural.target_states import guided_logits, kept_states, prompt_padding
+from mmspec.drafters.neural.target_states import (
+    check_heads,
+    guided_logits,
+    kept_states,
+    prompt_padding,
+)
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
@@ -32,7 +37,7 @@ from mmspec.recipe import Deferred, DraftModelKind, Kit, Recipe
 from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.context import Context
-from mmspec.targets.hooks import LayerStatesHook, check_states, layer_states
+from mmspec.targets.hooks import LayerStatesHook, layer_states
 from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.reader import Reader
 
@@ -65,14 +70,11 @@ class FeatureDraft(DraftModel):
     head: StateHead
     visual_slots: str | None = None
     tap: str = field(init=False, repr=False)  # what the target calls the head's features
+    sees: ClassVar[str] = SEES
 
     def __post_init__(self) -> None:
         check_head(self.head, self.backbone)
         object.__setattr__(self, "tap", tap_of(self.head, self.backbone))
-
-    @property
-    def sees(self) -> str:
-        return SEES
 
     @property
     def cache_config(self) -> StateHeadConfig:
@@ -199,15 +201,7 @@ def borrowed(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count, D)
 
 def check_head(head: StateHead, target: Reader) -> None:
     """Refuse a head that was not made for this target, or that is damaged. Raises ValueError."""
-    check_states(target)
-    ours = (int(target.config.hidden_size), target.vocabulary)
-    theirs = (head.feature_size, head.config.vocab_size)
-    if ours != theirs:
-        raise ValueError(
-            f"this feature head continues states {theirs[0]} wide over {theirs[1]} tokens, but "
-            f"{type(target.model).__name__} has states {ours[0]} wide over {ours[1]} tokens; train "
-            "a head for this target with mmspec.training.learn_head"
-        )
+    check_heads(head, target)
     if head.config.positions == "mrope" and target.family.rope_axes != 3:
         raise ValueError(
             f"this head stands at positions on three axes (M-RoPE), but "

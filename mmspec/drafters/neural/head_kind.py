@@ -23,13 +23,15 @@ from mmspec.targets.reader import Reader
 class HeadKind(DraftModelKind):
     """Heads of one class, bound to a target as a `draft`.
 
-    `parts` are what their configuration must say. `fill` gives random heads what is no weight.
+    `parts` are what their configuration must say, `sizes` what it takes from a target besides
+    widths. `fill` gives random heads what is no weight.
     """
 
     maker: type[PreTrainedModel]
     draft: Callable[[Reader, Any], DraftModel]
     words: str = "head"
     parts: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Callable[[Reader], Mapping[str, Any]] = lambda target: {}
     fill: Callable[[Any, int], None] | None = None  # (heads, seed)
 
     def accepts(self, model: Any) -> bool:
@@ -61,7 +63,7 @@ class HeadKind(DraftModelKind):
 
     def random(self, target: Reader, seed: int) -> Any:
         kind: Any = self.maker.config_class
-        config = kind.of(target.config, target.vocabulary, **self.parts)
+        config = kind.of(target.config, target.vocabulary, **self.sizes(target), **self.parts)
         made = random_model(lambda: self.maker(config), seed)
         if self.fill is not None:
             self.fill(made, seed)

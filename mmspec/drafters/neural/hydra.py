@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from mmspec.drafters.growth import DraftModel, News, Nodes
 from mmspec.drafters.neural.head_kind import HeadKind
-from mmspec.drafters.neural.multi_token import check_heads
 from mmspec.drafters.neural.small_model import committed, draft_law
 from mmspec.drafters.neural.target_states import (
+    check_heads,
     guided_logits,
     kept_states,
     read_prompt,

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from mmspec.draft import Drafter
 from mmspec.drafters.growth import DraftModel, News, Nodes
 from mmspec.drafters.neural.head_kind import HeadKind
-from mmspec.drafters.neural.multi_token import check_heads
 from mmspec.drafters.neural.shared import SharedBackbone
 from mmspec.drafters.neural.small_model import (
     committed,
@@ -20,6 +19,7 @@ from mmspec.drafters.neural.small_model import (
     head_of_target,
 )
 from mmspec.drafters.neural.target_states import (
+    check_heads,
     guided_logits,
     kept_states,
     read_prompt,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,13 @@ from mmspec.drafters.neural.small_model import (
     draft_law,
     head_of_target,
 )
-from mmspec.drafters.neural.target_states import guided_logits
+from mmspec.drafters.neural.target_states import check_heads, guided_logits
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.medusa import MedusaHeads
 from mmspec.models.heads.multi_token import MultiTokenHeads
 from mmspec.models.heads.token_heads import TokenHeads
 from mmspec.recipe import STATES, Kit
 from mmspec.targets.context import Context
-from mmspec.targets.hooks import check_states
 from mmspec.targets.reader import Reader
 
 SEES = STATES
@@ -52,13 +51,10 @@ class MultiTokenDraft(DraftModel):
     backbone: Reader  # the target's
     heads: TokenHeads
     sees: ClassVar[str] = SEES
+    wants: ClassVar[frozenset[str]] = frozenset({"hidden"})
 
     def __post_init__(self) -> None:
         check_heads(self.heads, self.backbone)
-
-    @property
-    def wants(self) -> frozenset[str]:
-        return frozenset({"hidden"})
 
     @property
     def networks(self) -> Sequence[nn.Module]:
@@ -113,19 +109,6 @@ class _LastStates:
     states: Tensor  # (R, D)
     read: list[int]  # tokens per row up to the one whose state it is
     logits: Tensor | None = None  # (B, H, V) of this round
-
-
-def check_heads(heads: Any, target: Reader) -> None:
-    """Refuse heads that were not made for this target. Raises ValueError."""
-    check_states(target)
-    ours = (int(target.config.hidden_size), target.vocabulary)
-    theirs = (heads.feature_size, heads.config.vocab_size)
-    if ours != theirs:
-        raise ValueError(
-            f"these multi-token heads read states {theirs[0]} wide and speak {theirs[1]} tokens, "
-            f"but {type(target.model).__name__} has states {ours[0]} wide and {ours[1]} tokens; "
-            "train heads for it with mmspec.training.multi_token.learn_multi_token"
-        )
 
 
 def multi_token_heads(kit: Kit) -> Drafter:

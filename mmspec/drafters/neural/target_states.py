@@ -14,9 +14,24 @@ from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.context import Context
 from mmspec.targets.guidance import guided, scale_of
+from mmspec.targets.hooks import check_states
 from mmspec.targets.memory import Memory
+from mmspec.targets.reader import Reader
 
 Network = Callable[[Tensor, Tensor | None, Tensor, Cache], Tensor]  # states, mask, positions, cache
+
+
+def check_heads(heads: Any, target: Reader) -> None:
+    """Refuse a network that was not made for this target's states. Raises ValueError."""
+    check_states(target)
+    ours = (int(target.config.hidden_size), target.vocabulary)
+    theirs = (heads.feature_size, heads.config.vocab_size)
+    if ours != theirs:
+        raise ValueError(
+            f"this {type(heads).__name__} is for states {theirs[0]} wide over {theirs[1]} tokens, "
+            f"but {type(target.model).__name__} has states {ours[0]} wide over {ours[1]} tokens; "
+            "train one for this target with `mmspec train`"
+        )
 
 
 def prompt_padding(context: Context, count: int) -> list[int]:

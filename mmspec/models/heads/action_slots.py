@@ -13,7 +13,6 @@ and are not kept here.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +20,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from mmspec.models.heads.state_head import StateHeadConfig
-from mmspec.models.llama_layers import LlamaLayers, through
-from mmspec.models.reading import read
+from mmspec.models.llama_layers import LlamaHead
 
 
 class ActionSlotsConfig(StateHeadConfig):
@@ -50,7 +48,7 @@ class ActionSlotsConfig(StateHeadConfig):
             raise ValueError(f"num_slots={self.num_slots} is no answer; give 1 or more")
 
 
-class ActionSlots(LlamaLayers):
+class ActionSlots(LlamaHead):
     """States of a prompt, and the tokens said so far, to states of the tokens to come."""
 
     config: ActionSlotsConfig
@@ -74,11 +72,6 @@ class ActionSlots(LlamaLayers):
             nn.init.normal_(module.slots, std=self.config.initializer_range)
             nn.init.normal_(module.open, std=self.config.initializer_range)
 
-    @property
-    def feature_size(self) -> int:
-        """Width of the states of the target that it reads."""
-        return self.config.hidden_size
-
     def forward(self, states: Tensor, embeds: Tensor, known: Tensor, seen: Tensor) -> Tensor:
         """States (B, S, D) that lead to the token of every slot; those of known ones say nothing.
 
@@ -93,26 +86,9 @@ class ActionSlots(LlamaLayers):
         hidden = torch.finfo(states.dtype).min
         mask = torch.zeros(seen.shape, dtype=states.dtype, device=seen.device)
         mask = mask.masked_fill(~seen, hidden)[:, None, None].expand(-1, 1, seen.shape[1], -1)
-        out = through(
-            self.layers,
-            torch.cat((states, slots), 1),
-            lambda places: self.rotary_emb(states, position_ids=places),
-            config=self.config,
-            attention_mask=mask,
-            position_ids=(seen.long().cumsum(-1) - 1).clamp_min(0),
-            past_key_values=None,
-            use_cache=False,
-        )
+        places = (seen.long().cumsum(-1) - 1).clamp_min(0)
+        out = self.behind(self.layers, torch.cat((states, slots), 1), mask, places)
         return out[:, -count:]
-
-
-def load_action_slots(folder: str | Path, dtype: torch.dtype | None = None) -> ActionSlots:
-    """Read slots from a folder, as they were saved or in `dtype`.
-
-    Raises ValueError where the folder holds another kind of model.
-    """
-    loaded: ActionSlots = read(ActionSlots, folder, "set of action slots", dtype)
-    return loaded
 
 
 def slots_of(config: Any) -> int:

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
 from mmspec.models.heads.state_head import (
@@ -31,7 +30,7 @@ from mmspec.models.heads.state_head import (
     step_table,
     stepped,
 )
-from mmspec.models.llama_layers import through
+from mmspec.models.llama_layers import Layers
 from mmspec.models.reading import read
 
 
@@ -159,26 +158,9 @@ class Eagle3Head(StateHead):
         fused: Tensor = self.fc(features)
         return fused
 
-    def forward(
-        self,
-        embeds: Tensor,
-        states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        marks: SlotMarks | None = None,
-    ) -> Tensor:
-        states = stepped(states, self.step_residual, 0 if marks is None else marks.steps)
-        return through(
-            [partial(self.midlayer, embeds=embeds)],
-            states,
-            lambda places: self.rotary_emb(states, position_ids=places),
-            config=self.config,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=past_key_values is not None,
-        )
+    def entered(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> tuple[Layers, Tensor]:
+        inputs = stepped(states, self.step_residual, marks.steps)
+        return [partial(self.midlayer, embeds=embeds)], inputs
 
     def logits(self, states: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
         logits: Tensor = self.lm_head(self.norm(states))

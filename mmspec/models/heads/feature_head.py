@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from mmspec.models.heads.image_adaptor import ImageAdaptor
@@ -33,7 +32,7 @@ from mmspec.models.heads.state_head import (
     step_table,
     stepped,
 )
-from mmspec.models.llama_layers import through
+from mmspec.models.llama_layers import Layers
 from mmspec.models.reading import read
 
 
@@ -97,36 +96,16 @@ class FeatureHead(StateHead):
         if module is self and self.latents is not None:
             self.latents.normal_(0.0, self.config.initializer_range)
 
-    def forward(
-        self,
-        embeds: Tensor,
-        states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        marks: SlotMarks | None = None,
-    ) -> Tensor:
-        merged = self.merged(embeds, states, marks or SlotMarks())
-        return through(
-            self.layers,
-            merged,
-            lambda places: self.rotary_emb(merged, position_ids=places),
-            config=self.config,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=past_key_values is not None,
-        )
-
-    def merged(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> Tensor:  # (B, q, D)
-        """What the layers read."""
+    def entered(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> tuple[Layers, Tensor]:
         if self.img_fc is not None:
             seen = marks.global_vector
             seen = torch.zeros_like(states) if seen is None else seen.expand_as(states)
             states = self.img_fc(torch.cat((states, seen), -1))
         merged: Tensor = self.fc(torch.cat((embeds, states), -1))
         merged = stepped(merged, self.step_residual, marks.steps)
-        return merged if marks.raw is None else torch.where(marks.raw[..., None], embeds, merged)
+        if marks.raw is not None:
+            merged = torch.where(marks.raw[..., None], embeds, merged)
+        return self.layers, merged
 
     def compressed(self, picture: PictureSlots) -> Glance:
         features, count = picture.features, len(picture.embeds)

@@ -13,8 +13,6 @@ hold the same weights under each name.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 from transformers import Cache
@@ -26,8 +24,7 @@ from transformers.models.llama.modeling_llama import (
 
 from mmspec.models.heads.medusa import MedusaBlock, begin_block
 from mmspec.models.heads.state_head import StateHeadConfig
-from mmspec.models.llama_layers import LlamaLayers, through
-from mmspec.models.reading import read
+from mmspec.models.llama_layers import LlamaHead
 
 ARCHITECTURES = ("mlp", "prefix-mlp")
 
@@ -61,12 +58,11 @@ class PrefixLayer(nn.Module):
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
-class HydraHeads(LlamaLayers):
+class HydraHeads(LlamaHead):
     """A state of the target and the tokens behind it to the law of the next one."""
 
     config: HydraHeadsConfig
     config_class = HydraHeadsConfig
-    rotary_emb: LlamaRotaryEmbedding
     _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
         r"prefix_embeding_layer\.embed_tokens\.weight"
     ]
@@ -98,11 +94,6 @@ class HydraHeads(LlamaLayers):
         """How many heads there are."""
         return self.config.hydra_num_heads
 
-    @property
-    def feature_size(self) -> int:
-        """Width of the states of the target that they read."""
-        return self.config.hidden_size
-
     def prefix(
         self,
         states: Tensor,
@@ -116,17 +107,9 @@ class HydraHeads(LlamaLayers):
         """
         if self.prefix_embeding_layer is None:
             return states
-        read = through(
-            self.prefix_embeding_layer.layers,
-            states,
-            lambda places: self.rotary_emb(states, position_ids=places),
-            config=self.config,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=past_key_values is not None,
-        )
-        normed: Tensor = self.prefix_embeding_layer.norm(read)
+        layer = self.prefix_embeding_layer
+        read = self.behind(layer.layers, states, attention_mask, position_ids, past_key_values)
+        normed: Tensor = layer.norm(read)
         return normed
 
     def forward(self, prefix: Tensor, embeds: Tensor) -> Tensor:  # (..., D), (..., i + 1, D)
@@ -145,12 +128,3 @@ class HydraHeads(LlamaLayers):
             assert isinstance(output, nn.Linear)
             output.weight.copy_(weight)
             output.bias.zero_()
-
-
-def load_hydra_heads(folder: str | Path, dtype: torch.dtype | None = None) -> HydraHeads:
-    """Read heads from a folder, as they were saved or in `dtype`.
-
-    Raises ValueError where the folder holds another kind of model.
-    """
-    loaded: HydraHeads = read(HydraHeads, folder, "set of Hydra heads", dtype)
-    return loaded

@@ -11,10 +11,8 @@ stand on; rotary positions count slots from 0.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import Cache
 from transformers.models.llama.modeling_llama import (
@@ -24,8 +22,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from mmspec.models.heads.state_head import StateHeadConfig
-from mmspec.models.llama_layers import LlamaLayers, through
-from mmspec.models.reading import read
+from mmspec.models.llama_layers import LlamaHead
 
 
 class KangarooAdapterConfig(StateHeadConfig):
@@ -60,7 +57,7 @@ class AttentionLayer(nn.Module):
         return behind
 
 
-class KangarooAdapter(LlamaLayers):
+class KangarooAdapter(LlamaHead):
     """Early states of a target to what its output head reads."""
 
     config: KangarooAdapterConfig
@@ -73,11 +70,6 @@ class KangarooAdapter(LlamaLayers):
         self.rotary_emb = LlamaRotaryEmbedding(config)
         self.post_init()  # type: ignore[no-untyped-call]
 
-    @property
-    def feature_size(self) -> int:
-        """Width of the states of the target that it reads."""
-        return self.config.hidden_size
-
     def forward(
         self,
         states: Tensor,
@@ -89,24 +81,6 @@ class KangarooAdapter(LlamaLayers):
 
         `attention_mask` is (B, L), or (1 or B, 1, q, L) and additive.
         """
-        behind = through(
-            self.layers,
-            states,
-            lambda places: self.rotary_emb(states, position_ids=places),
-            config=self.config,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=past_key_values is not None,
-        )
+        behind = self.behind(self.layers, states, attention_mask, position_ids, past_key_values)
         normed: Tensor = self.norm(behind)
         return normed
-
-
-def load_kangaroo_adapter(folder: str | Path, dtype: torch.dtype | None = None) -> KangarooAdapter:
-    """Read an adapter from a folder, as it was saved or in `dtype`.
-
-    Raises ValueError where the folder holds another kind of model.
-    """
-    loaded: KangarooAdapter = read(KangarooAdapter, folder, "Kangaroo adapter", dtype)
-    return loaded

@@ -14,32 +14,21 @@ weights under each name.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedConfig
 
-from mmspec.models.heads.token_heads import TokenHeads
-from mmspec.models.reading import read
+from mmspec.models.heads.token_heads import TokenHeads, TokenHeadsConfig
 
 
-class MedusaHeadsConfig(PreTrainedConfig):
-    """`hidden_size` and `vocab_size` are the target's; other names are the published ones."""
+class MedusaHeadsConfig(TokenHeadsConfig):
+    """As `TokenHeadsConfig`; names are the published ones."""
 
     model_type = "medusa"
 
-    hidden_size: int = 4096
-    vocab_size: int = 32000
     medusa_num_heads: int = 5
     medusa_num_layers: int = 1
-
-    @classmethod
-    def of(cls, config: Any, vocabulary: int, **changes: Any) -> MedusaHeadsConfig:
-        """The configuration of heads for a decoder with this text configuration."""
-        return cls(**{"hidden_size": config.hidden_size, "vocab_size": vocabulary, **changes})
 
 
 class ZeroLinear(nn.Linear):
@@ -116,12 +105,3 @@ class MedusaHeads(TokenHeads):
             output = list(self.get_submodule(str(head)).children())[-1]
             assert isinstance(output, nn.Linear)
             output.weight.copy_(weight)
-
-
-def load_medusa_heads(folder: str | Path, dtype: torch.dtype | None = None) -> MedusaHeads:
-    """Read heads from a folder, as they were saved or in `dtype`.
-
-    Raises ValueError where the folder holds another kind of model.
-    """
-    loaded: MedusaHeads = read(MedusaHeads, folder, "set of Medusa heads", dtype)
-    return loaded

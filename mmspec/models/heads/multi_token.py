@@ -14,19 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedConfig
 
-from mmspec.models.heads.token_heads import TokenHeads
+from mmspec.models.heads.token_heads import TokenHeads, TokenHeadsConfig
 from mmspec.models.reading import read
 
 
-class MultiTokenHeadsConfig(PreTrainedConfig):
-    """`hidden_size` and `vocab_size` are the target's.
+class MultiTokenHeadsConfig(TokenHeadsConfig):
+    """As `TokenHeadsConfig`.
 
     `num_bigrams` are counts of neighbours in the training text, kept beside the heads for recipes
     that choose a path through what these say.
@@ -34,19 +32,9 @@ class MultiTokenHeadsConfig(PreTrainedConfig):
 
     model_type = "multi_token_heads"
 
-    hidden_size: int = 4096
-    vocab_size: int = 32000
     num_heads: int = 4
     num_layers: int = 1  # residual blocks of a head
     num_bigrams: int = 0
-
-    @classmethod
-    def of(cls, config: Any, vocabulary: int, **changes: Any) -> MultiTokenHeadsConfig:
-        """The configuration of heads for a decoder with this text configuration.
-
-        `vocabulary` is what the target speaks: codes, for a model that draws or sounds.
-        """
-        return cls(**{"hidden_size": config.hidden_size, "vocab_size": vocabulary, **changes})
 
 
 class MultiTokenHeads(TokenHeads):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from mmspec.models.llama_layers import LlamaLayers
+from mmspec.models.llama_layers import Layers, LlamaHead
 
 _SHAPE = (  # what a head has in common with the layers of its target
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -137,7 +137,7 @@ class Glance:
     vector: Tensor | None = None  # (D,) for all later slots
 
 
-class StateHead(LlamaLayers, ABC):
+class StateHead(LlamaHead, ABC):
     """Embeddings of next tokens and states before them to states behind them."""
 
     config: StateHeadConfig
@@ -150,11 +150,6 @@ class StateHead(LlamaLayers, ABC):
         """
         own = self.config.tapped_layers
         return None if own is None else tuple(own)
-
-    @property
-    def feature_size(self) -> int:
-        """Width of one hidden state of the target."""
-        return self.config.hidden_size
 
     @property
     def embeddings(self) -> nn.Module | None:
@@ -186,6 +181,9 @@ class StateHead(LlamaLayers, ABC):
         )
 
     @abstractmethod
+    def entered(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> tuple[Layers, Tensor]:
+        """Its layers, and what the first of them reads (B, q, D)."""
+
     def forward(
         self,
         embeds: Tensor,
@@ -200,6 +198,8 @@ class StateHead(LlamaLayers, ABC):
         `attention_mask` is (B, L), or (1 or B, 1, q, L) and additive; `position_ids` (1 or B, q),
         or (3, B, q) with M-RoPE.
         """
+        layers, inputs = self.entered(embeds, states, marks or SlotMarks())
+        return self.behind(layers, inputs, attention_mask, position_ids, past_key_values)
 
     def logits(self, states: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
         """What states (..., D) say in the head's own vocabulary: (..., V')."""

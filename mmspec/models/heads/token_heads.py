@@ -7,7 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
+
+
+class TokenHeadsConfig(PreTrainedConfig):
+    """`hidden_size` and `vocab_size` are the target's."""
+
+    hidden_size: int = 4096
+    vocab_size: int = 32000
+
+    @classmethod
+    def of(cls, config: Any, vocabulary: int, **changes: Any) -> Any:
+        """The configuration of heads for a decoder with this text configuration.
+
+        `vocabulary` is what the target speaks: codes, for a model that draws or sounds.
+        """
+        return cls(**{"hidden_size": config.hidden_size, "vocab_size": vocabulary, **changes})
 
 
 class TokenHeads(PreTrainedModel, ABC):
