@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench import checks, constant
 from mmspec.bench.certificate import Check, Trial
-from mmspec.bench.environment import dtype_name
+from mmspec.bench.environment import placed
 from mmspec.bench.frequency import Subject
 from mmspec.bench.progress import Progress
 from mmspec.bench.workload import agreement
@@ -49,9 +49,8 @@ def of_requests(
         batch=batch,
         is_greedy=not (said.get("do_sample") or said.get("temperature")),
         replayed=REPLAYED,
-        device=model.device,
         settings=said,
-        environment={"dtype": dtype_name(model.dtype)},
+        **placed(model),
     )
 
 
@@ -79,6 +78,32 @@ def certify(toys: Tiny, recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[
         untried = Check("frequencies", "skipped", f"does not run on a tiny model: {why}")
         return recipe, iter([checks.enumeration(recipe, recipe.verifier), untried])
     return fast.recipe, _checks(toys, fast, recipe, trial)
+
+
+def counted(
+    recipe: Recipe,
+    trial: Trial,
+    bound: Callable[[Recipe, int], Accelerated],
+    subject: Callable[[Accelerated], Subject],
+    unit: str,
+    equalities: Callable[[Accelerated, Trial], Iterator[Check]],
+) -> tuple[Recipe, Iterator[Check]]:
+    """Tiny models are counted; `equalities` are asked of the user's own where there is one.
+
+    Raises ValueError for a recipe that needs picture tokens, or cannot be bound to a tiny model.
+    """
+    if "codebook" in recipe.options:
+        raise ValueError("it needs a codebook of pictures, which such models have none of")
+    small = bound(recipe, 0)
+    fast = trial.fast or small
+    plan = fast.recipe
+
+    def found() -> Iterator[Check]:
+        yield checks.enumeration(plan, small.recipe.verifier)
+        yield checks.frequency(plan, lambda seed: subject(bound(recipe, seed)), trial, unit)
+        yield from equalities(fast, trial)
+
+    return plan, found()
 
 
 def _checks(toys: Tiny, fast: Accelerated, recipe: Recipe, trial: Trial) -> Iterator[Check]:

@@ -24,6 +24,11 @@ def environment(device: torch.device, batch: int = 1) -> dict[str, Any]:
     }
 
 
+def placed(model: Any) -> dict[str, Any]:
+    """What a `Workload` says of where a model runs: its `device` and `environment`."""
+    return {"device": model.device, "environment": {"dtype": dtype_name(model.dtype)}}
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """As users write it: float32, bfloat16."""
     return str(dtype).removeprefix("torch.")

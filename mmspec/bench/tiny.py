@@ -46,14 +46,20 @@ def random_drafter(plan: Recipe, target: Any, seed: int = 0) -> Any:
 
 
 @torch.no_grad()
-def joint(model: Any, length: int, prompt: Sequence[int] = PROMPT) -> Tensor:  # (V,) * length
-    """The model's own law of its next `length` tokens, by trying all of them."""
-    size = int(model.config.vocab_size)
+def joint(
+    model: Any, length: int, prompt: Sequence[int] = PROMPT, ids: range | None = None
+) -> Tensor:  # (V,) * length
+    """The model's own law of its next `length` tokens, by trying all of them.
+
+    Where there are `ids`, nothing else can be said.
+    """
+    said = ids or range(int(model.config.vocab_size))
     mass = torch.ones((), dtype=torch.float64)
     for depth in range(length):
-        prefixes = [[*prompt, *more] for more in product(range(size), repeat=depth)]
-        laws = model(input_ids=torch.tensor(prefixes)).logits[:, -1].double().softmax(-1)
-        mass = mass[..., None] * laws.reshape(*mass.shape, size)
+        prefixes = [[*prompt, *more] for more in product(said, repeat=depth)]
+        logits = model(input_ids=torch.tensor(prefixes)).logits[:, -1].double()
+        laws = logits[:, said.start : said.stop].softmax(-1)
+        mass = mass[..., None] * laws.reshape(*mass.shape, len(said))
     return mass
 
 

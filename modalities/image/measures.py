@@ -13,7 +13,7 @@ from mmspec import recipes
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench import checks, constant
 from mmspec.bench.certificate import Check, Trial
-from mmspec.bench.environment import dtype_name
+from mmspec.bench.environment import placed
 from mmspec.bench.workload import repeated
 from mmspec.codes.image_family import pictures
 from mmspec.drafters.plain import Silent
@@ -76,9 +76,8 @@ def of_requests(
         is_greedy=said.get("temperature", 0.0) == 0,
         replayed=REPLAYED,
         toy_distance=toy_distance,
-        device=model.device,
         settings={**said, "codes": codes},
-        environment={"dtype": dtype_name(model.dtype)},
+        **placed(model),
     )
 
 

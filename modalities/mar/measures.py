@@ -16,7 +16,7 @@ import torch
 
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench.certificate import ALPHA, Check, Trial, outcome
-from mmspec.bench.environment import dtype_name
+from mmspec.bench.environment import placed
 from mmspec.bench.gaussian_tests import standard_normal_p_values, uniform_gap
 from mmspec.bench.progress import Progress
 from mmspec.bench.workload import grouped, repeated
@@ -85,9 +85,8 @@ def of_requests(
         judged=judged,
         qualities=qualities,
         batch=batch,
-        device=model.device,
         settings={name: value for name, value in timed[0].items() if name not in hidden},
-        environment={"dtype": dtype_name(model.dtype)},
+        **placed(model),
     )
 
 

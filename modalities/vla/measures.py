@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from transformers import LogitsProcessor
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench import checks, constant
 from mmspec.bench.certificate import Check, Trial
-from mmspec.bench.environment import dtype_name
+from mmspec.bench.environment import placed
 from mmspec.bench.progress import Progress
 from mmspec.drafters.plain import Silent
+from mmspec.modalities import measures
 from mmspec.modalities.vla import toys
 from mmspec.modalities.vla.answering import ActionsOnly
 from mmspec.modalities.vla.asked import ActionQuestion
@@ -77,9 +78,8 @@ def of_requests(model: Any, requests: Sequence[Request], **parts: Any) -> Worklo
         qualities=ERRORS,
         extras=extras,
         is_greedy=not said.get("temperature"),
-        device=model.device,
         settings={name: one for name, one in said.items() if name != "episode"},
-        environment={"dtype": dtype_name(model.dtype)},
+        **placed(model),
     )
 
 
@@ -173,24 +173,12 @@ def of_rollout(found: Rollout, exact: bool) -> Answer:
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
-    """Tiny models are counted; equality is asked of the user's own episodes where there are some.
-
-    Raises ValueError for a recipe that needs picture tokens.
-    """
-    if "codebook" in recipe.options:
-        raise ValueError("it needs a codebook of pictures, which policies have none of")
-    small = toys.bound(recipe, 0)
-    fast = trial.fast or small
-    return fast.recipe, _checks(fast, small, recipe, trial)
+    """Tiny models and the user's own, as `measures.counted` says. Raises ValueError as it does."""
+    return measures.counted(recipe, trial, toys.bound, toys.acting, "components", _equalities)
 
 
-def _checks(fast: Accelerated, small: Accelerated, recipe: Recipe, trial: Trial) -> Iterator[Check]:
-    plan = fast.recipe
-    yield checks.enumeration(plan, small.recipe.verifier)
-    yield checks.frequency(
-        plan, lambda seed: toys.acting(toys.bound(recipe, seed)), trial, "components"
-    )
-    session: PolicySession = fast.session
+def _equalities(fast: Accelerated, trial: Trial) -> Iterator[Check]:
+    plan, session = fast.recipe, cast(PolicySession, fast.session)
     parts = {"processor": session.processor, "modality": "vla"}
     spaces = session.binder.spaces
     parts |= {"actions": spaces.given} if spaces.given else {"unnorm_key": spaces.key}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
-from mmspec.bench.tiny import PROMPT, random_drafter, request, tiny
+from mmspec.bench.tiny import PROMPT, joint, random_drafter, request, tiny
 from mmspec.codes.actions import ActionCodes, ActionDim, ActionSpace
 from mmspec.codes.trajectories import Trajectories
 from mmspec.recipe import Recipe
@@ -57,7 +56,7 @@ def remember(fast: Accelerated, robots: list[int]) -> None:
 
 
 def acting(fast: Accelerated) -> Subject:
-    """What a tiny model says behind a history, and its own law."""
+    """What a tiny model says behind a history, and its own law of actions."""
 
     def sample(batch: int, first: int, seed: int) -> Tensor:
         robots = list(range(first, first + batch))
@@ -68,18 +67,5 @@ def acting(fast: Accelerated) -> Subject:
         said = [fast.steps(robot)[-1].tokens for robot in robots]
         return torch.tensor(said) - TEXT
 
-    return Subject(_law(fast.model), sample)
-
-
-def _law(model: Any) -> Tensor:  # (COUNT,) * LENGTH
-    """The law of an action, where nothing but actions can be said."""
-    mass = torch.ones((), dtype=torch.float64)
     prompt = asked()["input_ids"][0].tolist()
-    for depth in range(LENGTH):
-        said = product(range(TEXT, TEXT + COUNT), repeat=depth)
-        prefixes = torch.tensor([[*prompt, *more] for more in said])
-        with torch.no_grad():
-            logits = model(input_ids=prefixes).logits[:, -1].double()
-        laws = logits[:, TEXT : TEXT + COUNT].softmax(-1)
-        mass = mass[..., None] * laws.reshape(*mass.shape, COUNT)
-    return mass
+    return Subject(joint(fast.model, LENGTH, prompt, range(TEXT, TEXT + COUNT)), sample)

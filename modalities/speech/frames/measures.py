@@ -12,7 +12,7 @@ import torch
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench import checks
 from mmspec.bench.certificate import Check, Trial, outcome
-from mmspec.bench.environment import dtype_name
+from mmspec.bench.environment import placed
 from mmspec.bench.frequency import Subject
 from mmspec.bench.workload import repeated
 from mmspec.drafters.plain import Silent
@@ -53,9 +53,8 @@ def of_requests(
         qualities=qualities,
         extras=timing,
         batch=batch,
-        device=model.device,
         settings=said,
-        environment={"dtype": dtype_name(model.dtype)},
+        **placed(model),
     )
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench import checks, constant
 from mmspec.bench.certificate import Check, Trial
-from mmspec.bench.environment import dtype_name
+from mmspec.bench.environment import placed
 from mmspec.bench.workload import grouped, repeated
 from mmspec.drafters.plain import Silent
+from mmspec.modalities import measures
 from mmspec.modalities.speech.judging import heard, timing
 from mmspec.modalities.speech.spoken import Speech
 from mmspec.modalities.speech.synthesis import toys
@@ -60,9 +61,8 @@ def of_requests(model: Any, requests: Sequence[Request], batch: int = 1, **parts
         batch=batch,
         is_greedy=said.get("temperature") == 0,
         replayed=REPLAYED,
-        device=model.device,
         settings=said,
-        environment={"dtype": dtype_name(model.dtype)},
+        **placed(model),
     )
 
 
@@ -115,24 +115,12 @@ class OwnAudio:
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
-    """Tiny models are counted; equality is asked of the user's own where there is one.
-
-    Raises ValueError for a recipe that needs picture tokens.
-    """
-    if "codebook" in recipe.options:
-        raise ValueError("it needs a codebook of pictures, which models that speak have none of")
-    small = toys.bound(recipe, 0)
-    fast = trial.fast or small
-    return fast.recipe, _checks(fast, small, recipe, trial)
+    """Tiny models and the user's own, as `measures.counted` says. Raises ValueError as it does."""
+    return measures.counted(recipe, trial, toys.bound, toys.speaking, "codes", _equalities)
 
 
-def _checks(fast: Accelerated, small: Accelerated, recipe: Recipe, trial: Trial) -> Iterator[Check]:
-    plan = fast.recipe
-    yield checks.enumeration(plan, small.recipe.verifier)
-    yield checks.frequency(
-        plan, lambda seed: toys.speaking(toys.bound(recipe, seed)), trial, "codes"
-    )
-    session: SpeechSession = fast.session
+def _equalities(fast: Accelerated, trial: Trial) -> Iterator[Check]:
+    plan, session = fast.recipe, cast(SpeechSession, fast.session)
     given = {"codec": session.codec.model, "codes": session.layout, "processor": session.processor}
     other = accelerate(fast.model, "plain", modality="tts", **given)
     is_plain = isinstance(session.bound.drafter, Silent)

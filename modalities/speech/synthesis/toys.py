@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from transformers import EncodecConfig, EncodecModel
 
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
-from mmspec.bench.tiny import PROMPT, random_drafter, request, tiny
+from mmspec.bench.tiny import PROMPT, joint, random_drafter, request, tiny
 from mmspec.modalities.speech.synthesis.layout import SpeechCodes
 from mmspec.models.random_weights import random_model
 from mmspec.recipe import Recipe
@@ -63,7 +62,7 @@ def asked(batch: int = 1) -> dict[str, Tensor]:
 
 
 def speaking(fast: Accelerated) -> Subject:
-    """What a tiny model says, and its own law."""
+    """What a tiny model says, and its own law of codes: neither words nor the end are said."""
 
     def sample(batch: int, first: int, seed: int) -> Tensor:
         rows = list(range(first, first + batch))
@@ -72,18 +71,5 @@ def speaking(fast: Accelerated) -> Subject:
         refuse_fallback(out.stats)
         return torch.stack([row[0, :LENGTH] for row in out.codes])
 
-    return Subject(_codes_alone(fast.model), sample)
-
-
-def _codes_alone(model: Any) -> Tensor:  # (COUNT,) * LENGTH
-    """The law of the first codes, where all that is no code, and the end, cannot be said."""
-    mass = torch.ones((), dtype=torch.float64)
     prompt = asked()["input_ids"][0].tolist()
-    for depth in range(LENGTH):
-        spoken = product(range(TEXT, TEXT + COUNT), repeat=depth)
-        prefixes = torch.tensor([[*prompt, *more] for more in spoken])
-        with torch.no_grad():
-            logits = model(input_ids=prefixes).logits[:, -1].double()
-        laws = logits[:, TEXT : TEXT + COUNT].softmax(-1)
-        mass = mass[..., None] * laws.reshape(*mass.shape, COUNT)
-    return mass
+    return Subject(joint(fast.model, LENGTH, prompt, range(TEXT, TEXT + COUNT)), sample)
