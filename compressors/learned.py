@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mmspec.compressors.contract import Compressed, Compressor, Features, Grid
+from mmspec.declared import answered_by
 from mmspec.errors import reading
 from mmspec.models.folder import configuration
 
@@ -64,13 +65,8 @@ class Fitted(Compressor):
     design: Learned
     network: nn.Module
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return self.design.needs
-
-    @property
-    def places(self) -> str:
-        return self.design.places
+    needs = answered_by("design.needs")
+    places = answered_by("design.places")
 
     def count(self, features: int, grid: Grid | None = None) -> int | None:
         return self.design.count(features, grid)

@@ -1,8 +1,9 @@
-"""Properties with a default, for contracts that parts inherit."""
+"""Properties with a default, for contracts that parts inherit, and those that a part answers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     declared = property
@@ -24,3 +25,8 @@ else:
                     f"{self.default.__name__} is asked of an instance of {owner.__name__}"
                 )
             return self.default(part)
+
+
+def answered_by(path: str) -> Any:
+    """A property that a part of an object answers: `sees = answered_by("inner.sees")`."""
+    return property(attrgetter(path))

@@ -82,8 +82,48 @@ class FixedRadius(Radius):
         return torch.tensor([self.bins], dtype=torch.float64)
 
 
+class ActionWalk(Verifier):
+    """Keeps a path of actions close to the target's; then follows the target's own token.
+
+    The component of a token is told by its place in the answer, so `within` comes first. The
+    verdict's excess counts kept tokens that are not the target's.
+    """
+
+    space: ActionSpace
+    now: Any  # what it knows of this round; None = `within` was not called
+    kinds: ClassVar[tuple[Kind, ...]] = KINDS
+
+    @property
+    def couples(self) -> bool:
+        return self.lossless
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        check(self, draft, law=False)
+        if self.now is None:
+            raise ValueError("a tolerance goes by the component of a token; call within() first")
+        own = target_tokens(draft, scores, noise)
+        if not draft.nodes:
+            none = draft.tokens.sum(-1)
+            return Verdict(draft.tokens, none, own[:, 0])
+        wanted = own.gather(1, draft.parents + 1)
+        off = bins_off(self.space.codes, draft.tokens, wanted)
+        path, length, row = self.near(draft, wanted, off)
+        misses = ((path >= 0) & (draft.tokens != wanted).gather(1, path.clamp_min(0))).sum(-1)
+        over = None if self.lossless else misses.double()
+        next_token = own.gather(1, row[:, None])[:, 0]
+        return Verdict(path, length, next_token, over, self.replaced(wanted))
+
+    @abstractmethod
+    def near(self, draft: Draft, wanted: Tensor, off: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Path (B, D), its length (B,) and the row of its end (B,); `off` (B, N) is in bins."""
+
+    def replaced(self, wanted: Tensor) -> Tensor | None:  # (B, N)
+        """What is said in the place of drafted tokens that are kept; None = those."""
+        return None
+
+
 @dataclass(frozen=True)
-class ActionTolerance(Verifier):
+class ActionTolerance(ActionWalk):
     """Keep drafted actions within a radius of the target's own token (Spec-VLA, Wang et al. 2025).
 
     A token c passes if both it and the target's token t are actions and |c - t| <= r, in bins of
@@ -106,7 +146,6 @@ class ActionTolerance(Verifier):
     radius: Radius
     keep: str = "draft"
     now: _Now | None = field(default=None, repr=False, compare=False)
-    kinds: ClassVar[tuple[Kind, ...]] = KINDS
 
     def __post_init__(self) -> None:
         if self.keep not in KEEPS:
@@ -117,36 +156,23 @@ class ActionTolerance(Verifier):
         return self.radius.is_zero
 
     @property
-    def couples(self) -> bool:
-        return self.lossless
-
-    @property
     def words(self) -> str:
         return f"longest path within {self.radius!r}"
 
     def within(self, context: Any) -> Verifier:
         return replace(self, now=_Now.of(context, self.radius.limits(context)))
 
-    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, law=False)
-        if self.now is None:
-            raise ValueError("a tolerance goes by the component of a token; call within() first")
-        own = target_tokens(draft, scores, noise)
-        if not draft.nodes:
-            none = draft.tokens.sum(-1)
-            return Verdict(draft.tokens, none, own[:, 0])
-        wanted = own.gather(1, draft.parents + 1)
+    def near(self, draft: Draft, wanted: Tensor, off: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        assert self.now is not None
         dims = self.space.dims_at(self.now.said, draft.places())
-        limits = self.now.limits.to(own.device).expand(draft.batch, -1).gather(1, dims)
-        off = bins_off(self.space.codes, draft.tokens, wanted)
+        limits = self.now.limits.to(off.device).expand(draft.batch, -1).gather(1, dims)
         path, length, row = longest(draft, off <= limits, -off.clamp_max(self.space.codes.bins))
-        kept = path >= 0
-        misses = (kept & (draft.tokens != wanted).gather(1, path.clamp_min(0))).sum(-1)
         if self.radius.learns:
             self._learn(self.now.episodes, path, dims, off)
-        replaced = wanted if self.keep == "target" else None
-        over = None if self.lossless else misses.double()
-        return Verdict(path, length, own.gather(1, row[:, None])[:, 0], over, replaced)
+        return path, length, row
+
+    def replaced(self, wanted: Tensor) -> Tensor | None:
+        return wanted if self.keep == "target" else None
 
     def _learn(self, episodes: Sequence[Episode], path: Tensor, dims: Tensor, off: Tensor) -> None:
         at = path.clamp_min(0)

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.codes.actions import ActionSpace
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
+from mmspec.draft import Draft, Verifier
 from mmspec.errors import check_number
-from mmspec.laws.noise import Noise
-from mmspec.verifiers.action_tolerance import KINDS, bins_off
-from mmspec.verifiers.coupled import target_tokens
-from mmspec.verifiers.walk import check, deepest
+from mmspec.verifiers.action_tolerance import ActionWalk
+from mmspec.verifiers.walk import deepest
 
 Aggregate = Callable[[Tensor], Tensor]  # biases -> what is summed over a group
 AGGREGATES: dict[str, Aggregate] = {"abs_sum": torch.abs, "signed_sum": lambda bias: bias}
 
 
 @dataclass(frozen=True)
-class GroupTolerance(Verifier):
+class GroupTolerance(ActionWalk):
     """Keep whole groups whose tokens lie close to the target's (HeiSD, Zheng et al. 2026).
 
     With the bias b_j = c_j - t_j of a drafted token c_j where the target says t_j, given the
@@ -44,8 +42,7 @@ class GroupTolerance(Verifier):
     bias: float = 15
     total: float = 30
     aggregate: str = "abs_sum"
-    said: tuple[int, ...] | None = field(default=None, repr=False, compare=False)
-    kinds: ClassVar[tuple[Kind, ...]] = KINDS
+    now: tuple[int, ...] | None = field(default=None, repr=False, compare=False)  # tokens said
 
     def __post_init__(self) -> None:
         for name, value in (("bias", self.bias), ("total", self.total)):
@@ -61,43 +58,25 @@ class GroupTolerance(Verifier):
         return self.bias < 1 or (self.aggregate == "abs_sum" and self.total < 1)
 
     @property
-    def couples(self) -> bool:
-        return self.lossless
-
-    @property
     def words(self) -> str:
         return f"longest path of groups within {self.bias:g} bins each, {self.total:g} together"
 
     def within(self, context: Any) -> Verifier:
-        return replace(self, said=tuple(context.generated(row) for row in range(context.batch)))
+        return replace(self, now=tuple(context.generated(row) for row in range(context.batch)))
 
-    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, law=False)
-        if self.said is None:
-            raise ValueError("a tolerance goes by the component of a token; call within() first")
-        own = target_tokens(draft, scores, noise)
-        if not draft.nodes:
-            none = draft.tokens.sum(-1)
-            return Verdict(draft.tokens, none, own[:, 0])
-        wanted = own.gather(1, draft.parents + 1)
-        off = bins_off(self.space.codes, draft.tokens, wanted)
+    def near(self, draft: Draft, wanted: Tensor, off: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         off = torch.where(self._strict(draft) & (off > 0), torch.inf, off)
-        near = self._near(draft, (draft.tokens - wanted).double(), off)
-        far = -off.clamp_max(self.space.codes.bins)
-        path, length, row = deepest(draft, near, far)
-        kept = path >= 0
-        misses = (kept & (draft.tokens != wanted).gather(1, path.clamp_min(0))).sum(-1)
-        over = None if self.lossless else misses.double()
-        return Verdict(path, length, own.gather(1, row[:, None])[:, 0], over)
+        whole = self._whole(draft, (draft.tokens - wanted).double(), off)
+        return deepest(draft, whole, -off.clamp_max(self.space.codes.bins))
 
     def _strict(self, draft: Draft) -> Tensor:  # (B, N) bool
-        assert self.said is not None
-        dims = self.space.dims_at(self.said, draft.places())
+        assert self.now is not None
+        dims = self.space.dims_at(self.now, draft.places())
         return self.space.is_strict.to(dims.device)[dims]
 
-    def _near(self, draft: Draft, bias: Tensor, off: Tensor) -> Tensor:  # (B, N) x2 -> (B, N) bool
+    def _whole(self, draft: Draft, bias: Tensor, off: Tensor) -> Tensor:  # (B, N) x2 -> (B, N) bool
         """Which nodes a path may end at: ends of groups or of the draft, all groups passing."""
-        assert self.said is not None
+        assert self.now is not None
         above = draft.ancestors() & draft.mask[:, None]  # (B, N, N)
         run = self._runs(draft)
         same = above & (run[:, :, None] == run[:, None])
@@ -112,9 +91,9 @@ class GroupTolerance(Verifier):
 
     def _runs(self, draft: Draft) -> Tensor:  # (B, N)
         """The group of a token, those of later actions apart."""
-        assert self.said is not None
-        places = torch.tensor(self.said, device=draft.tokens.device)[:, None] + draft.places()
+        assert self.now is not None
+        places = torch.tensor(self.now, device=draft.tokens.device)[:, None] + draft.places()
         number = list(self.space.groups)
         groups = torch.tensor([number.index(dim.group) for dim in self.space.dims])
-        dims = self.space.dims_at(self.said, draft.places())
+        dims = self.space.dims_at(self.now, draft.places())
         return places // self.space.size * len(number) + groups.to(dims.device)[dims]

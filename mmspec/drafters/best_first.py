@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from mmspec.draft import Kind
 from mmspec.drafters.forest import Forest, NextTokens
-from mmspec.drafters.growth import DraftModel, Shape, Sprout, nothing
-from mmspec.drafters.length import useful
-from mmspec.recipe import TREE
+from mmspec.drafters.growth import DraftModel, RankedTree, Sprout
+from mmspec.errors import check_number
 from mmspec.targets.context import Context
 
 
 @dataclass(frozen=True)
-class BestFirstTree(Shape):
+class BestFirstTree(RankedTree):
     """The `nodes` nodes that lie nearest, none deeper than `depth`; every row grows its own.
 
     One forward of the draft model expands all nodes that lie within `step` nats of the nearest
@@ -37,14 +36,10 @@ class BestFirstTree(Shape):
     branch: int = 8
     threshold: float = 0.0
     kinds: tuple[Kind, ...] = (Kind.RACE, Kind.DET)
-    walk: ClassVar[str] = TREE
 
     def __post_init__(self) -> None:
-        if min(self.nodes, self.depth, self.branch) < 1:
-            raise ValueError(
-                f"nodes={self.nodes}, depth={self.depth}, branch={self.branch}: all must be at "
-                "least 1"
-            )
+        for name in ("nodes", "depth", "branch"):
+            check_number(name, getattr(self, name), 1, whole=True, example=8)
         if not (self.step >= 0 and self.threshold >= 0):
             raise ValueError(
                 f"step={self.step}, threshold={self.threshold}: neither may be below 0"
@@ -54,14 +49,9 @@ class BestFirstTree(Shape):
     def words(self) -> str:
         return f"best-first tree of {self.nodes} nodes"
 
-    @property
-    def longest(self) -> int:
-        return self.depth
-
-    def grow(self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind) -> Sprout:
-        depth = min(self.depth, useful(context))
-        if depth < 1:
-            return nothing(context)
+    def ranked(
+        self, model: DraftModel, context: Context, state: Any, kind: Kind, depth: int
+    ) -> Sprout:
         forest = Forest(model, context, state, kind, min(self.branch, context.vocabulary))
         rows = [_Search(forest, row, depth) for row in range(context.batch)]
         for row, choice in zip(rows, forest.root(), strict=True):

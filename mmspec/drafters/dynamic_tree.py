@@ -6,55 +6,45 @@ Every round and row grows its own topology, out of what the drafter finds likely
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind
 from mmspec.drafters.draws import ranking
-from mmspec.drafters.growth import DraftModel, Layout, Nodes, Shape, Sprout, nothing
-from mmspec.drafters.length import useful
+from mmspec.drafters.growth import DraftModel, Layout, Nodes, RankedTree, Sprout
+from mmspec.errors import check_number
 from mmspec.laws.categorical import Categorical
-from mmspec.recipe import TREE
 from mmspec.targets.context import Context
 
 
 @dataclass(frozen=True)
-class DynamicTree(Shape):
+class DynamicTree(RankedTree):
     """EAGLE-2's tree.
 
     Grow the likeliest `beam` paths for `depth` levels, keep the best `nodes` of all.
 
-    Li et al. 2024, section 4. Nodes are chosen by looking at them, so proposals are DET (V3
-    verifiers) or, with the target's own noise in the ranking, RACE (coupled verifier). Every row
-    has its own topology.
+    Li et al. 2024, section 4. Every row has its own topology. Raises ValueError for sizes that are
+    none.
     """
 
     depth: int = 5
     beam: int = 8
     nodes: int = 24
     kinds: tuple[Kind, ...] = (Kind.RACE, Kind.DET)
-    walk: ClassVar[str] = TREE
 
     def __post_init__(self) -> None:
-        if min(self.depth, self.beam, self.nodes) < 1:
-            raise ValueError(
-                f"depth={self.depth}, beam={self.beam}, nodes={self.nodes}: all must be at least 1"
-            )
+        for name in ("depth", "beam", "nodes"):
+            check_number(name, getattr(self, name), 1, whole=True, example=8)
 
     @property
     def words(self) -> str:
         return f"dynamic tree of {self.nodes} nodes"
 
-    @property
-    def longest(self) -> int:
-        return self.depth
-
-    def grow(self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind) -> Sprout:
-        depth = min(self.depth, useful(context))
-        if depth < 1:
-            return nothing(context)
+    def ranked(
+        self, model: DraftModel, context: Context, state: Any, kind: Kind, depth: int
+    ) -> Sprout:
         batch, device = context.batch, context.device
         law = model.listen(context, state)
         laws = [law]

@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
+from mmspec.declared import answered_by
 from mmspec.laws.sampling import guide
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
 from mmspec.targets.reader import Reader
@@ -51,9 +52,7 @@ class Guided(Reader):
     def vocabulary(self) -> int:
         return int(self.reader.vocabulary)
 
-    @property
-    def networks(self) -> Sequence[nn.Module]:
-        return self.reader.networks
+    networks = answered_by("reader.networks")
 
     def embed(self, tokens: Tensor) -> Tensor:  # (B, q) -> (B, q, D)
         """What the decoder reads for tokens, of any number of branches."""
@@ -115,13 +114,8 @@ class GuidedMemory:
         """Slots that nobody sees, for the 2B rows of both branches."""
         return self.both.padding
 
-    @property
-    def like(self) -> Tensor:
-        return self.both.like
-
-    @property
-    def saved(self) -> Any:
-        return self.both.saved
+    like = answered_by("both.like")
+    saved = answered_by("both.saved")
 
     def advance(self, steps: Sequence[int]) -> None:
         self.both.advance([*steps, *steps])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.laws.kernels import GaussianKernel
+from mmspec.declared import answered_by
 from mmspec.targets.denoising import Denoiser, Prediction
 
 
@@ -89,13 +89,8 @@ class PartialDenoiser:
     free: Tensor  # (M,) places in the flattened E
     known: Tensor  # (N, B, prod E), of which the free ones do not count
 
-    @property
-    def kernel(self) -> GaussianKernel:
-        return self.inner.kernel
-
-    @property
-    def width(self) -> int:
-        return self.inner.width
+    kernel = answered_by("inner.kernel")
+    width = answered_by("inner.width")
 
     def predict(self, states: Tensor, step: Tensor, row: Tensor) -> Prediction:
         seen = self.inner.predict(self.whole(states, step, row), step, row)

@@ -10,6 +10,7 @@ import torch
 
 from mmspec.codes.actions import ActionSpace
 from mmspec.codes.episodes import Completion, Episode, episodes_of
+from mmspec.declared import answered_by
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.actions.history import ActionForecast, forecast_answer
 from mmspec.drafters.lookup.prompt_lookup import ragged
@@ -60,21 +61,10 @@ class Completing(Drafter):
     window: int | None = 10
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
 
-    @property
-    def sees(self) -> str:
-        return self.inner.sees
-
-    @property
-    def wants(self) -> frozenset[str]:
-        return self.inner.wants
-
-    @property
-    def reads(self) -> bool:
-        return self.inner.reads
-
-    @property
-    def trees(self) -> bool:
-        return self.inner.trees
+    sees = answered_by("inner.sees")
+    wants = answered_by("inner.wants")
+    reads = answered_by("inner.reads")
+    trees = answered_by("inner.trees")
 
     def begin(self, context: Context) -> CompletingState:
         rest = [

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.grid import Grid
+from mmspec.declared import answered_by
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, Verifier, categorical
 from mmspec.drafters.goodput import parse
 from mmspec.drafters.growth import Chain
@@ -75,13 +76,8 @@ class Jacobi(Drafter):
     def trees(self) -> bool:
         return self.proactive is not None and self.proactive.width > 1
 
-    @property
-    def records_law(self) -> bool:
-        return self.suffix.records_law
-
-    @property
-    def carries(self) -> bool:
-        return self.suffix.carries
+    records_law = answered_by("suffix.records_law")
+    carries = answered_by("suffix.carries")
 
     def begin(self, context: Context) -> JacobiWindow:
         assert context.scores is not None, "a request begins with the law of its first token"

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmspec.draft import Draft, Drafter, Kind, Reading, Round, Scores
+from mmspec.declared import answered_by
+from mmspec.draft import Draft, Drafter, Reading, Round, Scores
 from mmspec.drafters.jacobi.carry_over import Jacobi, JacobiWindow, window_length
 from mmspec.drafters.jacobi.initial import initialiser
 from mmspec.errors import described
@@ -149,17 +150,9 @@ class Denoised(Drafter):
                 "one row per level, the clean one first"
             )
 
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        return self.window.kinds
-
-    @property
-    def records_law(self) -> bool:
-        return self.window.records_law
-
-    @property
-    def carries(self) -> bool:
-        return self.window.carries
+    kinds = answered_by("window.kinds")
+    records_law = answered_by("window.records_law")
+    carries = answered_by("window.carries")
 
     def begin(self, context: Context) -> Noisy:
         window = self.window.begin(context)

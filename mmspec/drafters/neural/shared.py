@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from mmspec.declared import answered_by
 from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.growth import Chain, DraftModel, Nodes
 from mmspec.drafters.neural.kv import Kv, SameKv, kv_of
@@ -64,13 +65,8 @@ class SharedBackbone(DraftModel):
         object.__setattr__(self, "layers", tuple(left))
         object.__setattr__(self, "thin", _thin(self.backbone, self.skip, self.depth, left))
 
-    @property
-    def sees(self) -> str:
-        return self.kv.sees
-
-    @property
-    def wants(self) -> frozenset[str]:
-        return self.kv.wants
+    sees = answered_by("kv.sees")
+    wants = answered_by("kv.wants")
 
     def begin(self, context: Context) -> KvView | None:
         return self.kv.open(context, self.backbone, self.layers)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from mmspec.declared import answered_by
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.growth import (
     Chain,
@@ -43,17 +44,9 @@ class OfModel(Drafter):
 
     model: DraftModel
 
-    @property
-    def sees(self) -> str:
-        return self.model.sees
-
-    @property
-    def wants(self) -> frozenset[str]:
-        return self.model.wants
-
-    @property
-    def reads(self) -> bool:
-        return self.model.reads
+    sees = answered_by("model.sees")
+    wants = answered_by("model.wants")
+    reads = answered_by("model.reads")
 
 
 @dataclass(frozen=True)
@@ -125,13 +118,8 @@ class SmallModel(DraftModel):
     sight: Sight
     reads: ClassVar[bool] = True
 
-    @property
-    def sees(self) -> str:
-        return self.sight.name
-
-    @property
-    def wants(self) -> frozenset[str]:
-        return self.sight.wants
+    sees = answered_by("sight.name")
+    wants = answered_by("sight.wants")
 
     def begin(self, context: Context) -> _Reading:
         inputs = self.sight.inputs(context, self.backbone)
