@@ -8,11 +8,12 @@ stride 2 on 3 x 5      cells 0 0 1 1 2     centres  x . x . x     (upper left of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from mmspec.compressors.contract import Features, Grid, shape_of
+from mmspec.compressors.contract import Compressor, Features, Grid, shape_of
 
 PLACES = "the slot of the cell's centre"
 
@@ -33,6 +34,20 @@ class GridCells:
         cells = values.new_zeros(len(self.centre), area, values.shape[1])
         cells[self.cell, self.place] = values
         return cells
+
+
+@dataclass(frozen=True)
+class OfCells(Compressor):
+    """A compressor that makes one feature of every cell; stride=1 keeps all."""
+
+    stride: int = 2
+    places: ClassVar[str] = PLACES
+
+    def __post_init__(self) -> None:
+        check_stride(self.stride)
+
+    def count(self, features: int, grid: Grid | None = None) -> int:
+        return cell_count(features, grid, self.stride)
 
 
 def cells(features: Features, stride: int) -> GridCells:

@@ -172,8 +172,8 @@ class Session(Protocol):
     model: Any
     recipe: Recipe
     calls: tuple[str, ...]
-    methods: tuple[str, ...]
-    signature: inspect.Signature | None  # of being called, for who looks before calling
+    methods: tuple[str, ...] = ()
+    signature: inspect.Signature | None = None  # of being called, for who looks before calling
 
     @property
     def sees(self) -> str: ...  # what the drafter sees of the prompt
@@ -182,7 +182,9 @@ class Session(Protocol):
     ) -> Any: ...
     def save(self, folder: Path) -> None: ...  # the drafter's weights, where there are some
     @property
-    def name(self) -> str | None: ...  # where the model came from, for `mmspec.load`
+    def name(self) -> str | None:
+        """Where the model came from, for `mmspec.load`."""
+        return self.model.config._name_or_path or None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from mmspec.drafters.shapes import shape_of
 from mmspec.errors import described
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.laws.sampling import Sampling
-from mmspec.modality import Call, Loop
+from mmspec.modality import Call, Loop, Session
 from mmspec.recipe import COMPRESSIBLE, Kit, Recipe, pair, resolve
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Request
@@ -74,10 +74,8 @@ class BoundTokens:
         return Call(parts, request, self.recipe)
 
 
-class TokenSession:
+class TokenSession(Session):
     """What the sessions of models of token ids have in common; each adds its calls."""
-
-    methods: tuple[str, ...] = ()
 
     def __init__(self, bound: BoundTokens) -> None:
         self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
@@ -85,11 +83,6 @@ class TokenSession:
     @property
     def sees(self) -> str:
         return self.bound.drafter.sees
-
-    @property
-    def name(self) -> str | None:
-        name: str | None = self.model.config._name_or_path
-        return name or None
 
     def save(self, folder: Path) -> None:
         """The draft model's weights. Raises ValueError for a drafter that was made by hand."""

@@ -23,8 +23,28 @@ CHUNK = 1024  # codes whose distances to all others are held at once
 ADVICE = "give codebook= a Codebook, a Neighbours table, or the file of a saved table"
 
 
+class CodeTokens:
+    """Codes that are tokens of a vocabulary of size V: `ids` (C,) int64."""
+
+    ids: Tensor
+    vocabulary: int
+
+    @cached_property
+    def codes(self) -> Tensor:  # (V,) code of each token, -1 = none
+        codes = self.ids.new_full((self.vocabulary,), -1)
+        return codes.scatter(0, self.ids, torch.arange(len(self.ids), device=self.ids.device))
+
+    def check(self, size: int) -> None:
+        """Refuse laws over another vocabulary."""
+        if size != self.vocabulary:
+            raise ValueError(
+                f"the codebook counts {self.vocabulary} token ids, but the target's vocabulary has "
+                f"{size}; build it with Codebook(vectors, ids, vocabulary={size})"
+            )
+
+
 @dataclass(frozen=True, eq=False)
-class Codebook:
+class Codebook(CodeTokens):
     """C codes, their vectors, and the token ids that stand for them.
 
     `metric` is the geometry that the decoder uses: "normalised" where it scales codes to length 1
@@ -65,10 +85,6 @@ class Codebook:
     def size(self) -> int:
         """Number of codes."""
         return self.vectors.shape[0]
-
-    @cached_property
-    def codes(self) -> Tensor:  # (V,) code of each token, -1 = none
-        return _codes(self.ids, self.vocabulary)
 
     @cached_property
     def _points(self) -> Tensor:  # (C, d) float64
@@ -122,16 +138,12 @@ class Codebook:
         """The code nearest to the mean of n codes, each as the decoder sees it."""
         return self.nearest(self._points[codes].mean(-2))
 
-    def check(self, size: int) -> None:
-        """Refuse laws over another vocabulary."""
-        _check_size(self.vocabulary, size)
-
     def to(self, device: torch.device) -> Codebook:
         return Codebook(self.vectors.to(device), self.ids.to(device), self.vocabulary, self.metric)
 
 
 @dataclass(frozen=True, eq=False)
-class Neighbours:
+class Neighbours(CodeTokens):
     """The nearest codes of every code, nearest first; made by `Codebook.neighbours`."""
 
     near: Tensor = field(repr=False)  # (C, k) int32 codes
@@ -143,10 +155,6 @@ class Neighbours:
     @property
     def k(self) -> int:
         return self.near.shape[1]
-
-    @cached_property
-    def codes(self) -> Tensor:  # (V,) code of each token, -1 = none
-        return _codes(self.ids, self.vocabulary)
 
     def of(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (...) -> (..., k), (..., 1) bool
         """The k nearest tokens of each token, and whether it has any."""
@@ -160,10 +168,6 @@ class Neighbours:
                 f"k={k}, but the table holds {self.k} neighbours; build it with "
                 f"Codebook.neighbours({max(k, 1)})"
             )
-
-    def check(self, size: int) -> None:
-        """Refuse laws over another vocabulary."""
-        _check_size(self.vocabulary, size)
 
     def to(self, device: torch.device) -> Neighbours:
         near, ids = self.near.to(device), self.ids.to(device)
@@ -256,14 +260,6 @@ def _check_ids(ids: Tensor, size: int, vocabulary: int) -> None:
         )
 
 
-def _check_size(vocabulary: int, size: int) -> None:
-    if size != vocabulary:
-        raise ValueError(
-            f"the codebook counts {vocabulary} token ids, but the target's vocabulary has {size}; "
-            f"build it with Codebook(vectors, ids, vocabulary={size})"
-        )
-
-
 def _check_same(file: str | Path, table: Neighbours, codebook: Codebook) -> None:
     wrong = [
         f"{name} {found} instead of {wanted}"
@@ -278,8 +274,3 @@ def _check_same(file: str | Path, table: Neighbours, codebook: Codebook) -> None
             f"{file} belongs to another codebook ({', '.join(wrong)}); build this one's with "
             "Codebook.neighbours(k)"
         )
-
-
-def _codes(ids: Tensor, vocabulary: int) -> Tensor:  # (C,) -> (V,)
-    codes = torch.full((vocabulary,), -1, dtype=torch.int64, device=ids.device)
-    return codes.scatter(0, ids, torch.arange(len(ids), device=ids.device))

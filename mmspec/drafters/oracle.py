@@ -15,7 +15,20 @@ from mmspec.targets.context import Context
 from mmspec.trees import Tree
 
 
-class Oracle(Drafter):
+class OnTree(Drafter):
+    """Proposes on a fixed tree: a shape, or the length of a chain."""
+
+    kinds: tuple[Kind, ...] = (Kind.DET,)
+
+    def __init__(self, tree: Tree | int) -> None:
+        self.tree = Tree.chain(tree) if isinstance(tree, int) else tree
+
+    @property
+    def trees(self) -> bool:
+        return not self.tree.is_chain
+
+
+class Oracle(OnTree):
     """Replays known answers, each token replaced by a wrong one with probability `corruption`.
 
     `answers[b]` are the new tokens of row b. `tree` is a shape or the length of a chain. In a tree
@@ -24,8 +37,6 @@ class Oracle(Drafter):
     always puts it first. What happens at a place of the answer is a function of (seed, row, place),
     however the place is reached.
     """
-
-    kinds: tuple[Kind, ...] = (Kind.DET,)
 
     def __init__(
         self,
@@ -40,13 +51,9 @@ class Oracle(Drafter):
                 raise ValueError(f"{name}={value} is no probability; give one within [0, 1]")
         self.answers = [list(row) for row in answers]
         self.corruption = corruption
-        self.tree = Tree.chain(tree) if isinstance(tree, int) else tree
+        super().__init__(tree)
         self.seed = seed
         self.spread = spread
-
-    @property
-    def trees(self) -> bool:
-        return not self.tree.is_chain
 
     def begin(self, context: Context) -> list[list[Hint]]:
         if len(self.answers) != context.batch:
@@ -97,22 +104,16 @@ class Hint:
         return (self.token + 1 + (self.gap + rank) % (self.size - 1)) % self.size
 
 
-class RandomDrafter(Drafter):
+class RandomDrafter(OnTree):
     """Proposes tokens at random: what it drafts must not change what is decoded.
 
     `tree` is a shape or the length of a chain; `vocabulary` is that of the target unless given.
     """
 
-    kinds: tuple[Kind, ...] = (Kind.DET,)
-
     def __init__(self, vocabulary: int | None = None, tree: Tree | int = 5, seed: int = 0) -> None:
-        self.tree = Tree.chain(tree) if isinstance(tree, int) else tree
+        super().__init__(tree)
         self.vocabulary = vocabulary
         self.seed = seed
-
-    @property
-    def trees(self) -> bool:
-        return not self.tree.is_chain
 
     def begin(self, context: Context) -> tuple[KeyedNoise, int]:
         noise = KeyedNoise.seeded(self.seed, context.batch, context.device)

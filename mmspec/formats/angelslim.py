@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from mmspec.formats import Format
-from mmspec.formats.head_files import FILES
+from mmspec.formats.head_files import head_format
 from mmspec.formats.sglang import convert, export
 
-FORMAT = Format(
-    about="EAGLE-3 of AngelSlim: listed layers are those that states leave.",
-    files=FILES,
-    convert=convert,
-    export=export,
+FORMAT = head_format(
+    "EAGLE-3 of AngelSlim: listed layers are those that states leave.", convert, export
 )

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.formats import Format
 from mmspec.formats.head_files import (
-    FILES,
     PublishedHead,
     check_head,
     filled,
+    head_format,
     llama,
     opened,
     own_tensors,
@@ -68,9 +67,6 @@ def written(head: FeatureHead) -> PublishedHead:
     return PublishedHead(config, tensors)
 
 
-FORMAT = Format(
-    about="EAGLE, EAGLE-2 (Li et al. 2024): heads of one layer on the last state.",
-    files=FILES,
-    convert=convert,
-    export=export,
+FORMAT = head_format(
+    "EAGLE, EAGLE-2 (Li et al. 2024): heads of one layer on the last state.", convert, export
 )

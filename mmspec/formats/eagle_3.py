@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.formats import Format
 from mmspec.formats.head_files import (
-    FILES,
     PublishedHead,
     check_head,
     filled,
+    head_format,
     llama,
     opened,
     own_tensors,
@@ -127,9 +126,6 @@ def export(head: Any, target: str | None) -> PublishedHead:
     return written(head, "eagle-3", None)
 
 
-FORMAT = Format(
-    about="EAGLE-3 (Li et al. 2025): heads on three layers, words of their own.",
-    files=FILES,
-    convert=convert,
-    export=export,
+FORMAT = head_format(
+    "EAGLE-3 (Li et al. 2025): heads on three layers, words of their own.", convert, export
 )

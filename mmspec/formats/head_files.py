@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.formats import Format
 from mmspec.formats.published import check_known, weights
 from mmspec.models.folder import configuration
 
@@ -30,6 +31,16 @@ class PublishedHead:
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     file: Path = Path("model.safetensors")  # the weights, for errors
+
+
+def head_format(
+    about: str,
+    convert: Callable[[Sequence[Path], Mapping[str, Any]], Any],
+    export: Callable[[Any, str | None], PublishedHead] | None = None,
+    **options: str,
+) -> Format:
+    """A layout of heads; `options` are what no file says, and what each is."""
+    return Format(about, FILES, convert, options, export)
 
 
 def opened(paths: Sequence[Path], names: Sequence[str] = WEIGHTS) -> PublishedHead:

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.formats import Format
-from mmspec.formats.head_files import FILES, filled, opened, refuse, shape
+from mmspec.formats.head_files import filled, head_format, opened, refuse, shape
 from mmspec.models.folder import configuration
 from mmspec.models.heads.hydra import HydraHeads, HydraHeadsConfig
 
@@ -56,9 +55,8 @@ def _base(folder: Any, file: Path) -> dict[str, Any]:
     return shape(configuration(there), there)
 
 
-FORMAT = Format(
-    about="Hydra, Hydra++ (Ankner et al. 2024): heads that hear the tokens between.",
-    files=FILES,
-    convert=convert,
-    options={"base": "Of Hydra++: the folder of its base model; config.json is enough."},
+FORMAT = head_format(
+    "Hydra, Hydra++ (Ankner et al. 2024): heads that hear the tokens between.",
+    convert,
+    base="Of Hydra++: the folder of its base model; config.json is enough.",
 )

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.errors import check_number
-from mmspec.formats import Format
 from mmspec.formats.head_files import (
-    FILES,
     PublishedHead,
     check_head,
     filled,
+    head_format,
     llama,
     opened,
     own_tensors,
@@ -46,10 +45,9 @@ def export(head: Any, target: str | None) -> PublishedHead:
     return PublishedHead(llama(head.config, "AdapterModel"), own_tensors(head))
 
 
-FORMAT = Format(
-    about="Kangaroo (Liu et al. 2024): an adapter behind the first layers.",
-    files=FILES,
-    convert=convert,
-    export=export,
-    options={"exit_layer": "Layers of the target in front: 2 for Vicuna 7B, 3 for 13B."},
+FORMAT = head_format(
+    "Kangaroo (Liu et al. 2024): an adapter behind the first layers.",
+    convert,
+    export,
+    exit_layer="Layers of the target in front: 2 for Vicuna 7B, 3 for 13B.",
 )

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.formats import Format
 from mmspec.formats.head_files import (
-    FILES,
     PublishedHead,
     check_head,
     filled,
+    head_format,
     opened,
     own_tensors,
 )
@@ -60,9 +59,6 @@ def export(head: Any, target: str | None) -> PublishedHead:
     return PublishedHead(config, own_tensors(head), Path(WEIGHTS[0]))
 
 
-FORMAT = Format(
-    about="Medusa (Cai et al. 2024): residual blocks and output matrices.",
-    files=FILES,
-    convert=convert,
-    export=export,
+FORMAT = head_format(
+    "Medusa (Cai et al. 2024): residual blocks and output matrices.", convert, export
 )

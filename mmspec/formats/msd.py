@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.formats import Format
 from mmspec.formats.eagle import PLAIN, read, written
-from mmspec.formats.head_files import FILES, PublishedHead, check_head, opened
+from mmspec.formats.head_files import PublishedHead, check_head, head_format, opened
 from mmspec.models.heads.feature_head import FeatureHead
 
 
@@ -23,9 +22,6 @@ def export(head: Any, target: str | None) -> PublishedHead:
     return written(head)
 
 
-FORMAT = Format(
-    about="MSD (Lin et al. 2025): EAGLE's layout; its code reads visual slots bare.",
-    files=FILES,
-    convert=convert,
-    export=export,
+FORMAT = head_format(
+    "MSD (Lin et al. 2025): EAGLE's layout; its code reads visual slots bare.", convert, export
 )

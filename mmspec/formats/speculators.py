@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.formats import Format
 from mmspec.formats.eagle_3 import IDS, ONLY, read, written
 from mmspec.formats.head_files import (
-    FILES,
     PublishedHead,
     check_head,
+    head_format,
     opened,
     refuse,
     renamed,
@@ -81,9 +80,4 @@ def export(head: Any, target: str | None) -> PublishedHead:
     return PublishedHead(config, renamed(made.tensors, OURS, LAYER))
 
 
-FORMAT = Format(
-    about="EAGLE-3 in the format of speculators 0.9, for vLLM.",
-    files=FILES,
-    convert=convert,
-    export=export,
-)
+FORMAT = head_format("EAGLE-3 in the format of speculators 0.9, for vLLM.", convert, export)

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.formats import Format
 from mmspec.formats.eagle import PLAIN, read, written
-from mmspec.formats.head_files import FILES, PublishedHead, check_head, opened
+from mmspec.formats.head_files import PublishedHead, check_head, head_format, opened
 from mmspec.models.heads.feature_head import FeatureHead
 
 QUERIES = "imadpt.q"
@@ -31,9 +30,6 @@ def export(head: Any, target: str | None) -> PublishedHead:
     return PublishedHead({**made.config, "num_q": head.config.num_q}, made.tensors)
 
 
-FORMAT = Format(
-    about="ViSpec (Kang et al. 2025): EAGLE's layout and an image adaptor.",
-    files=FILES,
-    convert=convert,
-    export=export,
+FORMAT = head_format(
+    "ViSpec (Kang et al. 2025): EAGLE's layout and an image adaptor.", convert, export
 )

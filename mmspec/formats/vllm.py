@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.formats import Format
 from mmspec.formats.eagle_3 import listed, read, written
-from mmspec.formats.head_files import FILES, PublishedHead, check_head, opened
+from mmspec.formats.head_files import PublishedHead, check_head, head_format, opened
 from mmspec.models.heads.eagle3 import Eagle3Head
 
 
@@ -24,9 +23,6 @@ def export(head: Any, target: str | None) -> PublishedHead:
     return written(head, "vllm", head.config.tapped_layers)
 
 
-FORMAT = Format(
-    about="EAGLE-3 in vLLM's dialect: listed layers are those that states enter.",
-    files=FILES,
-    convert=convert,
-    export=export,
+FORMAT = head_format(
+    "EAGLE-3 in vLLM's dialect: listed layers are those that states enter.", convert, export
 )

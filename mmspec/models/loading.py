@@ -25,6 +25,20 @@ from mmspec.errors import reading
 from mmspec.models.folder import check_there, configuration, tensors
 
 
+def word_reader(folder: str | None, maker: Any, kind: str) -> Any:
+    """The `kind` (a tokenizer, a processor) beside a model's weights, read by `maker`.
+
+    Raises ValueError where there is none.
+    """
+    if folder is None:
+        raise ValueError(
+            f"a text needs the model's {kind}; give it once, as accelerate(model, processor=...), "
+            "or give the tensors that it makes"
+        )
+    with reading(folder, kind):
+        return maker.from_pretrained(folder, trust_remote_code=False)
+
+
 def load_causal(
     source: str | Path, dtype: torch.dtype | str = "auto", maker: Any = None, **arguments: Any
 ) -> Any:

@@ -86,27 +86,34 @@ class OpenVLAConfig(PrismaticConfig):
     n_action_bins: int = 256
 
 
-def _check_towers(config: PrismaticConfig) -> None:
-    """Refuse towers that cannot be built or joined. Raises ValueError."""
-    names = ("timm_model_ids", "image_sizes", "timm_override_act_layers", "timm_kwargs")
-    count = 2 if config.use_fused_vision_backbone else 1
+def check_per_tower(settings: Any, *names: str) -> None:
+    """Refuse lists without an entry for each tower, and unknown resizing. Raises ValueError."""
+    count = 2 if settings.use_fused_vision_backbone else 1
     for name in names:
-        found = len(getattr(config, name))
+        found = len(getattr(settings, name))
         if found != count:
             raise ValueError(
                 f"{name} has {found} entries, but use_fused_vision_backbone="
-                f"{config.use_fused_vision_backbone} asks for {count}; give one per tower"
+                f"{settings.use_fused_vision_backbone} asks for {count}; give one per tower"
             )
+    if settings.image_resize_strategy not in STRATEGIES:
+        raise ValueError(
+            f"image_resize_strategy={settings.image_resize_strategy!r} is not known; choose one of "
+            + ", ".join(STRATEGIES)
+        )
+
+
+def _check_towers(config: PrismaticConfig) -> None:
+    """Refuse towers that cannot be built or joined. Raises ValueError."""
+    check_per_tower(
+        config, "timm_model_ids", "image_sizes", "timm_override_act_layers", "timm_kwargs"
+    )
     sizes = config.image_sizes or []
     if len(set(sizes)) > 1:
         raise ValueError(
             f"image_sizes={sizes} differ, but fused towers read one picture; give the same size"
         )
-    if config.image_resize_strategy not in STRATEGIES:
-        raise ValueError(
-            f"image_resize_strategy={config.image_resize_strategy!r} is not known; choose one of "
-            + ", ".join(STRATEGIES)
-        )
+    count = 2 if config.use_fused_vision_backbone else 1
     projector = PROJECTORS[bool(config.use_fused_vision_backbone)]
     if (config.arch_specifier or "").split("+")[-1] != projector:
         raise ValueError(

@@ -20,7 +20,7 @@ from torchvision.transforms.functional import InterpolationMode
 from transformers import BatchFeature, ProcessorMixin
 from transformers.image_processing_utils import BaseImageProcessor
 
-from mmspec.models.prismatic_config import STRATEGIES, PrismaticConfig
+from mmspec.models.prismatic_config import PrismaticConfig, check_per_tower
 
 Picture = Any  # PIL image, array or tensor
 PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
@@ -116,19 +116,7 @@ class PrismaticImageProcessor(BaseImageProcessor):
 
     def _check(self, kwargs: Mapping[str, Any]) -> None:
         """Refuse settings that contradict each other. Raises ValueError."""
-        count = 2 if self.use_fused_vision_backbone else 1
-        for name in ("input_sizes", "interpolations", "means", "stds"):
-            found = len(getattr(self, name))
-            if found != count:
-                raise ValueError(
-                    f"{name} has {found} entries, but use_fused_vision_backbone="
-                    f"{self.use_fused_vision_backbone} asks for {count}; give one per tower"
-                )
-        if self.image_resize_strategy not in STRATEGIES:
-            raise ValueError(
-                f"image_resize_strategy={self.image_resize_strategy!r} is not known; choose one of "
-                + ", ".join(STRATEGIES)
-            )
+        check_per_tower(self, "input_sizes", "interpolations", "means", "stds")
         if self.crop_area is not None and not 0 < self.crop_area <= 1:
             raise ValueError(
                 f"crop_area={self.crop_area} is no share of an area; give one in (0, 1]"

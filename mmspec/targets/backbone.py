@@ -11,6 +11,7 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -150,11 +151,7 @@ class Backbone(Reader):
         is kept until `memory.commit`.
         """
         if isinstance(memory, RowMemories):
-            pieces = [self.read(row, block.row(i), hidden) for i, row in enumerate(memory.rows)]
-            states = [state for _, state in pieces if state is not None]
-            return torch.cat([logits for logits, _ in pieces]), torch.cat(
-                states
-            ) if hidden else None
+            return memory.read(block, partial(self.read, hidden=hidden))
         mask: Any
         if memory.is_stepwise:
             positions, mask = step(memory, block)

@@ -8,6 +8,7 @@ reads are `source_ids`, and `source_mask` hides their padding.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,9 +71,7 @@ class EncoderDecoder(Reader):
     ) -> tuple[Tensor, Tensor | None]:
         """Read a block behind what `memory` keeps; as `Backbone.read`."""
         if isinstance(memory, RowMemories):
-            pieces = [self.read(row, block.row(at), hidden) for at, row in enumerate(memory.rows)]
-            found = [state for _, state in pieces if state is not None]
-            return torch.cat([logits for logits, _ in pieces]), torch.cat(found) if hidden else None
+            return memory.read(block, partial(self.read, hidden=hidden))
         if memory.is_stepwise:
             positions, mask = step(memory, block)[0], None
         else:

@@ -17,7 +17,7 @@ from mmspec.modalities.diffusion.chains import ChainRunner
 from mmspec.modalities.diffusion.forecasts import ForecastRunner
 from mmspec.modalities.diffusion.loading import load_pipeline
 from mmspec.modalities.diffusion.network import Network
-from mmspec.modality import Loop
+from mmspec.modality import Loop, Session
 from mmspec.recipe import Recipe
 
 COUNTS = ("num_inference_steps", "batch_size", "num_images_per_prompt", "num_videos_per_prompt")
@@ -33,7 +33,7 @@ class PipelineRunner(Protocol):
     def run(self, given: Mapping[str, Any], own: Mapping[str, Any], loop: Loop) -> Any: ...
 
 
-class PipelineSession:
+class PipelineSession(Session):
     """A pipeline bound to a recipe that decodes latents.
 
     Beside the pipeline's own arguments a call takes `seed`. Recipes that sample chains also take
@@ -44,8 +44,6 @@ class PipelineSession:
     """
 
     calls = ("__call__", "generate")
-    methods = ()
-    signature = None
 
     def __init__(
         self, pipe: Any, recipe: Recipe, small: BoundDraftModel | None, max_rows: int | None

@@ -21,7 +21,7 @@ from mmspec.errors import described, unknown_message
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.modalities.mar import reader
 from mmspec.modalities.mar.reader import MarReader, labels, numbers
-from mmspec.modality import Call, Loop
+from mmspec.modality import Call, Loop, Session
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import Stats
 from mmspec.targets.patches import (
@@ -53,15 +53,13 @@ class LatentImages:
     stats: Stats
 
 
-class PatchSession:
+class PatchSession(Session):
     """A model of continuous tokens bound to a recipe.
 
     Recipes are bound per call, which fixes classes and sampler; once here, to refuse early.
     """
 
     calls = ("generate_images",)
-    methods = ()
-    signature = None
 
     def __init__(self, model: Any, recipe: Recipe, small: BoundDraftModel | None = None) -> None:
         self.model, self.recipe, self.draft_model = model, recipe, small
@@ -70,11 +68,6 @@ class PatchSession:
     @property
     def sees(self) -> str:
         return self.drafter.sees
-
-    @property
-    def name(self) -> str | None:
-        name: str | None = self.model.config._name_or_path
-        return name or None
 
     def run(
         self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop

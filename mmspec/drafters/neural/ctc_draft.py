@@ -26,8 +26,27 @@ class Spoken:
     unsure: torch.Tensor  # (B,) nats; infinite where nothing was heard
 
 
+class OfEncoder(Drafter):
+    """Drafts what the CTC head of a recogniser's encoder heard, the first token included."""
+
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
+    wants: ClassVar[frozenset[str]] = frozenset({"ctc"})
+    opens: ClassVar[bool] = True
+    sees: ClassVar[str] = "encoder"
+
+    def heard(self, context: Any) -> Heard | None:
+        """What the encoder heard, if anything. Raises ValueError for several sounds in a row."""
+        heard: Heard | None = context.shared["ctc"]
+        if heard is not None and len(heard.log_probs) != context.batch:
+            raise ValueError(
+                f"{len(heard.log_probs)} sounds in {context.batch} rows cannot be told apart; give "
+                "one sound per row"
+            )
+        return heard
+
+
 @dataclass(frozen=True)
-class CtcDraft(Drafter):
+class CtcDraft(OfEncoder):
     """The collapsed greedy path of the encoder's CTC head, all at once and once per request.
 
     It proposes the first token too, and the end of the text behind the last; what was refused is
@@ -36,22 +55,13 @@ class CtcDraft(Drafter):
 
     spelling: Spelling
     end: int  # the token that ends a text
-    kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
-    wants: ClassVar[frozenset[str]] = frozenset({"ctc"})
-    opens: ClassVar[bool] = True
-    sees: ClassVar[str] = "encoder"
 
     def begin(self, context: Any) -> Spoken:
         """Spell what the encoder heard. Raises ValueError for several sounds in a row."""
-        heard: Heard | None = context.shared["ctc"]
+        heard = self.heard(context)
         if heard is None:
             return Spoken(
                 [[] for _ in range(context.batch)], torch.full((context.batch,), torch.inf)
-            )
-        if len(heard.log_probs) != context.batch:
-            raise ValueError(
-                f"{len(heard.log_probs)} sounds in {context.batch} rows cannot be told apart; give "
-                "one sound per row"
             )
         paths = greedy(heard.log_probs, heard.seen, heard.blank)
         texts = [self.spelling([run.label for run in path]) for path in paths]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.codes.ctc import PrefixScorer, Run, confidences, greedy
 from mmspec.codes.joint import JointScorer
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
-from mmspec.targets.ctc import Heard
+from mmspec.draft import Draft, Kind, Round, Scores, categorical
+from mmspec.drafters.neural.ctc_draft import OfEncoder
 
 Labels = Callable[[int], Sequence[int]]  # of a token of the target
 
@@ -59,7 +59,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class MaskedCtcDraft(Drafter):
+class MaskedCtcDraft(OfEncoder):
     """Propose what a CTC head is sure of, span by span (SMUD, Okabe & Yamamoto 2025).
 
     First the whole transcript: the decoder's pass over it tells which tokens it doubts, and these
@@ -74,22 +74,13 @@ class MaskedCtcDraft(Drafter):
     sure: float
     weight: float
     most: int
-    kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
-    wants: ClassVar[frozenset[str]] = frozenset({"ctc"})
-    opens: ClassVar[bool] = True
-    sees: ClassVar[str] = "encoder"
 
     def begin(self, context: Any) -> State:
         """Read the transcripts. Raises ValueError for several sounds in a row."""
-        heard: Heard | None = context.shared["ctc"]
+        heard = self.heard(context)
         scorers: list[PrefixScorer | None] = [None] * context.batch
         rows = [MaskedTranscript([], []) for _ in range(context.batch)]
         if heard is not None:
-            if len(heard.log_probs) != context.batch:
-                raise ValueError(
-                    f"{len(heard.log_probs)} sounds in {context.batch} rows cannot be told apart; "
-                    "give one sound per row"
-                )
             paths = greedy(heard.log_probs, heard.seen, heard.blank)
             for row, path in enumerate(paths):
                 law = heard.log_probs[row, heard.seen[row]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,26 @@ from mmspec.decode import Parts
 from mmspec.draft import Drafter
 from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.shapes import shape_of
-from mmspec.errors import check_number, described, reading, unknown_message
+from mmspec.errors import check_number, described, unknown_message
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.modalities.speech.frames.asked import OWN, settings
 from mmspec.modalities.speech.frames.families import reader
 from mmspec.modalities.speech.spoken import SpeakingLoop, Speech
-from mmspec.modality import Call, Loop
-from mmspec.models.loading import load_causal
+from mmspec.modality import Call, Loop, Session
+from mmspec.models.loading import load_causal, word_reader
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.targets.frames import FrameRequest, FrameSettings, FrameTarget
 from mmspec.verifiers.joint_frames import JointFrames
 
 INPUTS = ("input_ids", "attention_mask", "input_values", "input_values_cutoffs")
 ARGUMENTS = ("text", "voice", *INPUTS, *OWN, "seed", "row_ids")
+processor = partial(word_reader, maker=AutoProcessor, kind="processor")  # of a folder
 
 
-class FrameSession:
+class FrameSession(Session):
     """A model of several codebooks bound to a recipe; `processor` reads its prompts in words."""
 
     calls = ("synthesize",)
-    methods = ()
-    signature = None
 
     def __init__(
         self,
@@ -51,11 +51,6 @@ class FrameSession:
     @property
     def sees(self) -> str:
         return self.drafter.sees
-
-    @property
-    def name(self) -> str | None:
-        name: str | None = self.model.config._name_or_path
-        return name or None
 
     def run(
         self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop
@@ -137,18 +132,6 @@ def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
         )
     paired = pair(own or recipe.architecture(kit), verifier, target)
     return FrameSession(target, recipe, paired, small, parts.get("processor"))
-
-
-def processor(folder: str | None) -> Any:
-    """The processor beside a model's weights. Raises ValueError where there is none."""
-    if folder is None:
-        raise ValueError(
-            "a text needs the model's processor; give it once, as accelerate(model, "
-            "processor=...), or give its tensors"
-        )
-    read: Any = AutoProcessor.from_pretrained
-    with reading(folder, "processor"):
-        return read(folder, trust_remote_code=False)
 
 
 def load(source: str | Path, **options: Any) -> Any:

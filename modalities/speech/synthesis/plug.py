@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
 from mmspec import zoo
-from mmspec.errors import reading
 from mmspec.modalities import readers, tokens
 from mmspec.modalities.speech.codecs import Codec, load_codec
 from mmspec.modalities.speech.spoken import SpeakingLoop, Speech
@@ -18,9 +18,11 @@ from mmspec.modalities.speech.synthesis.asked import prepare
 from mmspec.modalities.speech.synthesis.layout import FlatFrames, SpeechCodes
 from mmspec.modalities.text import HOOK, Text
 from mmspec.modality import Loop
-from mmspec.models.loading import load_causal
+from mmspec.models.loading import load_causal, word_reader
 from mmspec.recipe import Recipe
 from mmspec.registry import ZOO
+
+tokenizer = partial(word_reader, maker=AutoTokenizer, kind="tokenizer")  # of a folder
 
 
 class SpeechSession(tokens.TokenSession):
@@ -92,18 +94,6 @@ def _codec(model: Any, given: Any) -> Codec:
             "transformers (Encodec, Mimi, DAC, ...), or its folder"
         )
     return load_codec(folder)
-
-
-def tokenizer(folder: str | None) -> Any:
-    """The tokenizer beside a model's weights. Raises ValueError where there is none."""
-    if folder is None:
-        raise ValueError(
-            "a text needs the model's tokenizer; give it once, as accelerate(model, "
-            "processor=...), or give input_ids"
-        )
-    read: Any = AutoTokenizer.from_pretrained
-    with reading(folder, "tokenizer"):
-        return read(folder, trust_remote_code=False)
 
 
 def load(source: str | Path, **options: Any) -> Any:
