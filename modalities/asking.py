@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoProcessor, AutoTokenizer, ProcessorMixin
+from transformers import AutoProcessor, AutoTokenizer, PreTrainedModel, ProcessorMixin
 
+from mmspec import _hf
 from mmspec.modalities.examining_tokens import head_class
 from mmspec.models.reading import read
 
@@ -56,7 +57,18 @@ def origin(source: str, model: Any) -> str:
 
 
 def load_drafter(model: Any, source: str | Path, load: Callable[..., Any], **options: Any) -> Any:
-    """A head of any class for a model, or what `load` makes of a folder or a name."""
+    """A head of any class for a model of tokens, or what `load` makes of a folder or a name.
+
+    Raises ValueError for what is neither.
+    """
     is_folder = (Path(source) / "config.json").exists()
     head = head_class(source) if is_folder else None
-    return load(source, **options) if head is None else read(head, source, head.__name__)
+    if head is not None:
+        return read(head, source, head.__name__)
+    small = load(source, **options)
+    if not isinstance(_hf.uncompiled(small), PreTrainedModel):
+        raise ValueError(
+            f"{source} holds a {type(small).__name__}, no model of tokens; give a smaller one with "
+            "the target's tokenizer"
+        )
+    return small

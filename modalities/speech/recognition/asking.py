@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
-from mmspec import _hf
-from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.modalities import asking, examining_tokens
 from mmspec.modalities.speech.recognition import RecognitionSettings, hearing, own_generate
 from mmspec.modalities.speech.recognition.families import reader
@@ -107,15 +104,7 @@ class RecogniserAsker:
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     """A draft model or head for a model. Raises ValueError for what is neither."""
-    if Path(source).is_dir() and FEATURE_HEAD.owns(Path(source)):
-        return FEATURE_HEAD.load(source, model)
-    small = load(source, **options)
-    if not isinstance(_hf.uncompiled(small), PreTrainedModel):
-        raise ValueError(
-            f"{source} holds a {type(small).__name__}, no model of tokens; give a smaller one with "
-            "the target's tokenizer"
-        )
-    return small
+    return asking.load_drafter(model, source, load, **options)
 
 
 asker = RecogniserAsker
