@@ -2,7 +2,7 @@
 
 Bajpai and Hanawal 2025, "FastVLM: self-speculative decoding for fast vision-language model
 inference". The imitation network stands behind the exit, and is taught what the whole target says
-and the states that it says it of (`mmspec.training.kangaroo.learn_fastvlm`). Exact: the whole
+and the states that it says it of (`mmspec.training.kangaroo.FASTVLM`). Exact: the whole
 target verifies, where the paper tells of a small loss. Reconstructed: the network is Kangaroo's
 adapter, which has a norm of its own; the exit, 5 tokens, the threshold and the weights of the loss;
 the target verifies from its first layer on; coupled noise for sampling.

@@ -2,7 +2,7 @@
 
 Zhang et al. 2024, "Learning harmonized representations for speculative sampling". Head, tree and
 verification are those of `eagle-2`; what differs is the training
-(`mmspec.training.self_fed.learn_hass`): three passes over a lesson, in which later ones read what
+(`mmspec.training.self_fed.HASS`): three passes over a lesson, in which later ones read what
 the head itself said before, each with EAGLE's loss and a cross entropy over the 10 tokens that the
 target finds likeliest. Exact. Reconstructed: verified with coupled noise, as in `eagle-2`.
 """

@@ -3,7 +3,7 @@
 Xie et al. 2025, "HiViS: hiding visual tokens from the drafter". The head reads text slots alone,
 whose states the target has already fused with the picture, at positions counted over these; what it
 reads is corrected by a learned residual for every time that a state was self-fed. Exact, with any
-head. Trained on its own states by `mmspec.training.self_fed.learn_hass` without the likeliest
+head. Trained on its own states by `mmspec.training.self_fed.HIVIS`, without the likeliest
 tokens. Reconstructed: the residual is added behind the fusion, 7 of them; positions are compact;
 the tree is that of `eagle-2`, verified with coupled noise; the loss.
 """

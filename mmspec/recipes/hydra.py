@@ -2,7 +2,7 @@
 
 Ankner et al. 2024, "Hydra: sequentially-dependent draft heads for Medusa decoding". The drafter is
 `mmspec.models.heads.hydra.HydraHeads`, trained beside a frozen target by
-`mmspec.training.ahead.learn_hydra`. Exact: greedy and sampled output is plain decoding's; recipe
+`mmspec.training.ahead.HYDRA`. Exact: greedy and sampled output is plain decoding's; recipe
 `typical` verifies these heads by the paper's own rule for sampling, which is lossy. Reconstructed:
 the tree, which is Medusa's of 63 nodes; coupled noise for sampling.
 """

@@ -2,7 +2,7 @@
 
 Ankner et al. 2024, section 5. A layer in front of the heads reads the target's states of all tokens
 so far; 4 heads of 4 blocks learn the target's laws, not its tokens
-(`mmspec.training.ahead.learn_hydra` with teacher=1). Exact: greedy and sampled output is plain
+(`mmspec.training.ahead.HYDRA_PP`). Exact: greedy and sampled output is plain
 decoding's. Reconstructed: the tree, which is Medusa's of 63 nodes; coupled noise for sampling.
 """
 

@@ -3,7 +3,7 @@
 Liu et al. 2024, "Kangaroo: lossless self-speculative decoding via double early exiting". Two layers
 of the target run on its own memory, an attention behind them
 (`mmspec.models.heads.kangaroo.KangarooAdapter`, trained by
-`mmspec.training.kangaroo.learn_kangaroo`) and the target's output head say the next token; a draft
+`mmspec.training.kangaroo.KANGAROO`) and the target's output head say the next token; a draft
 ends behind 6 tokens, or where the best token has less than 0.6. Exact: greedy and sampled output is
 plain decoding's, also on ragged batches. Reconstructed: the target verifies a draft from its first
 layer on, and does not take the early states over; a draft ends before the token that it is unsure

@@ -2,7 +2,7 @@
 
 Cai et al. 2024, "Medusa: simple LLM inference acceleration framework with multiple decoding heads".
 The drafter is `mmspec.models.heads.medusa.MedusaHeads`, trained beside a frozen target by
-`mmspec.training.ahead.learn_medusa`; heads hear neither each other nor the tokens between. The tree
+`mmspec.training.ahead.MEDUSA`; heads hear neither each other nor the tokens between. The tree
 is the published one of 63 nodes, up to 10 wide. Exact: greedy and sampled output is plain
 decoding's. The paper's own rule for sampling, which is lossy, is
 `verifier=Longest(Typical(epsilon=0.09, delta=0.3))`, and what recipe `typical` verifies these heads

@@ -4,7 +4,7 @@ Lin et al. 2025, "Speculative decoding reimagined for multimodal large language 
 reads a visual embedding goes around the fusion of embedding and state; all of them stay in the
 head's memory, at their own positions. The tree has 58 nodes of 6 levels, 10 wide. Exact: the target
 stands at its own positions while it verifies, also where it turns on three axes. Trained by
-`mmspec.training.learn_head` on text first, then on pictures. Reconstructed: the first visual slot
+`mmspec.training.heads.EAGLE` on text first, then on pictures. Reconstructed: the first visual slot
 is not patched with the text behind a picture, as the released code does; coupled noise in the place
 of rejection.
 """

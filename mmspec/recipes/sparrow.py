@@ -5,7 +5,7 @@ visual tokens say, so a head that reuses them (EAGLE's) needs no slot of a visua
 and its time do not grow with the clip, and text keeps its positions. Exact, with any head; verified
 with coupled noise. Of the paper this is the inference (hidden-state reuse, text-anchored window):
 training by intermediate visual states and several tokens at once is not here, heads come from
-`mmspec.training.learn_head`. Reconstructed: original positions, the last states.
+`mmspec.training.heads.EAGLE`. Reconstructed: original positions, the last states.
 """
 
 from mmspec.drafters.growth import Chain

@@ -3,7 +3,7 @@
 Wang et al. 2025. 64 learned vectors A make C = softmax(A F') F of the target's states F at a
 picture, without projection or scaling, and stand for it in the head's memory, at the picture's
 first positions; the tree is EAGLE's of 25 nodes. Exact, with any head. Trained by
-`mmspec.training.learn_head`. Of the paper this is the compression of pictures: its head that says
+`mmspec.training.heads.EAGLE`. Of the paper this is the compression of pictures: its head that says
 several tokens in one pass is not here. Reconstructed: states are the last; a picture of fewer slots
 keeps as many vectors; coupled noise in the place of rejection.
 """

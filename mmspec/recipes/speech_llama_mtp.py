@@ -7,8 +7,8 @@ drafts again: no forward more than without heads. Exact: with greedy decoding th
 target's own. Recipe `speech-llama-mtp-threshold` keeps what heads are sure of instead.
 
 Reconstructed: heads are `mmspec.models.heads.multi_token.MultiTokenHeads`, residual blocks in front
-of the target's output head, trained beside a frozen target (`mmspec.training.learn_multi_token`);
-sampled tokens are coupled.
+of the target's output head, trained beside a frozen target
+(`mmspec.training.multi_token.MULTI_TOKEN`); sampled tokens are coupled.
 """
 
 from mmspec.drafters.growth import Chain

@@ -4,7 +4,7 @@ Kang et al. 2025, "ViSpec: accelerating vision-language models with vision-aware
 decoding". Two learned queries look at a picture's embeddings: one answer stands for the picture in
 the head's memory, at the picture's last position, the other is joined to every later state. The
 tree has 29 nodes of 4 levels, 8 wide. Exact, with any head. Trained by
-`mmspec.training.vispec.learn_vispec`. Reconstructed: coupled noise in the place of rejection.
+`mmspec.training.vispec.VISPEC`. Reconstructed: coupled noise in the place of rejection.
 """
 
 from mmspec.draft import Kind

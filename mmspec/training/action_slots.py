@@ -2,13 +2,12 @@
 
 reader = accelerate(model, "plain").backbone           # the target, frozen
 head = new_slots(reader, torch.zeros(reader.vocabulary))
-learn_action_slots(reader, head, lessons, steps=2000)
+learn(ACTION_SLOTS_TRAINING, reader, head, lessons, steps=2000)
 head.save_pretrained(folder)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,23 +18,7 @@ from mmspec.drafters.neural.target_states import check_heads
 from mmspec.models.heads.action_slots import ActionSlots, ActionSlotsConfig, slots_of
 from mmspec.targets.reader import Reader
 from mmspec.training.heads import Lesson, read
-from mmspec.training.reporting import Report, silent
-from mmspec.training.trainable import HeadTraining, learn
-
-
-def learn_action_slots(
-    reader: Reader,
-    head: ActionSlots,
-    lessons: Iterator[Lesson],
-    steps: int,
-    rate: float = 1e-3,
-    progress: Report = silent,
-) -> None:
-    """Train `head` on the states of a model, which is read once per lesson and frozen.
-
-    Raises ValueError for slots of another target.
-    """
-    learn(ACTION_SLOTS_TRAINING, reader, head, lessons, steps, rate, progress)
+from mmspec.training.trainable import HeadTraining
 
 
 def slots_loss(reader: Reader, head: ActionSlots, lesson: Lesson) -> Tensor:  # ()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +16,7 @@ from mmspec.targets.reader import Reader
 from mmspec.training.heads import Lesson, read_lesson
 from mmspec.training.losses import soft_cross_entropy
 from mmspec.training.multi_token import heads_loss
-from mmspec.training.reporting import Report, silent
-from mmspec.training.trainable import HeadTraining, learn
+from mmspec.training.trainable import HeadTraining
 
 
 def hydra_loss(
@@ -89,37 +86,3 @@ HYDRA_PP = HeadTraining(
     check_heads,
     rate=5e-4,
 )
-
-
-def learn_medusa(
-    reader: Reader,
-    heads: MedusaHeads,
-    lessons: Iterator[Lesson],
-    steps: int,
-    rate: float = MEDUSA.rate,
-    progress: Report = silent,
-    discount: float = 0.8,
-) -> None:
-    """Train Medusa's heads; head i counts `discount`^(i + 1). The target is frozen.
-
-    Raises ValueError for heads of another target.
-    """
-    training = replace(MEDUSA, loss=partial(heads_loss, discount=discount))
-    learn(training, reader, heads, lessons, steps, rate, progress)
-
-
-def learn_hydra(
-    reader: Reader,
-    heads: HydraHeads,
-    lessons: Iterator[Lesson],
-    steps: int,
-    rate: float = HYDRA.rate,
-    progress: Report = silent,
-    teacher: float = 0.0,
-) -> None:
-    """Train Hydra's heads, on tokens or on the target's laws; see `hydra_loss`.
-
-    Raises ValueError for heads of another target.
-    """
-    training = replace(HYDRA, loss=partial(hydra_loss, teacher=teacher))
-    learn(training, reader, heads, lessons, steps, rate, progress)

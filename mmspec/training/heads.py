@@ -2,16 +2,15 @@
 
 reader = accelerate(model, "plain").backbone           # the target, frozen
 head = FeatureHead(FeatureHeadConfig.of(reader.config, reader.vocabulary))
-learn_head(reader, head, lessons, steps=2000, rate=1e-3)
+learn(EAGLE, reader, head, lessons, steps=2000, rate=1e-3)
 head.save_pretrained(folder)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +28,7 @@ from mmspec.targets.hooks import HiddenStateHook, LayerStatesHook, wanted_layers
 from mmspec.targets.memory import block
 from mmspec.targets.reader import Reader
 from mmspec.training.feature_cache import FeatureCache
-from mmspec.training.reporting import Report, silent
-from mmspec.training.trainable import HeadTraining, learn
+from mmspec.training.trainable import HeadTraining
 
 
 @dataclass(frozen=True)
@@ -48,31 +46,14 @@ class Lesson:
     questions: Sequence[int] = ()  # that the rows are in there
 
 
-def learn_head(
-    reader: Reader,
-    head: StateHead,
-    lessons: Iterator[Lesson],
-    steps: int,
-    rate: float = 1e-4,
-    progress: Report = silent,
-    noise: float = 0.1,
-    weight: float = 0.1,
-) -> None:
-    """Train `head` to continue the states of a model, which is read once per lesson and frozen.
-
-    EAGLE's loss (Li et al. 2024, section 4.2): smooth L1 between the states, plus `weight` times
-    the cross entropy against the target's law, over the tokens of the lesson; the states that go in
-    carry uniform noise of +-`noise`. AdamW, 3 % warm-up, then a cosine fall to a fiftieth. Raises
-    ValueError for a head of another target, and of other states than the last.
-    """
-    training = replace(EAGLE, loss=partial(head_loss, noise=noise, weight=weight))
-    learn(training, reader, head, lessons, steps, rate, progress)
-
-
 def head_loss(
     reader: Reader, head: StateHead, lesson: Lesson, noise: float = 0.1, weight: float = 0.1
 ) -> Tensor:  # ()
-    """EAGLE's loss over a lesson."""
+    """EAGLE's loss over a lesson (Li et al. 2024, section 4.2), in which states are continued.
+
+    Smooth L1 between the states, plus `weight` times the cross entropy against the target's law,
+    over the tokens of the lesson; the states that go in carry uniform noise of +-`noise`.
+    """
     read = read_lesson(reader, lesson, *told_to(head, reader))
     prompt = head_prompt(head, reader, shaken(read.prompt, noise))
     out = through_prompt(head, prompt)[:, -read.next.shape[1] :][read.real]
@@ -99,7 +80,7 @@ def check_continues(head: StateHead, reader: Reader) -> None:
     if tap_of(head, reader) != "hidden":
         raise ValueError(
             f"a {type(head).__name__} gives states of its own, which no state of the target can "
-            "teach; train it with mmspec.training.self_fed.learn_eagle3"
+            "teach; train it by mmspec.training.self_fed.EAGLE3"
         )
 
 

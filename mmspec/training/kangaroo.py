@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ from mmspec.targets.hooks import layer_states
 from mmspec.targets.reader import Reader
 from mmspec.training.heads import Lesson, ReadLesson, read_lesson
 from mmspec.training.losses import soft_cross_entropy
-from mmspec.training.reporting import Report, silent
-from mmspec.training.trainable import HeadTraining, learn
+from mmspec.training.trainable import HeadTraining
 
 
 def kangaroo_loss(reader: Reader, adapter: KangarooAdapter, lesson: Lesson) -> Tensor:  # ()
@@ -67,27 +65,3 @@ def new_imitation(target: Reader, counts: Tensor, **changes: Any) -> KangarooAda
 
 KANGAROO = HeadTraining(new_adapter, kangaroo_loss, check_adapter, rate=1e-4)
 FASTVLM = HeadTraining(new_imitation, imitation_loss, check_adapter, rate=1e-4)
-
-
-def learn_kangaroo(
-    reader: Reader,
-    adapter: KangarooAdapter,
-    lessons: Iterator[Lesson],
-    steps: int,
-    rate: float = KANGAROO.rate,
-    progress: Report = silent,
-) -> None:
-    """Train an adapter beside a frozen target. Raises ValueError for one of another target."""
-    learn(KANGAROO, reader, adapter, lessons, steps, rate, progress)
-
-
-def learn_fastvlm(
-    reader: Reader,
-    adapter: KangarooAdapter,
-    lessons: Iterator[Lesson],
-    steps: int,
-    rate: float = FASTVLM.rate,
-    progress: Report = silent,
-) -> None:
-    """Train an adapter to imitate; see `imitation_loss`. Raises ValueError as `learn_kangaroo`."""
-    learn(FASTVLM, reader, adapter, lessons, steps, rate, progress)

@@ -2,15 +2,12 @@
 
 reader = accelerate(model, "plain").backbone           # the target, frozen
 heads = MultiTokenHeads(MultiTokenHeadsConfig.of(reader.config, reader.vocabulary, num_heads=4))
-learn_multi_token(reader, heads, lessons, steps=2000, rate=1e-3)
+learn(MULTI_TOKEN, reader, heads, lessons, steps=2000, rate=1e-3)
 heads.save_pretrained(folder)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,33 +19,16 @@ from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConf
 from mmspec.models.heads.token_heads import TokenHeads
 from mmspec.targets.reader import Reader
 from mmspec.training.heads import Lesson, read
-from mmspec.training.reporting import Report, silent
-from mmspec.training.trainable import HeadTraining, learn
-
-
-def learn_multi_token(
-    reader: Reader,
-    heads: MultiTokenHeads,
-    lessons: Iterator[Lesson],
-    steps: int,
-    rate: float = 1e-3,
-    progress: Report = silent,
-    discount: float = 0.8,
-) -> None:
-    """Train `heads` on the states of a model, which is read once per lesson and frozen.
-
-    Cross entropy of head h against token t + 1 + h, times `discount`^h (Medusa-1, Cai et al. 2024,
-    eq. 1; Nguyen et al. 2025 for codes). AdamW, a warm-up, then a cosine fall. Raises ValueError
-    for heads of another target.
-    """
-    training = replace(MULTI_TOKEN, loss=partial(heads_loss, discount=discount))
-    learn(training, reader, heads, lessons, steps, rate, progress)
+from mmspec.training.trainable import HeadTraining
 
 
 def heads_loss(
     reader: Reader, heads: TokenHeads, lesson: Lesson, discount: float = 0.8
 ) -> Tensor:  # ()
-    """Cross entropy of each head where its token is known, in sum over heads."""
+    """Cross entropy of head h against token t + 1 + h, times `discount`^h, in sum over heads.
+
+    Medusa-1 (Cai et al. 2024, eq. 1); Nguyen et al. 2025 for codes.
+    """
     length = lesson.tokens.shape[1]
     states = read(reader, lesson).states[:, -length:]  # the target says token t of state t
     tokens = lesson.tokens.repeat(len(states) // len(lesson.tokens), 1)

@@ -36,8 +36,7 @@ from mmspec.training.heads import (
     told_to,
 )
 from mmspec.training.losses import soft_cross_entropy, top_cross_entropy
-from mmspec.training.reporting import Report, silent
-from mmspec.training.trainable import HeadTraining, learn
+from mmspec.training.trainable import HeadTraining
 
 
 def self_fed(head: StateHead, prompt: HeadPrompt, last: int, passes: int) -> Iterator[Tensor]:
@@ -148,38 +147,3 @@ HIVIS = replace(
     begin=partial(new_head, visual_slots="hidden", positions="compact", num_steps=7),
     loss=partial(aligned_loss, passes=8, top_weight=0.0),
 )
-
-
-def learn_eagle3(
-    reader: Reader,
-    head: Eagle3Head,
-    lessons: Iterator[Lesson],
-    steps: int,
-    rate: float = EAGLE3.rate,
-    progress: Report = silent,
-    passes: int = 7,
-    discount: float = 0.8,
-) -> None:
-    """Train a head by training-time test; see `eagle3_loss`. The target is frozen.
-
-    Raises ValueError for a head of another target.
-    """
-    training = replace(EAGLE3, loss=partial(eagle3_loss, passes=passes, discount=discount))
-    learn(training, reader, head, lessons, steps, rate, progress)
-
-
-def learn_hass(
-    reader: Reader,
-    head: StateHead,
-    lessons: Iterator[Lesson],
-    steps: int,
-    rate: float = HASS.rate,
-    progress: Report = silent,
-    **settings: Any,
-) -> None:
-    """Train a feature head on its own states; `settings` are those of `aligned_loss`.
-
-    Raises ValueError for a head of another target, and of other states than the last.
-    """
-    training = replace(HASS, loss=partial(aligned_loss, **settings))
-    learn(training, reader, head, lessons, steps, rate, progress)

@@ -1,7 +1,7 @@
 """What a recipe lets one train: where its head begins, what it is taught, and how fast.
 
     RECIPE = with_head(tree, verifier, training=EAGLE)           # a recipe says so,
-    learn(EAGLE, reader, head, lessons, steps, EAGLE.rate)       # and this teaches a head
+    learn(EAGLE, reader, head, lessons, steps)                   # and this teaches a head
 
 `mmspec train` needs no more than this declaration, or another `DrafterTraining`.
 """
@@ -74,7 +74,7 @@ class HeadTraining:
     """
 
     begin: Beginning
-    loss: Callable[[Reader, Any, Lesson], Tensor]  # (target, head, lesson) -> ()
+    loss: Callable[..., Tensor]  # (target, head, lesson, its settings by name) -> ()
     check: Callable[[Any, Reader], None]
     rate: float = 1e-4
     warm: float | None = 0.03
@@ -119,20 +119,22 @@ def learn(
     head: Any,
     lessons: Iterator[Lesson],
     steps: int,
-    rate: float,
+    rate: float | None = None,
     progress: Report = silent,
+    **settings: Any,
 ) -> None:
     """Train `head` beside a frozen target, and note in its configuration which target that is.
 
-    Raises ValueError for a head of another target.
+    The rate is the training's own if not said; `settings` are of its loss. Raises ValueError for a
+    head of another target.
     """
     training.check(head, reader)
     head.train()
     fit(
         learnt(head),
         lessons,
-        lambda lesson: training.loss(reader, head, lesson),
-        *(Fall(steps, rate), "head", Course(progress=progress)),
+        lambda lesson: training.loss(reader, head, lesson, **settings),
+        *(Fall(steps, training.rate if rate is None else rate), "head", Course(progress=progress)),
         **training.settings(steps),
     )
     head.train(False)

@@ -6,7 +6,6 @@ tokens. The second is on long answers of the target itself, and asks for its law
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -27,8 +26,7 @@ from mmspec.training.heads import (
     told_to,
 )
 from mmspec.training.losses import list_mle, soft_cross_entropy, total_variation
-from mmspec.training.reporting import Report, silent
-from mmspec.training.trainable import HeadTraining, learn
+from mmspec.training.trainable import HeadTraining
 
 
 def text_loss(
@@ -69,20 +67,3 @@ def vispec_loss(
 VISPEC = HeadTraining(
     partial(new_head, visual_slots="compressed", num_q=2), vispec_loss, check_continues, rate=3e-6
 )
-
-
-def learn_vispec(
-    reader: Reader,
-    head: FeatureHead,
-    lessons: Iterator[Lesson],
-    steps: int,
-    rate: float = VISPEC.rate,
-    progress: Report = silent,
-    is_text: bool = False,
-) -> None:
-    """Train a head with an image adaptor by stage 2, or by stage 1 (`is_text`).
-
-    The target is frozen. Raises ValueError for a head of another target.
-    """
-    training = replace(VISPEC, loss=text_loss if is_text else vispec_loss)
-    learn(training, reader, head, lessons, steps, rate, progress)

@@ -18,7 +18,8 @@ from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.targets.context import Context
 from mmspec.targets.guidance import guided
 from mmspec.targets.reader import Reader
-from mmspec.training.heads import Lesson, Pairs, learn_head, read
+from mmspec.training.heads import EAGLE, Lesson, Pairs, read
+from mmspec.training.trainable import learn
 from tests.toys.readers import backbone
 
 
@@ -42,7 +43,7 @@ def trained(model: Any, lesson: Lesson, steps: int = 80, layers: int = 1) -> Fea
         torch.manual_seed(0)
         config = FeatureHeadConfig.of(reader.config, reader.vocabulary, num_hidden_layers=layers)
         head = FeatureHead(config)
-        learn_head(reader, head, endless(lesson), steps, rate=5e-3)
+        learn(EAGLE, reader, head, endless(lesson), steps, rate=5e-3)
     return head
 
 

@@ -15,8 +15,9 @@ import mmspec
 from mmspec.drafters.neural.action_slots import ACTION_SLOTS
 from mmspec.modalities.families import reader
 from mmspec.models.heads.action_slots import ActionSlots, slots_of
-from mmspec.training.action_slots import learn_action_slots, new_slots, slots_loss
+from mmspec.training.action_slots import ACTION_SLOTS_TRAINING, new_slots, slots_loss
 from mmspec.training.heads import Lesson
+from mmspec.training.trainable import learn
 from mmspec.trees import Tree
 from tests.toys import prismatic as toys
 from tests.toys.prismatic import BOS, SIDE, WORDS
@@ -58,7 +59,7 @@ def trained() -> ActionSlots:
     given, answer = request("one")
     rows = {name: torch.cat([value] * 4) for name, value in given.items()}
     lesson = Lesson(rows, answer[:, -SIZE:].expand(4, -1))
-    learn_action_slots(target, head, repeat(lesson), 40, 1e-2)
+    learn(ACTION_SLOTS_TRAINING, target, head, repeat(lesson), 40, 1e-2)
     return head
 
 

@@ -23,7 +23,8 @@ from mmspec.drafters.length import Fixed
 from mmspec.drafters.neural.feature_head import borrowed
 from mmspec.modalities.image import families as image
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig, load_head
-from mmspec.training.heads import Lesson, learn_head
+from mmspec.training.heads import EAGLE, Lesson
+from mmspec.training.trainable import learn
 from mmspec.trees import Tree
 from tests import toys
 from tests.conftest import noisy
@@ -216,7 +217,8 @@ def test_learning_leaves_the_target_alone_and_the_loss_falls() -> None:
     before = {name: value.clone() for name, value in toy.state_dict().items()}
     lesson, losses = said("llava", 3)[0], list[float]()
     head = untrained(toy)
-    learn_head(backbone(toy), head, endless(lesson), 20, 3e-3, lambda *seen: losses.append(seen[3]))
+    reader, lessons = backbone(toy), endless(lesson)
+    learn(EAGLE, reader, head, lessons, 20, 3e-3, lambda *seen: losses.append(seen[3]))
     assert losses[-1] < 0.8 * losses[0]
     assert not head.training
     assert all(torch.equal(value, before[name]) for name, value in toy.state_dict().items())
@@ -233,7 +235,8 @@ def test_nothing_is_learnt_behind_the_end_of_a_row() -> None:
     def learnt(tokens: Tensor) -> Tensor:
         head = untrained(model("llama"))
         torch.manual_seed(1)
-        learn_head(backbone(model("llama")), head, endless(Lesson(lesson.inputs, tokens)), 2, 1e-2)
+        lessons = endless(Lesson(lesson.inputs, tokens))
+        learn(EAGLE, backbone(model("llama")), head, lessons, 2, 1e-2)
         return head.fc.weight
 
     assert torch.equal(learnt(ended), learnt(other))
@@ -305,7 +308,7 @@ def test_the_head_of_another_target_is_refused(changes: dict[str, Any], message:
     with pytest.raises(ValueError, match=message):
         mmspec.accelerate(model("llava"), "eagle", drafter=head)
     with pytest.raises(ValueError, match=message):
-        learn_head(backbone(model("llava")), head, iter(()), 1)
+        learn(EAGLE, backbone(model("llava")), head, iter(()), 1)
 
 
 def test_what_does_not_fit_is_refused() -> None:

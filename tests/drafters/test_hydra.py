@@ -27,13 +27,12 @@ from mmspec.training.ahead import (
     HYDRA,
     MEDUSA,
     hydra_loss,
-    learn_hydra,
-    learn_medusa,
     new_hydra,
     new_medusa,
     output_matrix,
 )
 from mmspec.training.heads import Lesson, read_lesson
+from mmspec.training.trainable import learn
 from mmspec.trees import Tree, narrowed
 from tests import toys
 from tests.drafters.heads import Heard, Late, Recorder, endless, paths
@@ -233,9 +232,7 @@ def test_learning_lowers_the_loss(name: str) -> None:
     told, reader, seen = lesson("llava", 3), backbone(target("llava")), list[float]()
     training: Any = mmspec.recipes.get(name).training
     heads = training.begin(reader, COUNTS)
-    learn: Any = learn_medusa if name == "medusa" else learn_hydra
-    more = {"teacher": 1.0} if name == "hydra-pp" else {}
-    learn(reader, heads, endless(told), 10, 3e-3, lambda *one: seen.append(one[3]), **more)
+    learn(training, reader, heads, endless(told), 10, 3e-3, lambda *one: seen.append(one[3]))
     assert seen[-1] < 0.9 * seen[0]
     assert not heads.training
 

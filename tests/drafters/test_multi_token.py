@@ -20,7 +20,8 @@ from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.modalities.examining_tokens import examine
 from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConfig
 from mmspec.training.heads import Lesson, read
-from mmspec.training.multi_token import heads_loss, learn_multi_token
+from mmspec.training.multi_token import MULTI_TOKEN, heads_loss
+from mmspec.training.trainable import learn
 from mmspec.trees import Tree
 from tests import toys
 from tests.covering import covering
@@ -59,7 +60,7 @@ def learnt(family: str) -> MultiTokenHeads:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         lesson = said(family, 3)[0]
-        learn_multi_token(backbone(toys.model(family)), heads, endless(lesson), 60, rate=2e-2)
+        learn(MULTI_TOKEN, backbone(toys.model(family)), heads, endless(lesson), 60, rate=2e-2)
     return heads
 
 
@@ -175,9 +176,8 @@ def test_learning_lowers_the_loss_and_leaves_the_target_alone() -> None:
     toy, lesson = toys.model("llava"), said("llava", 3)[0]
     before = {name: value.clone() for name, value in toy.state_dict().items()}
     heads, losses = zeroed("llava"), list[float]()
-    learn_multi_token(
-        backbone(toy), heads, endless(lesson), 25, 2e-2, lambda *seen: losses.append(seen[3])
-    )
+    reader, lessons = backbone(toy), endless(lesson)
+    learn(MULTI_TOKEN, reader, heads, lessons, 25, 2e-2, lambda *seen: losses.append(seen[3]))
     assert losses[-1] < 0.8 * losses[0]
     assert not heads.training
     assert all(torch.equal(value, before[name]) for name, value in toy.state_dict().items())
@@ -233,7 +233,7 @@ def test_the_heads_of_another_target_are_refused(changes: dict[str, Any], messag
     with pytest.raises(ValueError, match=message):
         mmspec.accelerate(toys.model("llava"), "coupled", drafter=heads, length=2)
     with pytest.raises(ValueError, match=message):
-        learn_multi_token(backbone(toys.model("llava")), heads, iter(()), 1)
+        learn(MULTI_TOKEN, backbone(toys.model("llava")), heads, iter(()), 1)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:

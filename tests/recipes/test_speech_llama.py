@@ -12,7 +12,8 @@ from torch import Tensor
 import mmspec
 from mmspec.drafters.neural.multi_token import MULTI_TOKEN_HEADS
 from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConfig
-from mmspec.training.multi_token import learn_multi_token
+from mmspec.training.multi_token import MULTI_TOKEN
+from mmspec.training.trainable import learn
 from tests import toys
 from tests.drafters.heads import answer, endless
 from tests.toys.readers import backbone
@@ -29,7 +30,7 @@ def learnt() -> MultiTokenHeads:
         torch.manual_seed(0)
         heads: MultiTokenHeads = MultiTokenHeads(config)
         lesson = answer(toys.model("llama"), toys.inputs("llama"), ROOM)[0]
-        learn_multi_token(reader, heads, endless(lesson), 40, rate=2e-2)
+        learn(MULTI_TOKEN, reader, heads, endless(lesson), 40, rate=2e-2)
     return heads
 
 

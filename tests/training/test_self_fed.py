@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,17 +13,17 @@ from torch.testing import assert_close
 from mmspec.drafters.neural.feature_head import tap_of
 from mmspec.drafters.neural.head_prompt import head_prompt
 from mmspec.training import losses
-from mmspec.training.heads import Lesson, learn_head, read_lesson
+from mmspec.training.heads import EAGLE, Lesson, read_lesson
 from mmspec.training.self_fed import (
     EAGLE3,
+    HASS,
     aligned_loss,
     eagle3_loss,
-    learn_eagle3,
-    learn_hass,
     new_eagle3,
     self_fed,
 )
-from mmspec.training.vispec import learn_vispec, text_loss, vispec_loss
+from mmspec.training.trainable import HeadTraining, learn
+from mmspec.training.vispec import VISPEC, text_loss, vispec_loss
 from tests.drafters.heads import endless
 from tests.drafters.state_heads import along, head_of, lesson, target
 from tests.toys.readers import backbone
@@ -108,26 +107,23 @@ def test_one_pass_of_hass_is_eagles_loss_and_the_likeliest_tokens() -> None:
     assert_close(more, expected + top, atol=1e-4, rtol=1e-4)
 
 
-Learning = Callable[..., None]
-
-
 @pytest.mark.parametrize(
-    ("learn", "maker", "parts", "rate"),
+    ("training", "maker", "parts", "rate"),
     [
-        (learn_eagle3, "eagle3", {"draft_vocab_size": 130}, 1e-3),
-        (learn_hass, "feature", {}, 1e-3),
-        (learn_vispec, "feature", {"visual_slots": "compressed", "num_q": 2}, 1e-3),
-        (learn_head, "feature", {"visual_slots": "raw"}, 1e-3),
+        (EAGLE3, "eagle3", {"draft_vocab_size": 130}, 1e-3),
+        (HASS, "feature", {}, 1e-3),
+        (VISPEC, "feature", {"visual_slots": "compressed", "num_q": 2}, 1e-3),
+        (EAGLE, "feature", {"visual_slots": "raw"}, 1e-3),
     ],
     ids=["eagle3", "hass", "vispec", "msd"],
 )
 def test_learning_lowers_the_loss(
-    learn: Learning, maker: str, parts: dict[str, Any], rate: float
+    training: HeadTraining, maker: str, parts: dict[str, Any], rate: float
 ) -> None:
     told, reader, seen = lesson("llava", 3), backbone(target("llava")), list[float]()
     before = {name: one.clone() for name, one in target("llava").state_dict().items()}
     head = head_of("llava", maker, **parts)
-    learn(reader, head, endless(told), 10, rate, lambda *said: seen.append(said[3]))
+    learn(training, reader, head, endless(told), 10, rate, lambda *said: seen.append(said[3]))
     assert seen[-1] < 0.95 * seen[0]
     assert not head.training
     assert all(torch.equal(one, before[name]) for name, one in reader.model.state_dict().items())
@@ -150,7 +146,7 @@ def test_every_part_of_a_head_is_taught() -> None:
 
 def test_a_head_of_its_own_states_is_not_taught_the_targets() -> None:
     with pytest.raises(ValueError, match="states of its own, which no state of the target"):
-        learn_head(backbone(target("llava")), head_of("llava", "eagle3"), iter(()), 1)
+        learn(EAGLE, backbone(target("llava")), head_of("llava", "eagle3"), iter(()), 1)
 
 
 def test_a_vocabulary_is_chosen_by_what_is_said() -> None:

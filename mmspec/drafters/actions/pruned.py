@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmspec.codes.actions import ActionSpace
 from mmspec.codes.episodes import EarlierLooks, Episode, episodes_of
+from mmspec.declared import answered_by
 from mmspec.draft import Drafter
 from mmspec.drafters.growth import DraftModel, News, Nodes
 from mmspec.drafters.neural.sight import TargetFeatures, target_features
@@ -35,13 +36,11 @@ class PrunedPolicy(DraftModel):
     space: ActionSpace
     reads: ClassVar[bool] = True
 
-    @property
-    def sees(self) -> str:
-        return self.model.sees
+    sees = answered_by("model.sees")
 
     @property
     def wants(self) -> frozenset[str]:
-        return self.model.wants | {"question-attention"}
+        return frozenset({*self.model.wants, "question-attention"})
 
     def begin(self, context: Context) -> Any:
         episodes = episodes_of(context)

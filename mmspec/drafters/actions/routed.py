@@ -10,6 +10,7 @@ import torch
 
 from mmspec.codes.episodes import episodes_of
 from mmspec.codes.trajectories import Retrieved
+from mmspec.declared import answered_by
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.actions.kinematics import KinematicMetric
 from mmspec.drafters.actions.retrieval import FoundMoments, Retrieval
@@ -33,13 +34,11 @@ class Routed(Drafter):
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
     trees: ClassVar[bool] = True
 
-    @property
-    def sees(self) -> str:
-        return self.head.sees
+    sees = answered_by("head.sees")
 
     @property
     def wants(self) -> frozenset[str]:
-        return self.head.wants | self.stored.wants
+        return frozenset(self.head.wants | self.stored.wants)
 
     def begin(self, context: Context) -> RoutedState:
         measured = [self.metric.of(episode) for episode in episodes_of(context)]

@@ -25,8 +25,9 @@ from mmspec.modalities.image.zoo.training import (
 from mmspec.modality import Entry
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.training.fitting import Course, Fall, chunks
-from mmspec.training.heads import learn_head
+from mmspec.training.heads import EAGLE
 from mmspec.training.reporting import Report
+from mmspec.training.trainable import learn
 from mmspec.zoo.prompts import prompts
 from mmspec.zoo.training import kept, teacher
 
@@ -98,7 +99,7 @@ def train(
             taught = head_lessons(target, processor, *seen, HEAD_BATCH, seed)
             fall = plan.drawing[0]
             count = course.cut(fall.steps)
-            learn_head(reader_of(target), model, taught, count, fall.rate, progress, weight=0.5)
+            learn(EAGLE, reader_of(target), model, taught, count, fall.rate, progress, weight=0.5)
         else:
             begin_like(model, target)
             laws, reader = watched(target, processor, *seen), PromptEncoder(processor.tokenizer)

@@ -42,7 +42,8 @@ from mmspec.models.prismatic_processor import PrismaticProcessor
 from mmspec.training.fitting import Course, Fall
 from mmspec.training.heads import Lesson
 from mmspec.training.reporting import Report
-from mmspec.training.self_fed import learn_hass
+from mmspec.training.self_fed import HASS
+from mmspec.training.trainable import learn
 from mmspec.zoo.training import kept, teacher
 
 ABOUT = """\
@@ -159,7 +160,7 @@ def _head(entry: Entry, folder: Path, course: Course) -> dict[str, Any]:
     with kept(finish):
         steps = course.cut(HEAD.steps)
         settings = {"passes": PASSES, "weight": 1.0, "top_weight": 0.0}
-        learn_hass(reader_of(target), head, both, steps, HEAD.rate, course.progress, **settings)
+        learn(HASS, reader_of(target), head, both, steps, HEAD.rate, course.progress, **settings)
     return {
         "steps": course.cut(HEAD.steps),
         "parameters": sum(p.numel() for p in head.parameters()),

@@ -47,8 +47,9 @@ from mmspec.modality import Entry
 from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConfig
 from mmspec.training.fitting import Course, Fall, shuffled
 from mmspec.training.heads import Lesson
-from mmspec.training.multi_token import learn_multi_token
+from mmspec.training.multi_token import MULTI_TOKEN
 from mmspec.training.reporting import Report
+from mmspec.training.trainable import learn
 from mmspec.zoo.training import kept, teacher, written
 
 ABOUT = """\
@@ -138,7 +139,8 @@ def train_heads(
     heads.bigrams.copy_(counts)
     steps = course.cut(HEADS_FALL.steps)
     with kept(lambda: heads.half().save_pretrained(folder)):
-        learn_multi_token(
+        learn(
+            MULTI_TOKEN,
             reader,
             heads,
             lessons(taught, HEADS_BATCH, course.seed),
