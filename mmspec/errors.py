@@ -78,6 +78,13 @@ def check_number(
     raise ValueError(f"{name}={value!r} is no {kind}{within}; give one, such as {example}")
 
 
+def refuse_fixed(given: Mapping[str, Any], names: Iterable[str], call: str, why: str) -> None:
+    """Refuse arguments that a call decides about by itself. Raises ValueError."""
+    fixed = [name for name in names if given.get(name) is not None]
+    if fixed:
+        raise ValueError(f"{', '.join(fixed)} cannot be given to {call}: {why}")
+
+
 def check_flag(name: str, value: Any) -> None:
     """Refuse what is neither true nor false. Raises ValueError."""
     if not isinstance(value, bool):

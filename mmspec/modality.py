@@ -218,6 +218,13 @@ class Contestant(Protocol):
 
 
 @dataclass(frozen=True)
+class Speculative(Contestant):
+    """Our loop with some recipe: an `Accelerated`."""
+
+    fast: Any
+
+
+@dataclass(frozen=True)
 class Quality:
     """One named measure of answers.
 

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.api import Accelerated
 from mmspec.bench.progress import Progress
 from mmspec.bench.race import FAILURES, timed
-from mmspec.modality import Answer, Contestant
+from mmspec.modality import Answer, Contestant, Speculative
 
 LENGTHS = range(3, 9)  # draft lengths that stock assisted generation may choose from
 LOOKED_UP = 10  # tokens that stock prompt lookup may copy
@@ -63,11 +62,8 @@ class AssistedGenerate:
         return self.answer({**request, "max_new_tokens": 1}, seed)
 
 
-@dataclass(frozen=True)
-class SpeculativeGenerate:
+class SpeculativeGenerate(Speculative):
     """Our loop with some recipe."""
-
-    fast: Accelerated
 
     def answer(self, request: Request, seed: int) -> Answer:
         out = self.fast.generate(**request, seed=seed)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from mmspec.draft import Kind
 from mmspec.drafters.forest import Forest, NextTokens
-from mmspec.drafters.growth import DraftModel, RankedTree, Sprout
-from mmspec.errors import check_number
+from mmspec.drafters.growth import DraftModel, Sprout
+from mmspec.drafters.ranked_tree import RankedTree
 from mmspec.targets.context import Context
 
 
@@ -36,10 +36,10 @@ class BestFirstTree(RankedTree):
     branch: int = 8
     threshold: float = 0.0
     kinds: tuple[Kind, ...] = (Kind.RACE, Kind.DET)
+    sizes: ClassVar[tuple[str, ...]] = ("nodes", "depth", "branch")
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "depth", "branch"):
-            check_number(name, getattr(self, name), 1, whole=True, example=8)
+        super().__post_init__()
         if not (self.step >= 0 and self.threshold >= 0):
             raise ValueError(
                 f"step={self.step}, threshold={self.threshold}: neither may be below 0"

@@ -6,15 +6,15 @@ Every round and row grows its own topology, out of what the drafter finds likely
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind
 from mmspec.drafters.draws import ranking
-from mmspec.drafters.growth import DraftModel, Layout, Nodes, RankedTree, Sprout
-from mmspec.errors import check_number
+from mmspec.drafters.growth import DraftModel, Layout, Nodes, Sprout
+from mmspec.drafters.ranked_tree import RankedTree
 from mmspec.laws.categorical import Categorical
 from mmspec.targets.context import Context
 
@@ -33,10 +33,7 @@ class DynamicTree(RankedTree):
     beam: int = 8
     nodes: int = 24
     kinds: tuple[Kind, ...] = (Kind.RACE, Kind.DET)
-
-    def __post_init__(self) -> None:
-        for name in ("depth", "beam", "nodes"):
-            check_number(name, getattr(self, name), 1, whole=True, example=8)
+    sizes: ClassVar[tuple[str, ...]] = ("depth", "beam", "nodes")
 
     @property
     def words(self) -> str:

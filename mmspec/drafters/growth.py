@@ -175,33 +175,6 @@ class Shape(ABC):
         return own
 
 
-class RankedTree(Shape):
-    """A tree of at most `depth` levels whose nodes are chosen by looking at them.
-
-    So proposals are DET (V3 verifiers) or, with the target's own noise in the ranking, RACE
-    (coupled verifier).
-    """
-
-    depth: int
-    walk: ClassVar[str] = TREE
-
-    @property
-    def longest(self) -> int:
-        return self.depth
-
-    def grow(self, model: DraftModel, context: Context, state: Any, own: Any, kind: Kind) -> Sprout:
-        depth = min(self.depth, useful(context))
-        if depth < 1:
-            return nothing(context)
-        return self.ranked(model, context, state, kind, depth)
-
-    @abstractmethod
-    def ranked(
-        self, model: DraftModel, context: Context, state: Any, kind: Kind, depth: int
-    ) -> Sprout:
-        """A draft of 1 to `depth` levels."""
-
-
 @dataclass(frozen=True)
 class Chain(Shape):
     """One proposal after the other; `length` decides, before each draw, whether to go on."""

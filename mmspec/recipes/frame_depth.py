@@ -5,19 +5,9 @@ sequence of codes, whose laws two passes give. Exact: the law is the target's, i
 than plain decoding's. Right for delay patterns, too, where `frame-joint` accepts more.
 """
 
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.frame_model import FRAME_MODEL, frame_model
-from mmspec.recipe import Recipe
+from dataclasses import replace
+
+from mmspec.recipes.frame_coupled import RECIPE as COUPLED
 from mmspec.verifiers.depth_frames import DepthFrames
 
-RECIPE = Recipe(
-    architecture=frame_model,
-    execution=Chain(Fixed(3)),
-    verifier=DepthFrames(),
-    sees="prompt",
-    draft_model=(FRAME_MODEL,),
-    paper="Leviathan et al. 2023",
-    reconstructed="the carry-over to frames of several codebooks",
-    decodes="frames",
-)
+RECIPE = replace(COUPLED, verifier=DepthFrames(), paper="Leviathan et al. 2023")

@@ -5,19 +5,9 @@ draw from a product of laws. Exact: the law is the target's, its draws are other
 decoding's.
 """
 
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.frame_model import FRAME_MODEL, frame_model
-from mmspec.recipe import Recipe
+from dataclasses import replace
+
+from mmspec.recipes.frame_depth import RECIPE as DEPTH
 from mmspec.verifiers.joint_frames import JointFrames
 
-RECIPE = Recipe(
-    architecture=frame_model,
-    execution=Chain(Fixed(3)),
-    verifier=JointFrames(),
-    sees="prompt",
-    draft_model=(FRAME_MODEL,),
-    paper="Leviathan et al. 2023",
-    reconstructed="the carry-over to frames of several codebooks",
-    decodes="frames",
-)
+RECIPE = replace(DEPTH, verifier=JointFrames())

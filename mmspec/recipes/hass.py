@@ -7,17 +7,14 @@ the head itself said before, each with EAGLE's loss and a cross entropy over the
 target finds likeliest. Exact. Reconstructed: verified with coupled noise, as in `eagle-2`.
 """
 
-from mmspec.draft import Kind
-from mmspec.drafters.dynamic_tree import DynamicTree
-from mmspec.drafters.neural.feature_head import with_head
-from mmspec.training.self_fed import HASS
-from mmspec.verifiers.coupled import Coupled
+from dataclasses import replace
 
-RECIPE = with_head(
-    DynamicTree(depth=6, beam=10, nodes=59, kinds=(Kind.DET,)),
-    Coupled(),
+from mmspec.recipes.eagle_2 import RECIPE as EAGLE_2
+from mmspec.training.self_fed import HASS
+
+RECIPE = replace(
+    EAGLE_2,
     optimisation="regression on the target's states from its own; likeliest tokens",
     training=HASS,
     paper="Zhang et al. 2024",
-    reconstructed="coupled noise instead of rejection",
 )

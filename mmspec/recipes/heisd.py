@@ -12,8 +12,6 @@ policy's own last state), the number of neighbours, cut, theta, delta; a refused
 over to the head.
 """
 
-from dataclasses import replace
-
 from mmspec.draft import Drafter, Gate, Kind, Verifier
 from mmspec.drafters.actions.kinematics import KinematicMetric
 from mmspec.drafters.actions.retrieval import Retrieval, store_of
@@ -51,9 +49,10 @@ def similar(kit: Kit) -> Gate:
     return SimilarityGate.measured(store_of(kit), *limits)
 
 
-HEAD = with_head(
+RECIPE = with_head(
     DynamicTree(depth=5, beam=8, nodes=49, kinds=(Kind.DET,)),
     Deferred(tolerances, "longest path of whole groups, or within a radius", kinds=KINDS),
+    architecture=head_and_store,
     gate=Deferred(similar, "stored actions of moments that are alike are kept"),
     options={
         **{"store": None, "neighbours": 4, "window": 15, "weight": 0.5, "cut": 0.5},
@@ -64,4 +63,3 @@ HEAD = with_head(
     reconstructed="the rule of skipping, features, neighbours, cut and thresholds",
     decodes="actions",
 )
-RECIPE = replace(HEAD, architecture=head_and_store)

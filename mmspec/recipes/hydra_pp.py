@@ -8,23 +8,14 @@ decoding's. Reconstructed: the tree, which is Medusa's of 63 nodes; coupled nois
 
 from dataclasses import replace
 
-from mmspec.drafters.growth import StaticTree
 from mmspec.drafters.neural.hydra import HYDRA_HEADS
-from mmspec.drafters.neural.multi_token import SEES, multi_token_heads
-from mmspec.recipe import Recipe
-from mmspec.recipes.medusa import TREE
+from mmspec.recipes.hydra import RECIPE as HYDRA
 from mmspec.training.ahead import HYDRA_PP
-from mmspec.verifiers.coupled import Coupled
 
 PARTS = {"hydra_head_arch": "prefix-mlp"}
-RECIPE = Recipe(
-    architecture=multi_token_heads,
-    execution=StaticTree(TREE),
-    verifier=Coupled(),
+RECIPE = replace(
+    HYDRA,
     optimisation="cross entropy of every head against the target's laws",
-    sees=SEES,
     draft_model=(replace(HYDRA_HEADS, words="set of Hydra++ heads", parts=PARTS),),
     training=HYDRA_PP,
-    paper="Ankner et al. 2024",
-    reconstructed="the tree; coupled sampling",
 )

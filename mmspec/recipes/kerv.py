@@ -10,8 +10,6 @@ Reconstructed: the formula of the radius with beta and reference, the filter's c
 the correction is kept, which the target has already said.
 """
 
-from dataclasses import replace
-
 from mmspec.draft import Drafter, Gate, Kind, Verifier
 from mmspec.drafters.actions.completion import Completing, OnRefusal
 from mmspec.drafters.actions.kalman import forecast_of
@@ -43,9 +41,10 @@ def completion(kit: Kit) -> Gate:
     return CompletionGate(kit.options["lockout"])
 
 
-HEAD = with_head(
+RECIPE = with_head(
     DynamicTree(depth=5, beam=8, nodes=49, kinds=(Kind.DET,)),
     Deferred(kinematic, "longest path within a radius that follows the motion", kinds=KINDS),
+    architecture=completed_head,
     gate=Deferred(completion, "a Kalman filter completes refused actions"),
     options={
         **{"least": 5.0, "most": 15.0, "reference": 1.0, "beta": 0.3, "strict": None},
@@ -55,4 +54,3 @@ HEAD = with_head(
     reconstructed="the formula of the radius, constants of the filter, and that corrections stay",
     decodes="actions",
 )
-RECIPE = replace(HEAD, architecture=completed_head)

@@ -9,8 +9,6 @@ the episode, which nearly repeats the last one. Lossy. Unlike that code: gripper
 on values and not on ids, and its branches in the tree are left out.
 """
 
-from dataclasses import replace
-
 from mmspec.draft import Drafter, Gate, Kind, Verifier
 from mmspec.drafters.actions.completion import Completing, EveryFew
 from mmspec.drafters.actions.kalman import RandomWalk
@@ -42,9 +40,10 @@ def completion(kit: Kit) -> Gate:
     return CompletionGate(0)
 
 
-HEAD = with_head(
+RECIPE = with_head(
     DynamicTree(depth=5, beam=8, nodes=49, kinds=(Kind.DET,)),
     Deferred(scheduled, "longest path within a radius that falls with time", kinds=KINDS),
+    architecture=periodically_completed_head,
     gate=Deferred(completion, "a random walk ends every few actions"),
     options={
         **{"schedule": "cubic", "most": 15.0, "least": 3.0, "horizon": 220, "period": 4},
@@ -54,4 +53,3 @@ HEAD = with_head(
     reconstructed="the branches of the filter are left out",
     decodes="actions",
 )
-RECIPE = replace(HEAD, architecture=periodically_completed_head)

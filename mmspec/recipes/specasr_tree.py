@@ -7,17 +7,13 @@ refused rest of a trunk is recycled as in specasr. `TwoPassTree(most, theta, win
 it is unsure itself.
 """
 
-from mmspec.drafters.neural.shared_encoder import SHARED_ENCODER, ending
-from mmspec.drafters.two_pass_tree import TwoPassTree
-from mmspec.recipe import Recipe
-from mmspec.verifiers.coupled import Coupled
+from dataclasses import replace
 
-RECIPE = Recipe(
-    architecture=ending,
+from mmspec.drafters.two_pass_tree import TwoPassTree
+from mmspec.recipes.specasr import RECIPE as CHAIN
+
+RECIPE = replace(
+    CHAIN,
     execution=TwoPassTree(),
-    verifier=Coupled(),
-    sees="auto",
-    draft_model=(SHARED_ENCODER,),
-    paper="Wei et al. 2025",
     reconstructed="theta, window and caps, and where a branch ends",
 )

@@ -177,17 +177,24 @@ class Patches:
 
 
 @dataclass(frozen=True)
-class PatchTarget:
-    """Scores drafted steps with one pass of the model: every step reads those before it.
-
-    A bidirectional model keeps no memory, so a draft of N steps is N + 1 pictures side by side.
-    """
+class OfPictures:
+    """Pictures that a model of patches draws, from empty ones on."""
 
     reader: PatchReader
 
     def prefill(self, request: PatchRequest) -> Patches:
         """Nothing is read: a picture starts empty."""
         return opened(self.reader, request)
+
+    def keep(self, context: Patches, draft: Draft, kept: Round) -> Patches:
+        return moved(context, kept)
+
+
+class PatchTarget(OfPictures):
+    """Scores drafted steps with one pass of the model: every step reads those before it.
+
+    A bidirectional model keeps no memory, so a draft of N steps is N + 1 pictures side by side.
+    """
 
     def score(self, context: Patches, draft: Draft) -> Scores:
         block = context.block(draft.nodes + 1)
@@ -198,22 +205,13 @@ class PatchTarget:
         law = self.reader.law(CellQuery(latents, shown, cells, real, row, reach))
         return Scores(law.among(live), places(block))
 
-    def keep(self, context: Patches, draft: Draft, kept: Round) -> Patches:
-        return moved(context, kept)
 
-
-@dataclass(frozen=True)
-class BlindTarget:
+class BlindTarget(OfPictures):
     """Scores all drafted steps from what is shown now, as CSpD does: none reads another.
 
     One picture per row, and another law than step by step: that of a target with fewer, wider
     steps. It has nothing to say about the step behind a draft.
     """
-
-    reader: PatchReader
-
-    def prefill(self, request: PatchRequest) -> Patches:
-        return opened(self.reader, request)
 
     def score(self, context: Patches, draft: Draft) -> Scores:
         count = max(draft.nodes, 1)
@@ -230,9 +228,6 @@ class BlindTarget:
             last = torch.arange(count + 1, device=context.device)[:, None] == count
             law = replace(law, real=law.real & ~last)
         return Scores(law, places(context.block(draft.nodes + 1)))
-
-    def keep(self, context: Patches, draft: Draft, kept: Round) -> Patches:
-        return moved(context, kept)
 
 
 def opened(reader: PatchReader, request: PatchRequest) -> Patches:

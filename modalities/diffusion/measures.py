@@ -13,7 +13,7 @@ import diffusers
 import numpy as np
 import torch
 
-from mmspec.api import Accelerated, accelerate
+from mmspec.api import accelerate
 from mmspec.bench.environment import dtype_name
 from mmspec.bench.workload import repeated
 from mmspec.modalities import scenes
@@ -22,7 +22,7 @@ from mmspec.modalities.diffusion.certificates import certify
 from mmspec.modalities.diffusion.forecasts import ForecastRunner
 from mmspec.modalities.diffusion.network import Network
 from mmspec.modalities.diffusion.picture_distance import apart, own_pictures, pictures
-from mmspec.modality import Answer, Answers, Contestant, Quality, Selection, Workload
+from mmspec.modality import Answer, Answers, Contestant, Quality, Selection, Speculative, Workload
 
 __all__ = ["certify", "workload"]
 
@@ -81,11 +81,8 @@ class SeededPictures:
         return iter(self.pixels)
 
 
-@dataclass(frozen=True)
-class SpeculativePipeline(Contestant):
+class SpeculativePipeline(Speculative):
     """An accelerated pipeline. Recipes that forecast keep the pipeline's own loop and noise."""
-
-    fast: Accelerated
 
     def answer(self, request: Request, seed: int) -> Answer:
         with _rows(self.fast.model) as seen:
@@ -99,11 +96,8 @@ class SpeculativePipeline(Contestant):
         return Answer(None, len(made), stats.target_calls, stats.exact, shown, stats, rows)
 
 
-@dataclass(frozen=True)
-class PlainPipeline(Contestant):
+class PlainPipeline(Speculative):
     """Our loop drafting nothing, which is exact whatever its recipe would do with a draft."""
-
-    fast: Accelerated
 
     def answer(self, request: Request, seed: int) -> Answer:
         return replace(SpeculativePipeline(self.fast).answer(request, seed), exact=True)

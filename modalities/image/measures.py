@@ -21,7 +21,7 @@ from mmspec.modalities import scenes
 from mmspec.modalities.image import toys
 from mmspec.modalities.image.drawing import Drawing, Images
 from mmspec.modalities.image.likelihood import log_likelihood
-from mmspec.modality import Answer, Answers, Contestant, Quality, Selection, Workload
+from mmspec.modality import Answer, Answers, Contestant, Quality, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
 OWN = "generate"
@@ -81,11 +81,8 @@ def of_requests(
     )
 
 
-@dataclass(frozen=True)
-class SpeculativeDrawing(Contestant):
+class SpeculativeDrawing(Speculative):
     """Our loop with some recipe."""
-
-    fast: Accelerated
 
     def answer(self, request: Request, seed: int) -> Answer:
         out: Images = self.fast.generate_images(**request, seed=seed)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mmspec.api import Accelerated, accelerate
+from mmspec.api import accelerate
 from mmspec.bench.certificate import ALPHA, Check, Trial, outcome
 from mmspec.bench.environment import placed
 from mmspec.bench.gaussian_tests import standard_normal_p_values, uniform_gap
@@ -25,7 +25,7 @@ from mmspec.modalities.mar import toys
 from mmspec.modalities.mar.plug import bind, decoded, settings_of
 from mmspec.modalities.mar.reader import labels
 from mmspec.modalities.mar.zoo import evaluate
-from mmspec.modality import Answer, Contestant, Quality, Selection, Workload
+from mmspec.modality import Answer, Contestant, Quality, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 from mmspec.targets.patches import PatchSettings
 
@@ -90,11 +90,8 @@ def of_requests(
     )
 
 
-@dataclass(frozen=True)
-class SpeculativeSampling(Contestant):
+class SpeculativeSampling(Speculative):
     """Our loop with some recipe."""
-
-    fast: Accelerated
 
     def answer(self, request: Request, seed: int) -> Answer:
         out = self.fast.generate_images(**request, seed=seed)

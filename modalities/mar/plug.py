@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.codes.image_family import partial_pictures, pictures
+from mmspec.declared import answered_by
 from mmspec.decode import Parts
 from mmspec.draft import Drafter, Gate, Target, Verifier
 from mmspec.draft_models import BoundDraftModel, draft_model
@@ -65,9 +66,7 @@ class PatchSession(Session):
         self.model, self.recipe, self.draft_model = model, recipe, small
         self.drafter = self._bound(PatchSettings(), labels(model, None)).drafter
 
-    @property
-    def sees(self) -> str:
-        return self.drafter.sees
+    sees = answered_by("drafter.sees")
 
     def run(
         self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmspec.errors import check_flag, check_number, unknown_message
+from mmspec.errors import check_flag, check_number, refuse_fixed, unknown_message
 from mmspec.laws.sampling import PlaceProcessor, Sampling
 from mmspec.modalities.tokens import carrier
 from mmspec.modalities.vla.reading import PromptReader, cameras_of, instructions_of
@@ -49,12 +49,11 @@ def prepare(
     `inputs` are the tensors that the model takes; with them there need not be a `reader`.
     """
     given = _placed(args, arguments)
-    fixed = [name for name in FIXED if given.get(name) is not None]
-    if fixed:
-        raise ValueError(
-            f"{', '.join(fixed)} cannot be given to predict_action(): an action has as many tokens "
-            "as the robot has components, and robots= says whose rows they are"
-        )
+    why = (
+        "an action has as many tokens as the robot has components, and robots= says whose rows "
+        "they are"
+    )
+    refuse_fixed(given, FIXED, "predict_action()", why)
     tensors = {name: one for name, one in given.items() if name in inputs and one is not None}
     unknown = sorted(set(given) - set(OWN) - inputs)
     if unknown:

@@ -27,7 +27,7 @@ from mmspec.modalities.vla.judging import ERRORS, extras
 from mmspec.modalities.vla.plug import PolicySession
 from mmspec.modalities.vla.rollout import Rollout, roll_out
 from mmspec.modalities.vla.step_stats import TARGET, ActionStep
-from mmspec.modality import Answer, Contestant, Selection, Workload
+from mmspec.modality import Answer, Contestant, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
 OWN = "generate"
@@ -83,11 +83,8 @@ def of_requests(model: Any, requests: Sequence[Request], **parts: Any) -> Worklo
     )
 
 
-@dataclass(frozen=True)
-class SpeculativePolicy(Contestant):
+class SpeculativePolicy(Speculative):
     """Our loop with some recipe: an episode, or a single question of a tiny model."""
-
-    fast: Accelerated
 
     def answer(self, request: Request, seed: int) -> Answer:
         if "environment" in request:

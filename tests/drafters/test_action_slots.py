@@ -45,7 +45,7 @@ def request(batch: str) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def slots(seed: int = 0) -> ActionSlots:
-    head = ACTION_SLOTS.random(reader(policy()), seed)
+    head: ActionSlots = ACTION_SLOTS.random(reader(policy()), seed)
     assert head.config.num_slots == SIZE
     return head
 

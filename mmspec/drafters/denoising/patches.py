@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,38 +25,41 @@ from mmspec.targets.paths import PathLaw
 from mmspec.trees import Tree
 
 
-class PatchPace(Protocol):
-    """How many steps to draft from where a picture stands."""
-
-    def levels(self, step: int, steps: int) -> int: ...
-
-
 @dataclass(frozen=True)
-class Ahead:
-    """`length` steps, as far as there are so many; none in the first share `alone` of a picture."""
+class PatchPace(ABC):
+    """How many steps to draft from where a picture stands; the target begins it `alone`.
+
+    Raises ValueError for a `length` that drafts nothing, and for no share of a picture.
+    """
 
     length: int
     alone: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.length, self.alone)
+        if self.length < 1:
+            raise ValueError(f"length={self.length} drafts nothing; give 1 step or more")
+        if not 0 <= self.alone <= 1:
+            raise ValueError(f"prefill={self.alone} is no share of a picture; give 0 to 1")
+
+    @abstractmethod
+    def levels(self, step: int, steps: int) -> int: ...
+
+
+class Ahead(PatchPace):
+    """`length` steps, as far as there are so many; none in the first share `alone` of a picture."""
 
     def levels(self, step: int, steps: int) -> int:
         return 0 if step < self.alone * steps else min(self.length, steps - step)
 
 
 @dataclass(frozen=True)
-class Milestones:
+class Milestones(PatchPace):
     """Up to the next multiple of `length`, or the last step, as the published code of CSpD.
 
     The target takes steps 0 to `alone` x steps itself (the pre-filling ratio).
     """
 
-    length: int
     alone: float = 0.15
-
-    def __post_init__(self) -> None:
-        _check(self.length, self.alone)
 
     def levels(self, step: int, steps: int) -> int:
         if step <= self.alone * steps:
@@ -112,13 +116,6 @@ class Aligned(Drafter):
 
     def observe(self, *news: Any) -> None:
         return None
-
-
-def _check(length: int, alone: float) -> None:
-    if length < 1:
-        raise ValueError(f"length={length} drafts nothing; give 1 step or more")
-    if not 0 <= alone <= 1:
-        raise ValueError(f"prefill={alone} is no share of a picture; give 0 to 1")
 
 
 def aligned_model(kit: Kit) -> Drafter:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmspec.draft import Drafter
-from mmspec.drafters.growth import Chain, DraftModel, Nodes
+from mmspec.drafters.growth import Chain, Nodes
 from mmspec.drafters.length import Fixed
 from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.small_model import (
@@ -18,35 +16,23 @@ from mmspec.drafters.neural.small_model import (
     draft_law,
     head_of_target,
 )
-from mmspec.drafters.neural.target_states import check_heads, guided_logits
+from mmspec.drafters.neural.target_states import OfLastStates, guided_logits
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.action_slots import ActionSlots, slots_of
-from mmspec.recipe import STATES, Kit
+from mmspec.recipe import Kit
 from mmspec.targets.context import Context
-from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True, eq=False)
-class ActionSlotsDraft(DraftModel):
+class ActionSlotsDraft(OfLastStates):
     """Laws of all tokens that an answer still lacks, of one forward of the head per round.
 
     Tokens that were said, by whomever, fill their slots, so a rejection is answered by drafting the
     rest anew. Nodes of one depth share their law. What lies behind the last slot is drafted as if
-    it were that one. Raises ValueError at construction for slots of another target, and for a
-    target without states to offer.
+    it were that one.
     """
 
-    backbone: Reader  # the target's
-    head: ActionSlots
-    sees: ClassVar[str] = STATES
-    wants: ClassVar[frozenset[str]] = frozenset({"hidden"})
-
-    def __post_init__(self) -> None:
-        check_heads(self.head, self.backbone)
-
-    @property
-    def networks(self) -> Sequence[nn.Module]:
-        return (self.head,)
+    heads: ActionSlots
 
     def begin(self, context: Context) -> _Prompt:
         states = context.shared["hidden"]  # (R, L, D) of what was read just now
@@ -56,14 +42,14 @@ class ActionSlotsDraft(DraftModel):
         return _Prompt(states, place >= pads.to(place)[:, None])
 
     def listen(self, context: Context, state: _Prompt) -> Categorical:
-        size = self.head.config.num_slots
+        size = self.heads.config.num_slots
         said = context.emitted()
         rows = [[*row[:size], *[0] * (size - len(row))] for row in said]
         branches = len(state.states) // context.batch
         tokens = torch.tensor(rows * branches, device=context.device)
         counts = torch.tensor([len(row) for row in said], device=context.device)
         known = torch.arange(size, device=context.device) < counts.repeat(branches)[:, None]
-        out = self.head(state.states, self.backbone.embed(tokens), known, state.seen)
+        out = self.heads(state.states, self.backbone.embed(tokens), known, state.seen)
         state.logits = guided_logits(context, self.backbone.head(out))
         state.next = counts[:, None]
         return draft_law(context, self._at(state, 0), committed(context))
@@ -75,7 +61,7 @@ class ActionSlotsDraft(DraftModel):
     def _at(self, state: _Prompt, ahead: Tensor | int) -> Tensor:  # (1 or B, n) -> (B, n, V)
         assert state.logits is not None
         assert state.next is not None
-        places = (state.next + ahead).clamp_max(self.head.config.num_slots - 1)
+        places = (state.next + ahead).clamp_max(self.heads.config.num_slots - 1)
         return state.logits.gather(1, places[..., None].expand(-1, -1, state.logits.shape[-1]))
 
 
@@ -92,7 +78,7 @@ class _Prompt:
 def action_slots(kit: Kit) -> Drafter:
     """Parallel slots on the target's states; a chain is no longer than there are slots to fill."""
     assert isinstance(kit.drafter, ActionSlotsDraft)
-    shape, most = kit.shape, kit.drafter.head.config.num_slots
+    shape, most = kit.shape, kit.drafter.heads.config.num_slots
     if isinstance(shape, Chain) and isinstance(shape.length, Fixed):
         kit = replace(kit, shape=Chain(Fixed(min(shape.length.most, most))))
     return head_of_target(kit)

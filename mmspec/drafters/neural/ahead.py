@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, Verifier
+from mmspec.drafters.chosen_kind import ChoosesKind
 from mmspec.drafters.growth import LAWFUL, Chain, News, Nodes, link, next_token
 from mmspec.drafters.length import Fixed, useful
 from mmspec.drafters.neural.sight import sight
@@ -32,7 +33,7 @@ from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True)
-class DraftsAhead(OfModel):
+class DraftsAhead(ChoosesKind, OfModel):
     """Chains of a draft model with a memory of its own, `window` tokens per target forward.
 
     PEARL (Liu et al. 2024), HIPPO, ParallelVLM. Behind a rejection the target is asked about
@@ -52,13 +53,6 @@ class DraftsAhead(OfModel):
     refill: int = 0
     kind: Kind | None = None
     choices: ClassVar[tuple[Kind, ...]] = Chain.kinds
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        return self.choices if self.kind is None else (self.kind,)
-
-    def drawing(self, kind: Kind) -> Drafter:
-        return replace(self, kind=kind)
 
     def begin(self, context: Context) -> _Flight:
         return _Flight(self.model.begin(context))

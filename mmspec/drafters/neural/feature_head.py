@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -247,6 +247,7 @@ def with_head(
     execution: Shape,
     verifier: Verifier | Deferred[Verifier],
     *kinds: DraftModelKind,
+    architecture: Callable[[Kit], Drafter] = feature_head,
     optimisation: str = "regression on the target's states",
     **parts: Any,
 ) -> Recipe:
@@ -255,7 +256,7 @@ def with_head(
     `parts` are further fields.
     """
     return Recipe(
-        architecture=feature_head,
+        architecture=architecture,
         execution=execution,
         verifier=verifier,
         optimisation=optimisation,

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mmspec.drafters.growth import DraftModel, News, Nodes
+from mmspec.drafters.growth import News, Nodes
 from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.small_model import committed, draft_law
 from mmspec.drafters.neural.target_states import (
-    check_heads,
+    OfLastStates,
     guided_logits,
     kept_states,
     read_prompt,
@@ -21,14 +19,12 @@ from mmspec.drafters.neural.target_states import (
 )
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.hydra import HydraHeads
-from mmspec.recipe import STATES
 from mmspec.targets.context import Context
 from mmspec.targets.memory import Memory, block
-from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True, eq=False)
-class HydraDraft(DraftModel):
+class HydraDraft(OfLastStates):
     """Laws of the next tokens, of one state of the target and of the tokens behind it.
 
     Ankner et al. 2024. The newest token was said by the target of its last state; head i speaks of
@@ -39,21 +35,10 @@ class HydraDraft(DraftModel):
 
     A layer in front (Hydra++) remembers the states of all tokens so far. Where a gate kept tokens
     that the target has not read, the last state that is known stands in. Under guidance both
-    branches are read. Raises ValueError at construction for heads of another target, and for a
-    target without states to offer.
+    branches are read.
     """
 
-    backbone: Reader  # the target's
     heads: HydraHeads
-    sees: ClassVar[str] = STATES
-    wants: ClassVar[frozenset[str]] = frozenset({"hidden"})
-
-    def __post_init__(self) -> None:
-        check_heads(self.heads, self.backbone)
-
-    @property
-    def networks(self) -> Sequence[nn.Module]:
-        return (self.heads,)
 
     @property
     def reach(self) -> int:

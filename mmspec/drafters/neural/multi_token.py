@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmspec.draft import Drafter
-from mmspec.drafters.growth import DraftModel, News, Nodes
+from mmspec.drafters.growth import News, Nodes
 from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.small_model import (
     committed,
     draft_law,
     head_of_target,
 )
-from mmspec.drafters.neural.target_states import check_heads, guided_logits
+from mmspec.drafters.neural.target_states import OfLastStates, guided_logits
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.medusa import MedusaHeads
 from mmspec.models.heads.multi_token import MultiTokenHeads
 from mmspec.models.heads.token_heads import TokenHeads
 from mmspec.recipe import STATES, Kit
 from mmspec.targets.context import Context
-from mmspec.targets.reader import Reader
 
 SEES = STATES
 _BIGRAMS = 64  # pairs that random heads have counted
 
 
 @dataclass(frozen=True, eq=False)
-class MultiTokenDraft(DraftModel):
+class MultiTokenDraft(OfLastStates):
     """Laws of the next tokens, all of one state of the target (Cai et al. 2024).
 
     The newest token was said by the target itself, of its last state; head h speaks of the place h
@@ -44,21 +41,10 @@ class MultiTokenDraft(DraftModel):
     A whole draft so costs one small forward, and nodes of one depth share their law. Where a gate
     kept tokens that the target has not read, the state is older and later heads speak in time; the
     last one speaks of all that lies beyond it. Under guidance both branches are read and their
-    logits guided by the target's scale. Raises ValueError at construction for heads of another
-    target, and for a target without states to offer.
+    logits guided by the target's scale.
     """
 
-    backbone: Reader  # the target's
     heads: TokenHeads
-    sees: ClassVar[str] = SEES
-    wants: ClassVar[frozenset[str]] = frozenset({"hidden"})
-
-    def __post_init__(self) -> None:
-        check_heads(self.heads, self.backbone)
-
-    @property
-    def networks(self) -> Sequence[nn.Module]:
-        return (self.heads,)
 
     @property
     def reach(self) -> int:

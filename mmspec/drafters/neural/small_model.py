@@ -15,6 +15,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from mmspec.declared import answered_by
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
+from mmspec.drafters.chosen_kind import ChoosesKind
 from mmspec.drafters.growth import (
     Chain,
     DraftModel,
@@ -50,7 +51,7 @@ class OfModel(Drafter):
 
 
 @dataclass(frozen=True)
-class Autoregressive(OfModel):
+class Autoregressive(ChoosesKind, OfModel):
     """Grows `shape` out of the laws of `model`, drawing siblings as `kind` says.
 
     `kind` must be one the verifier accepts; `mmspec.recipe.pair` chooses it when it is None.
@@ -61,17 +62,12 @@ class Autoregressive(OfModel):
     kind: Kind | None = None
     opens: bool = False  # whether it proposes the first token, too
 
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        return self.shape.kinds if self.kind is None else (self.kind,)
+    choices = answered_by("shape.kinds")
 
     @property
     def trees(self) -> bool:
         """Whether it proposes anything but chains."""
         return self.shape.walk != LINEAR
-
-    def drawing(self, kind: Kind) -> Drafter:
-        return replace(self, kind=kind)
 
     def begin(self, context: Context) -> _State:
         return _State(self.model.begin(context), self.shape.begin())

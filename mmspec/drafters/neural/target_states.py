@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache
 
-from mmspec.drafters.growth import News
+from mmspec.drafters.growth import DraftModel, News
+from mmspec.recipe import STATES
 from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.context import Context
@@ -19,6 +21,27 @@ from mmspec.targets.memory import Memory
 from mmspec.targets.reader import Reader
 
 Network = Callable[[Tensor, Tensor | None, Tensor, Cache], Tensor]  # states, mask, positions, cache
+
+
+@dataclass(frozen=True, eq=False)
+class OfLastStates(DraftModel):
+    """Laws that heads say of the target's last states.
+
+    Raises ValueError at construction for heads of another target, and for a target without states
+    to offer.
+    """
+
+    backbone: Reader  # the target's
+    heads: Any
+    sees: ClassVar[str] = STATES
+    wants: ClassVar[frozenset[str]] = frozenset({"hidden"})
+
+    def __post_init__(self) -> None:
+        check_heads(self.heads, self.backbone)
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        return (self.heads,)
 
 
 def check_heads(heads: Any, target: Reader) -> None:

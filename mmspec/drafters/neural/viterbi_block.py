@@ -10,6 +10,7 @@ import torch
 from mmspec.codes.bigrams import Bigrams
 from mmspec.codes.trellis import best_path
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
+from mmspec.drafters.chosen_kind import ChoosesKind
 from mmspec.drafters.growth import News
 from mmspec.drafters.length import useful
 from mmspec.drafters.neural.multi_token import MultiTokenDraft
@@ -29,7 +30,7 @@ class BlockShape:
 
 
 @dataclass(frozen=True, eq=False)
-class ViterbiBlock(OfModel):
+class ViterbiBlock(ChoosesKind, OfModel):
     """Drafts `n` - 1 tokens behind the newest one: the best path through what the heads say.
 
     Nguyen et al. 2025. Candidates are the `k` best of each head; `lam` weighs the transitions
@@ -44,6 +45,7 @@ class ViterbiBlock(OfModel):
     k: int = 8
     lam: float = 1.0
     kind: Kind | None = None
+    choices: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.DET)
 
     def __post_init__(self) -> None:
         check_number("n", self.n, 1, whole=True, example=4)
@@ -60,13 +62,6 @@ class ViterbiBlock(OfModel):
                 f"lam={self.lam} weighs transitions between tokens, and these heads carry no "
                 "counts of them; give lam=0, or heads with bigrams (mmspec.codes.bigrams)"
             )
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        return (Kind.RACE, Kind.DET) if self.kind is None else (self.kind,)
-
-    def drawing(self, kind: Kind) -> Drafter:
-        return replace(self, kind=kind)
 
     def begin(self, context: Context) -> _Blocks:
         assert isinstance(self.model.heads, MultiTokenHeads)

@@ -19,6 +19,7 @@ from mmspec.codes.connected_cells import Cells
 from mmspec.codes.grid import Grid
 from mmspec.codes.resampling import Lawful, Resampler, Trained
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
+from mmspec.drafters.chosen_kind import ChoosesKind
 from mmspec.drafters.neural.small_model import SmallModelKind
 from mmspec.drafters.plain import Silent
 from mmspec.drafters.rows.low_resolution import Sketch, Sketcher, ratio_of, sampler_of
@@ -34,7 +35,7 @@ from mmspec.targets.reader import Reader
 
 
 @dataclass(frozen=True)
-class Upsampled(Drafter):
+class Upsampled(ChoosesKind):
     """Draws a row of a picture `ratio` times smaller, enlarges it, and proposes what comes out.
 
     Peruzzo et al. 2026 ("MuLo-SD"), with `LocalIslands` as verifier: what is refused is drawn from
@@ -61,13 +62,8 @@ class Upsampled(Drafter):
     carries: ClassVar[bool] = True
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
-        if self.kind is not None:
-            return (self.kind,)
+    def choices(self) -> tuple[Kind, ...]:
         return (Kind.RACE, Kind.IID) if isinstance(self.sampler, Lawful) else (Kind.DET,)
-
-    def drawing(self, kind: Kind) -> Drafter:
-        return replace(self, kind=kind)
 
     def begin(self, context: Context) -> Sheet | None:
         assert context.scores is not None, "a request begins with the law of its first token"

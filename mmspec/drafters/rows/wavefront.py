@@ -17,7 +17,8 @@ from functools import partial
 from typing import ClassVar
 
 from mmspec.codes.grid import Grid
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
+from mmspec.draft import Draft, Kind, Round, Scores, categorical
+from mmspec.drafters.chosen_kind import ChoosesKind
 from mmspec.drafters.rows.row_chain import DraftedCode, RowChain, drafted, drawn, said
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane
@@ -34,7 +35,7 @@ class RowShape:
 
 
 @dataclass(frozen=True)
-class Wavefront(Drafter):
+class Wavefront(ChoosesKind):
     """Drafts a row's next code as soon as the row above has `window` codes (He et al. 2025).
 
     Every forward reads all that is held, in raster order behind the committed tokens, and draws one
@@ -51,6 +52,7 @@ class Wavefront(Drafter):
     window: int = 8
     grid: Grid | None = None
     kind: Kind | None = None
+    choices: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.IID)
     sees: ClassVar[str] = "target-memory"
     carries: ClassVar[bool] = True
 
@@ -59,13 +61,6 @@ class Wavefront(Drafter):
             raise ValueError(
                 f"window={self.window} begins a row before there is a code above it; give 1 or more"
             )
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        return (Kind.RACE, Kind.IID) if self.kind is None else (self.kind,)
-
-    def drawing(self, kind: Kind) -> Drafter:
-        return replace(self, kind=kind)
 
     def begin(self, context: Context) -> Front:
         assert context.scores is not None, "a request begins with the law of its first token"

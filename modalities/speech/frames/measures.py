@@ -19,7 +19,7 @@ from mmspec.drafters.plain import Silent
 from mmspec.modalities.speech.frames import toys
 from mmspec.modalities.speech.judging import heard, timing
 from mmspec.modalities.speech.spoken import Speech
-from mmspec.modality import Answer, Contestant, Selection, Workload
+from mmspec.modality import Answer, Contestant, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
 OWN = "generate"
@@ -58,11 +58,8 @@ def of_requests(
     )
 
 
-@dataclass(frozen=True)
-class SpeculativeFrames(Contestant):
+class SpeculativeFrames(Speculative):
     """Our loop with some recipe."""
-
-    fast: Accelerated
 
     def answer(self, request: Request, seed: int) -> Answer:
         out: Speech = self.fast.synthesize(**request, seed=seed)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForTextToWaveform, AutoProcessor
 
+from mmspec.declared import answered_by
 from mmspec.decode import Parts
 from mmspec.draft import Drafter
 from mmspec.draft_models import BoundDraftModel, draft_model
@@ -48,9 +49,7 @@ class FrameSession(Session):
         self.drafter, self.draft_model, self.processor = drafter, small, processor
         self.codec = target.codec()
 
-    @property
-    def sees(self) -> str:
-        return self.drafter.sees
+    sees = answered_by("drafter.sees")
 
     def run(
         self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.errors import check_flag, check_number, described
+from mmspec.errors import check_flag, check_number, described, refuse_fixed
 from mmspec.laws.repetition import RepetitionAware
 from mmspec.modalities.speech.codecs import Codec
 from mmspec.modalities.speech.synthesis.layout import SpeechCodes
@@ -31,12 +31,10 @@ def prepare(
     if len(args) > 1 or (args and "text" in arguments):
         raise ValueError("synthesize() takes the text by place, once, and the rest by name")
     given = {**({"text": args[0]} if args else {}), **arguments}
-    fixed = [name for name in FIXED if given.get(name) is not None]
-    if fixed:
-        raise ValueError(
-            f"{', '.join(fixed)} cannot be given to synthesize(): what is said and what ends it is "
-            "the layout of the vocabulary; give codes= to accelerate()"
-        )
+    why = (
+        "what is said and what ends it is the layout of the vocabulary; give codes= to accelerate()"
+    )
+    refuse_fixed(given, FIXED, "synthesize()", why)
     own = {name: given.pop(name, None) for name in OWN}
     inputs = _inputs(layout, words, own["text"], own["voice"], given, bound.backbone.device)
     length = inputs["input_ids"].shape[1]

@@ -21,7 +21,7 @@ from mmspec.modalities.speech.spoken import Speech
 from mmspec.modalities.speech.synthesis import toys
 from mmspec.modalities.speech.synthesis.plug import SpeechSession
 from mmspec.modalities.speech.zoo.sentences import sentence
-from mmspec.modality import Answer, Contestant, Selection, Workload
+from mmspec.modality import Answer, Contestant, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
 OWN = "generate"
@@ -67,10 +67,9 @@ def of_requests(model: Any, requests: Sequence[Request], batch: int = 1, **parts
 
 
 @dataclass(frozen=True)
-class SpeculativeSpeech(Contestant):
+class SpeculativeSpeech(Speculative):
     """Our loop with some recipe."""
 
-    fast: Accelerated
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def answer(self, request: Request, seed: int) -> Answer:
