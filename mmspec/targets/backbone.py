@@ -11,7 +11,6 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -151,7 +150,7 @@ class Backbone(Reader):
         is kept until `memory.commit`.
         """
         if isinstance(memory, RowMemories):
-            return memory.read(block, partial(self.read, hidden=hidden))
+            return self.read_rows(memory, block, hidden)
         mask: Any
         if memory.is_stepwise:
             positions, mask = step(memory, block)

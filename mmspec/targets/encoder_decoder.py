@@ -8,7 +8,6 @@ reads are `source_ids`, and `source_mask` hides their padding.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -71,7 +70,7 @@ class EncoderDecoder(Reader):
     ) -> tuple[Tensor, Tensor | None]:
         """Read a block behind what `memory` keeps; as `Backbone.read`."""
         if isinstance(memory, RowMemories):
-            return memory.read(block, partial(self.read, hidden=hidden))
+            return self.read_rows(memory, block, hidden)
         if memory.is_stepwise:
             positions, mask = step(memory, block)[0], None
         else:

@@ -239,20 +239,11 @@ class Memory:
         return mask[..., low:].masked_fill(hidden, torch.finfo(mask.dtype).min)
 
 
-Pieces = tuple[Tensor, Tensor | None]  # logits and, where they were asked for, last hidden states
-
-
 class RowMemories:
     """One memory per row: recurrent states cannot advance by a different step per row."""
 
     def __init__(self, rows: Sequence[Memory]) -> None:
         self.rows = list(rows)
-
-    def read(self, block: TokenBlock, read: Callable[[Memory, TokenBlock], Pieces]) -> Pieces:
-        """What `read` says of a block, row by row."""
-        pieces = [read(row, block.row(index)) for index, row in enumerate(self.rows)]
-        states = [state for _, state in pieces if state is not None]
-        return torch.cat([logits for logits, _ in pieces]), torch.cat(states) if states else None
 
     @property
     def batch(self) -> int:

@@ -61,6 +61,12 @@ class Reader(ABC):
     def read(self, memory: Any, block: Any, hidden: bool = False) -> tuple[Tensor, Tensor | None]:
         """Read a block: logits of its places, and hidden states where asked for."""
 
+    def read_rows(self, rows: Any, block: Any, hidden: bool) -> tuple[Tensor, Tensor | None]:
+        """Read a block row by row, behind `RowMemories`."""
+        pieces = [self.read(row, block.row(index), hidden) for index, row in enumerate(rows.rows)]
+        states = [state for _, state in pieces if state is not None]
+        return torch.cat([logits for logits, _ in pieces]), torch.cat(states) if hidden else None
+
     def divided(self, logits: Tensor) -> Tensor:  # (..., V) -> (..., V)
         """Logits of the law that the model was trained for, where its class forgets a division."""
         name = self.family.undivided
