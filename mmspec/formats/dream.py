@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.errors import check_number
-from mmspec.formats import Format
 from mmspec.formats.eagle import PLAIN
 from mmspec.formats.head_files import (
-    FILES,
     PublishedHead,
     check_head,
     filled,
+    head_format,
     llama,
     opened,
     own_tensors,
@@ -49,10 +48,9 @@ def export(head: Any, target: str | None) -> PublishedHead:
     return PublishedHead(llama(head.config, "LlamaForCausalLM"), own_tensors(head))
 
 
-FORMAT = Format(
-    about="DREAM (Hu et al. 2025): a head that attends to the target's states.",
-    files=FILES,
-    convert=convert,
-    export=export,
-    options={"visual_keep": "Share of a picture's slots that is read, 1 as released."},
+FORMAT = head_format(
+    "DREAM (Hu et al. 2025): a head that attends to the target's states.",
+    convert,
+    export,
+    visual_keep="Share of a picture's slots that is read, 1 as released.",
 )

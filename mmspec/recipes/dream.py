@@ -5,7 +5,7 @@ fusion for multimodal speculative decoding". The drafter is a
 `mmspec.models.heads.dream.DreamHead`: embeddings of tokens go in, the target's last states are
 attended to in its middle; it reads the half of a picture's slots that the question attends to most
 in the target's last layer (`visual_keep`). The tree has 31 nodes of 7 levels, 4 wide. Trained by
-`mmspec.training.dream.learn_dream`, with the middle at the states that enter the early layer of
+`mmspec.training.dream.DREAM`, with the middle at the states that enter the early layer of
 least attention entropy, token by token. Exact, with any head. Reconstructed: siblings of a tree do
 not hear each other's states and the first token hears none, unlike in the release; pictures are
 thinned in training too, by what the question attends to, and in the release by no one; for targets

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -16,8 +13,7 @@ from mmspec.targets.attention_entropy import NarrowStatesHook
 from mmspec.targets.reader import Reader
 from mmspec.training.heads import Lesson, check_continues, read_lesson, shaken, told_to
 from mmspec.training.losses import mean_divergence
-from mmspec.training.reporting import Report, silent
-from mmspec.training.trainable import HeadTraining, learn
+from mmspec.training.trainable import HeadTraining
 
 
 def dream_loss(
@@ -60,20 +56,3 @@ def new_dream_head(target: Reader, counts: Tensor, **changes: Any) -> DreamHead:
 
 
 DREAM = HeadTraining(new_dream_head, dream_loss, check_continues, rate=5e-5)
-
-
-def learn_dream(
-    reader: Reader,
-    head: DreamHead,
-    lessons: Iterator[Lesson],
-    steps: int,
-    rate: float = DREAM.rate,
-    progress: Report = silent,
-    **settings: Any,
-) -> None:
-    """Train a head; `settings` are those of `dream_loss`. The target is frozen.
-
-    Raises ValueError for a head of another target.
-    """
-    training = replace(DREAM, loss=partial(dream_loss, **settings))
-    learn(training, reader, head, lessons, steps, rate, progress)

@@ -29,8 +29,9 @@ from mmspec.targets.attention_entropy import (
 )
 from mmspec.targets.attention_tap import LAST, AttentionTap
 from mmspec.targets.causal import questions
-from mmspec.training.dream import dream_loss, learn_dream
+from mmspec.training.dream import DREAM, dream_loss
 from mmspec.training.heads import Lesson, read_lesson, told_to
+from mmspec.training.trainable import learn
 from tests import toys
 from tests.drafters.heads import Recorder, endless
 from tests.drafters.state_heads import ROOM, head_of, lesson, target
@@ -190,7 +191,7 @@ def test_a_head_learns_to_draft_and_opens_its_gates(tmp_path: Any) -> None:
         return float(out.stats.mean_acceptance_length)
 
     before = accepted(head)
-    learn_dream(reader, head, endless(told), steps=60, rate=5e-3, law_weight=100.0)
+    learn(DREAM, reader, head, endless(told), steps=60, rate=5e-3, law_weight=100.0)
     assert accepted(head) > before + 0.3
     assert all(bool(gate) for name, gate in head.state_dict().items() if name.endswith("_gate"))
     head.save_pretrained(tmp_path)

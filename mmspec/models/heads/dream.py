@@ -37,7 +37,7 @@ from mmspec.models.heads.state_head import (
     step_table,
     stepped,
 )
-from mmspec.models.llama_layers import through
+from mmspec.models.llama_layers import Layers
 from mmspec.models.reading import read
 
 UNSEEN = -3e4  # of a key that must not be seen, before scaling; finite in float16
@@ -174,17 +174,8 @@ class DreamHead(StateHead):
     def reads_first(self) -> bool:
         return True
 
-    def forward(
-        self,
-        embeds: Tensor,
-        states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        marks: SlotMarks | None = None,
-    ) -> Tensor:
-        read = (embeds, states, attention_mask, position_ids, past_key_values, marks)
-        return self.with_middle(*read)[1]
+    def entered(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> tuple[Layers, Tensor]:
+        return self._noting([], states, marks), stepped(embeds, self.step_residual, marks.steps)
 
     def with_middle(
         self,
@@ -192,29 +183,23 @@ class DreamHead(StateHead):
         states: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
         marks: SlotMarks | None = None,
     ) -> tuple[Tensor, Tensor]:
         """States (R, q, D) behind the cross-attention, and behind the head, as `forward`."""
-        marks = marks or SlotMarks()
+        marks, middle = marks or SlotMarks(), list[Tensor]()
         inputs = stepped(embeds, self.step_residual, marks.steps)
-        between: list[Tensor] = []
+        layers = self._noting(middle, states, marks)
+        behind = self.behind(layers, inputs, attention_mask, position_ids)
+        return middle[0], behind
+
+    def _noting(self, middle: list[Tensor], states: Tensor, marks: SlotMarks) -> Layers:
+        """Its layers, which note what the cross-attention gives."""
 
         def attending(own: Tensor, **how: Any) -> Tensor:
-            between.append(self.layers[1](own, states, marks.stateless, **how))
-            return between[0]
+            middle.append(self.layers[1](own, states, marks.stateless, **how))
+            return middle[0]
 
-        behind = through(
-            [self.layers[0], attending, self.layers[2]],
-            inputs,
-            lambda places: self.rotary_emb(inputs, position_ids=places),
-            config=self.config,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=past_key_values is not None,
-        )
-        return between[0], self.norm(behind)
+        return [self.layers[0], attending, self.layers[2], lambda own, **_: self.norm(own)]
 
 
 def load_dream_head(folder: str | Path, dtype: torch.dtype | None = None) -> DreamHead:
