@@ -24,9 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mmspec.cli.choosing import choose
-from mmspec.cli.loaded import load
-from mmspec.cli.options import Choice
+from mmspec.cli.loaded import opened
 from mmspec.draft import Round
 from mmspec.modalities.speech.sound import Sound, read
 from mmspec.modalities.speech.spectrogram import spectrogram
@@ -59,8 +57,7 @@ def main(
     torch.set_num_threads(1)  # models this small gain nothing from more
     chosen = recipe or list(RECIPES)
     try:
-        choice = Choice(model, "asr", drafter, chosen)
-        loaded = load(choice, choose(choice))
+        loaded = opened(model, "asr", drafter, chosen)
         sounds = [read(one) for one in audio or [one.path for one in recordings()[:count]]]
     except ValueError as error:
         raise SystemExit(str(error)) from None

@@ -11,7 +11,7 @@ for another one of the same law. Columns behind "pipeline" have the noise of its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from time import perf_counter
@@ -26,9 +26,7 @@ from rich.table import Table
 
 import mmspec
 from mmspec import recipes
-from mmspec.cli.choosing import choose
-from mmspec.cli.loaded import Loaded, load
-from mmspec.cli.options import Choice
+from mmspec.cli.loaded import Loaded, opened
 from mmspec.cli.output import progress
 from mmspec.draft import Round
 from mmspec.drafters.denoising.window import Window
@@ -107,15 +105,13 @@ def _loaded(
     model: str, drafter: str | None, chosen: Sequence[str], given: dict[str, Any]
 ) -> Loaded:
     """The pipeline and its draft pipeline; without one, those recipes that need none."""
-    choice = Choice(model, "diffusion", drafter, list(chosen), settings=given)
     try:
-        return load(choice, choose(choice))
+        return opened(model, "diffusion", drafter, chosen, **given)
     except ValueError as error:
         free = [name for name in chosen if not recipes.get(name).takes_drafter]
         if not free or len(free) == len(chosen):
             raise
-        choice = replace(choice, drafter=None, recipe=free)
-        found = load(choice, choose(choice))
+        found = opened(model, "diffusion", None, free, **given)
         needy = [name for name in chosen if name not in free]
         console.print(f"without {', '.join(needy)}: {error}", style="yellow")
         return found

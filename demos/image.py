@@ -21,9 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mmspec.cli.choosing import choose
-from mmspec.cli.loaded import load
-from mmspec.cli.options import Choice
+from mmspec.cli.loaded import opened
 from mmspec.cli.output import progress
 from mmspec.modalities.image.likelihood import log_likelihood
 from mmspec.modalities.image.steps_map import steps_map
@@ -50,10 +48,9 @@ def main(
     """Draw every prompt plainly and with every recipe."""
     torch.set_num_threads(1)  # models this small gain nothing from more
     chosen = recipe or list(RECIPES)
-    said = {"guidance": guidance, "temperature": temperature}
-    given = {name: value for name, value in said.items() if value is not None}
-    choice = Choice(model, "image", drafter, chosen, seed=seed, settings=given)
-    loaded = load(choice, choose(choice))
+    loaded = opened(
+        model, "image", drafter, chosen, seed, guidance=guidance, temperature=temperature
+    )
     ways = {name: loaded.fast(name) for name in ("plain", *chosen)}
     asked: list[tuple[str, Scene | None]] = [(text, None) for text in prompt or ()]
     if not asked:

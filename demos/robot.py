@@ -22,9 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mmspec.cli.choosing import choose
-from mmspec.cli.loaded import load
-from mmspec.cli.options import Choice
+from mmspec.cli.loaded import opened
 from mmspec.cli.output import progress
 from mmspec.modalities.animation import save
 from mmspec.modalities.vla.acceptance import acceptance_map
@@ -52,10 +50,8 @@ def main(
     torch.set_num_threads(1)  # models this small gain nothing from more
     chosen = recipe or list(RECIPES)
     said = {"world": world, "instruction": instruction, "steps": steps, "deadline_ms": deadline_ms}
-    given = {name: value for name, value in said.items() if value is not None}
     try:
-        choice = Choice(model, "vla", drafter, chosen, seed=seed, settings=given)
-        loaded = load(choice, choose(choice))
+        loaded = opened(model, "vla", drafter, chosen, seed, **said)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     ways = {name: loaded.fast(name) for name in ("plain", *chosen)}

@@ -22,9 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mmspec.cli.choosing import choose
-from mmspec.cli.loaded import load
-from mmspec.cli.options import Choice
+from mmspec.cli.loaded import opened
 from mmspec.cli.output import progress
 from mmspec.modalities.speech.listening import listener, word_errors
 from mmspec.modalities.speech.spectrogram import spectrogram
@@ -49,11 +47,8 @@ def main(
     """Say every sentence plainly and with every recipe."""
     torch.set_num_threads(1)  # models this small gain nothing from more
     chosen = recipe or list(RECIPES)
-    said = {"voice": voice, "temperature": temperature}
-    given = {name: value for name, value in said.items() if value is not None}
     try:
-        choice = Choice(model, "tts", drafter, chosen, seed=seed, settings=given)
-        loaded = load(choice, choose(choice))
+        loaded = opened(model, "tts", drafter, chosen, seed, voice=voice, temperature=temperature)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     ways = {name: loaded.fast(name) for name in ("plain", *chosen)}

@@ -85,6 +85,14 @@ def refuse_fixed(given: Mapping[str, Any], names: Iterable[str], call: str, why:
         raise ValueError(f"{', '.join(fixed)} cannot be given to {call}: {why}")
 
 
+def check_vocabulary(what: str, counted: int, size: int, remedy: str) -> None:
+    """Refuse laws over another vocabulary than a table counts. Raises ValueError."""
+    if size != counted:
+        raise ValueError(
+            f"{what} counts {counted} token ids, but the target's vocabulary has {size}; {remedy}"
+        )
+
+
 def check_flag(name: str, value: Any) -> None:
     """Refuse what is neither true nor false. Raises ValueError."""
     if not isinstance(value, bool):

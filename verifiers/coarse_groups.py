@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.codebook import CHUNK, Codebook
+from mmspec.errors import check_vocabulary
 from mmspec.laws.categorical import Categorical, residual
 from mmspec.verifiers.walk import ratio
 
@@ -87,11 +88,7 @@ class Groups:
 
     def check(self, size: int) -> None:
         """Refuse laws over another vocabulary."""
-        if size != self.vocabulary:
-            raise ValueError(
-                f"the groups count {self.vocabulary} token ids, but the model has {size}; make "
-                "them for its vocabulary"
-            )
+        check_vocabulary("the grouping", self.vocabulary, size, "make it for that vocabulary")
 
 
 @dataclass(frozen=True, eq=False)

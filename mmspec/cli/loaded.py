@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from mmspec import registry
 from mmspec.api import Accelerated, accelerate
-from mmspec.cli.choosing import Chosen
+from mmspec.cli.choosing import Chosen, choose
 from mmspec.cli.inputs import quiet
 from mmspec.cli.options import Choice
 from mmspec.cli.output import working
@@ -54,6 +54,20 @@ def load(choice: Choice, chosen: Chosen) -> Loaded:
         with working(f"loading {name}", choice.json):
             drafters[name] = asking.load_drafter(model, name, **how)
     return Loaded(chosen, model, asker, drafters)
+
+
+def opened(
+    model: str | None,
+    modality: str,
+    drafter: str | None,
+    recipes: Sequence[str],
+    seed: int = 0,
+    **settings: Any,
+) -> Loaded:
+    """What a script asks for; settings that are None are not said. Raises ValueError as `load`."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    choice = Choice(model, modality, drafter, list(recipes), seed=seed, settings=given)
+    return load(choice, choose(choice))
 
 
 def set_threads(count: int | None, model: str = "") -> None:

@@ -17,6 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mmspec.errors import check_vocabulary
+
 Metric = Literal["raw", "normalised"]
 METRICS: tuple[Metric, ...] = ("raw", "normalised")
 CHUNK = 1024  # codes whose distances to all others are held at once
@@ -36,11 +38,8 @@ class CodeTokens:
 
     def check(self, size: int) -> None:
         """Refuse laws over another vocabulary."""
-        if size != self.vocabulary:
-            raise ValueError(
-                f"the codebook counts {self.vocabulary} token ids, but the target's vocabulary has "
-                f"{size}; build it with Codebook(vectors, ids, vocabulary={size})"
-            )
+        remedy = f"build it with Codebook(vectors, ids, vocabulary={size})"
+        check_vocabulary("the codebook", self.vocabulary, size, remedy)
 
 
 @dataclass(frozen=True, eq=False)

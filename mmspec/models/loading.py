@@ -32,8 +32,8 @@ def word_reader(folder: str | None, maker: Any, kind: str) -> Any:
     """
     if folder is None:
         raise ValueError(
-            f"a text needs the model's {kind}; give it once, as accelerate(model, processor=...), "
-            "or give the tensors that it makes"
+            f"nobody says where the model's {kind} lies; give it once, as accelerate(model, "
+            "processor=...), or give the tensors that it makes"
         )
     with reading(folder, kind):
         return maker.from_pretrained(folder, trust_remote_code=False)

@@ -8,21 +8,17 @@ adapter, which has a norm of its own; the exit, 5 tokens, the threshold and the 
 the target verifies from its first layer on; coupled noise for sampling.
 """
 
+from dataclasses import replace
+
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Confidence
-from mmspec.drafters.neural.kangaroo import KANGAROO_ADAPTER, shallow_layers
-from mmspec.drafters.neural.multi_token import SEES
-from mmspec.recipe import Recipe
+from mmspec.recipes.kangaroo import RECIPE as KANGAROO
 from mmspec.training.kangaroo import FASTVLM
-from mmspec.verifiers.coupled import Coupled
 
-RECIPE = Recipe(
-    architecture=shallow_layers,
+RECIPE = replace(
+    KANGAROO,
     execution=Chain(Confidence(threshold=0.4, most=5)),
-    verifier=Coupled(),
     optimisation="imitation of the target's last states, laws and tokens",
-    sees=SEES,
-    draft_model=(KANGAROO_ADAPTER,),
     training=FASTVLM,
     paper="Bajpai and Hanawal 2025",
     reconstructed="network, exit, length, threshold and loss; coupled sampling",

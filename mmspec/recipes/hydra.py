@@ -7,20 +7,14 @@ Ankner et al. 2024, "Hydra: sequentially-dependent draft heads for Medusa decodi
 the tree, which is Medusa's of 63 nodes; coupled noise for sampling.
 """
 
-from mmspec.drafters.growth import StaticTree
-from mmspec.drafters.neural.hydra import HYDRA_HEADS
-from mmspec.drafters.neural.multi_token import SEES, multi_token_heads
-from mmspec.recipe import Recipe
-from mmspec.recipes.medusa import TREE
-from mmspec.training.ahead import HYDRA
-from mmspec.verifiers.coupled import Coupled
+from dataclasses import replace
 
-RECIPE = Recipe(
-    architecture=multi_token_heads,
-    execution=StaticTree(TREE),
-    verifier=Coupled(),
-    optimisation="cross entropy of every head",
-    sees=SEES,
+from mmspec.drafters.neural.hydra import HYDRA_HEADS
+from mmspec.recipes.medusa import RECIPE as MEDUSA
+from mmspec.training.ahead import HYDRA
+
+RECIPE = replace(
+    MEDUSA,
     draft_model=(HYDRA_HEADS,),
     training=HYDRA,
     paper="Ankner et al. 2024",

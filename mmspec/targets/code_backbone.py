@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmspec.declared import answered_by
 from mmspec.targets.backbone import FULL, ROOM, layer_kinds_of, padding
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
@@ -54,10 +55,7 @@ class CodeBackbone(Reader):
             raise ValueError(f"{type(model).__name__} has layers that do not attend to everything")
         SlotCache(config)  # refuses layers that cannot roll back
 
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
+    device = answered_by("model.device")
 
     @property
     def vocabulary(self) -> int:

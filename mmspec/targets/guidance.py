@@ -43,10 +43,7 @@ class Guided(Reader):
         self.decoder, self.head = reader.decoder, reader.head
         self.window, self.bare = reader.window, reader.bare
 
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.reader.device
-        return device
+    device = answered_by("reader.device")
 
     @property
     def vocabulary(self) -> int:

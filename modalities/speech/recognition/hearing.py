@@ -10,9 +10,9 @@ import torch
 from transformers import AutoProcessor, FeatureExtractionMixin, ProcessorMixin
 
 from mmspec import _hf
-from mmspec.errors import first_line
 from mmspec.modalities.speech.recognition import own_generate
 from mmspec.modalities.speech.sound import Sound
+from mmspec.models.loading import word_reader
 
 ASKED = "can you transcribe the speech into a written format?"  # as Granite was trained to hear it
 FEWEST, PER_SECOND = 32, 16  # tokens of a transcript, at most
@@ -21,14 +21,7 @@ _EXTRACTORS = ("feature_extractor", "audio_processor")  # what processors call t
 
 def processor_of(model: Any) -> Any:
     """The processor beside a model's weights. Raises ValueError where there is none."""
-    where = str(model.config._name_or_path)
-    try:
-        return AutoProcessor.from_pretrained(where, trust_remote_code=False)
-    except Exception as error:  # damaged files raise whatever their reader raises
-        raise ValueError(
-            f"{where or type(model).__name__} has no processor that can be loaded "
-            f"({first_line(error)}); give one: accelerate(model, processor=...)"
-        ) from None
+    return word_reader(model.config._name_or_path or None, AutoProcessor, "processor")
 
 
 def extractor(processor: Any) -> Any:

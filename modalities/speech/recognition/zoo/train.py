@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,12 @@ class HearingPlan:
     hearing: Fall | None = None  # a drafter has its target's encoder
     together: Fall | None = None
 
+    def courses(self) -> tuple[Fall, Fall]:
+        """`hearing` and `together`, of a recogniser that has an encoder of its own."""
+        assert self.hearing is not None
+        assert self.together is not None
+        return self.hearing, self.together
+
 
 PLANS = {
     "whisper": HearingPlan(6000, Fall(700, 1.5e-3), Fall(1000, 2e-3), Fall(1800, 1e-3)),
@@ -102,19 +109,18 @@ def _rate(hear: Hear, model: Any, reader: Any, count: int, room: Room | None) ->
 
 
 def _whisper(entry: Entry, folder: Path, plan: HearingPlan, course: Course) -> Any:
-    assert plan.hearing is not None
-    assert plan.together is not None
+    hearing, together = plan.courses()
     reader = whisper.build_processor()
     model = whisper.build(reader.tokenizer).train()
     taught = whisper_learning.lesson(reader, plan.pool, course)
 
-    with kept(lambda: _save(model, reader, whisper.generation_config(reader.tokenizer), folder)):
-        whisper_learning.learn_to_hear(model, taught, BATCH, plan.hearing, course)
+    with _kept(model, reader, whisper, folder):
+        whisper_learning.learn_to_hear(model, taught, BATCH, hearing, course)
         states = whisper_learning.heard(model, taught)
         whisper_learning.learn_to_write(model, states, taught, BATCH, plan.writing, course)
         later = course.later(1)
         others = whisper_learning.lesson(reader, plan.pool, later)
-        whisper_learning.learn_together(model, others, BATCH, plan.together, later)
+        whisper_learning.learn_together(model, others, BATCH, together, later)
     return model
 
 
@@ -125,32 +131,38 @@ def _drafter(entry: Entry, folder: Path, plan: HearingPlan, course: Course) -> A
     taught = whisper_learning.lesson(reader, plan.pool, course)
     states = whisper_learning.heard(target, taught)
     model = whisper.build_drafter(reader.tokenizer, target).train()
-    with kept(lambda: _save(model, reader, whisper.generation_config(reader.tokenizer), folder)):
+    with _kept(model, reader, whisper, folder):
         whisper_learning.learn_to_follow(model, target, states, taught, BATCH, plan.writing, course)
     return model
 
 
 def _granite(entry: Entry, folder: Path, plan: HearingPlan, course: Course) -> Any:
-    assert plan.hearing is not None
-    assert plan.together is not None
+    hearing, together = plan.courses()
     reader = granite.build_processor()
     model = granite.build(reader.tokenizer).train()
     taught = granite_learning.lesson(reader, plan.pool, course)
-    with kept(lambda: _save(model, reader, granite.generation_config(reader.tokenizer), folder)):
-        granite_learning.learn_to_hear(model, taught, BATCH, plan.hearing, course)
+    with _kept(model, reader, granite, folder):
+        granite_learning.learn_to_hear(model, taught, BATCH, hearing, course)
         others = granite_learning.lesson(reader, plan.pool, course.later(1))
         both = granite_learning.together(taught, others)
         states = granite_learning.heard(model, both)
         write = granite_learning.learn_to_write
         write(model, reader, states, both, BATCH, plan.writing, course)
-        write(model, reader, states[: len(taught.texts)], taught, BATCH, plan.together, course)
+        write(model, reader, states[: len(taught.texts)], taught, BATCH, together, course)
     return model
 
 
-def _save(model: Any, reader: Any, generation: Any, folder: Path) -> None:
-    model.generation_config = generation
-    model.half().save_pretrained(folder)
-    reader.save_pretrained(folder)
+@contextmanager
+def _kept(model: Any, reader: Any, family: Any, folder: Path) -> Iterator[None]:
+    """Save a model of a family, with what reads for it."""
+
+    def save() -> None:
+        model.generation_config = family.generation_config(reader.tokenizer)
+        model.half().save_pretrained(folder)
+        reader.save_pretrained(folder)
+
+    with kept(save):
+        yield
 
 
 _TRAINERS = {
