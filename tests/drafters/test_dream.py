@@ -155,7 +155,7 @@ def test_the_loss_is_the_papers() -> None:
     middle, own = (
         states[:, -ROOM:]
         for states in head.with_middle(
-            prompt.embeds, prompt.states, None, prompt.positions, None, prompt.marks
+            prompt.embeds, prompt.states, None, prompt.positions, prompt.marks
         )
     )
     wanted, said = reader.head(read.next).softmax(-1), reader.head(own).log_softmax(-1)
@@ -283,7 +283,7 @@ def test_parts_that_do_not_fit_are_refused(parts: dict[str, Any], message: str) 
 def test_a_head_of_another_target_and_a_layer_without_attention_are_refused() -> None:
     narrow = backbone(toys.model("llama"))
     config = DreamHeadConfig.of(narrow.config, narrow.vocabulary, hidden_size=32, head_dim=16)
-    with pytest.raises(ValueError, match="continues states 32 wide"):
+    with pytest.raises(ValueError, match="states 32 wide"):
         mmspec.accelerate(target("llava"), "dream", drafter=DreamHead(config))
     reader: Any = backbone(toys.model("lfm2"))
     layer = reader.config.layer_types.index("conv")
