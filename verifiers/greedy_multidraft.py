@@ -8,15 +8,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
+from mmspec.draft import Draft, Kind
 from mmspec.laws.categorical import Categorical, residual
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.sample_and_match import matching
-from mmspec.verifiers.walk import Siblings, at_token, check, descend, one_hot, proposal, without
+from mmspec.verifiers.walk import (
+    SiblingDescent,
+    Siblings,
+    Step,
+    at_token,
+    one_hot,
+    proposal,
+    without,
+)
 
 
 @dataclass(frozen=True)
-class GreedyMultiDraft(Verifier):
+class GreedyMultiDraft(SiblingDescent):
     """Verify top k-1 children and one draw from the rest (greedy draft sampling, Hu et al. 2025).
 
     The draw x ~ q' (q off the top) meets p as in speculative sampling; its correction may name a
@@ -24,12 +32,10 @@ class GreedyMultiDraft(Verifier):
     q'). One child is `Exact`, two accept as `SpecHub`.
     """
 
-    lossless: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.HUB,)
 
-    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft)
-        return descend(draft, scores, noise, _step)
+    def step(self, draft: Draft) -> Step:
+        return _step
 
 
 def drawn_last(family: Siblings) -> tuple[Tensor, Tensor, Tensor]:  # (B,), (B,), (B, V)

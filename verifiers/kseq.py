@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
+from mmspec.draft import Draft, Kind, categorical
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.sample_and_match import match
-from mmspec.verifiers.walk import Siblings, check, descend
+from mmspec.verifiers.walk import SiblingDescent, Siblings, Step
 
 
 @dataclass(frozen=True)
-class KSeq(Verifier):
+class KSeq(SiblingDescent):
     """Accept the first of k draws that passes min(1, p / (rho q)) (SpecTr, Sun et al. 2023).
 
     rho solves 1 - (1 - beta)^k = rho beta, beta = sum min(q, p / rho). Lossless; accepts at least
@@ -23,13 +23,11 @@ class KSeq(Verifier):
     independent draws: they are matched against a sample of p.
     """
 
-    lossless: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID,)
 
-    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft)
+    def step(self, draft: Draft) -> Step:
         chosen = draft.law is None or categorical(draft.law).hard
-        return descend(draft, scores, noise, match if chosen else _step)
+        return match if chosen else _step
 
 
 def _step(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:

@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
+from mmspec.draft import Draft, Kind
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.greedy_multidraft import drawn_last
-from mmspec.verifiers.walk import Siblings, at_token, check, descend
+from mmspec.verifiers.walk import SiblingDescent, Siblings, Step, at_token
 
 
 @dataclass(frozen=True)
-class SpecHub(Verifier):
+class SpecHub(SiblingDescent):
     """Transport pairs (favourite a, draw x) onto the target (Sun et al. 2024, SpecHub), k = 2.
 
     The pair {a, x} has mass q'(x) = q(x) / (1 - q(a)). Token x takes up to p(x) of it, the hub a
@@ -23,17 +23,15 @@ class SpecHub(Verifier):
     `GreedyMultiDraft` with two children; one child is `Exact`.
     """
 
-    lossless: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.HUB,)
 
-    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft)
+    def step(self, draft: Draft) -> Step:
         if draft.nodes and not draft.is_chain and draft.children().shape[-1] > 2:
             raise ValueError(
                 f"SpecHub verifies two children per node, not {draft.children().shape[-1]}; "
                 "use GreedyMultiDraft"
             )
-        return descend(draft, scores, noise, _step)
+        return _step
 
 
 def _step(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:

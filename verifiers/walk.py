@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +32,20 @@ class Siblings:
 
 # (family, noise, lane) -> slot (B,) of the accepted child or -1, and weights (B, V) of the next
 Step = Callable[[Siblings, Noise, int], tuple[Tensor, Tensor]]
+
+
+class SiblingDescent(Verifier):
+    """Goes down from the context and takes children as its `step` says. Lossless."""
+
+    lossless: ClassVar[bool] = True
+
+    def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        check(self, draft)
+        return descend(draft, scores, noise, self.step(draft))
+
+    @abstractmethod
+    def step(self, draft: Draft) -> Step:
+        """One level. Raises ValueError for a draft that it is not made for."""
 
 
 def descend(draft: Draft, scores: Scores, noise: Noise, step: Step) -> Verdict:
