@@ -8,18 +8,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from mmspec.clock import Clock
 from mmspec.draft import (
-    ContextLike,
     Draft,
     Drafter,
     Gate,
-    RequestLike,
     Round,
     Scores,
     Target,
@@ -28,8 +26,37 @@ from mmspec.draft import (
 )
 from mmspec.targets.stop import Stop
 
+if TYPE_CHECKING:
+    from mmspec.laws.noise import KeyedNoise
+
 log = logging.getLogger("mmspec")
 T = TypeVar("T")
+
+
+class RequestLike(Protocol):
+    """What a target is asked; only its noise matters to the loop."""
+
+    @property
+    def noise(self) -> KeyedNoise: ...
+
+
+class ContextLike(Protocol):
+    """What the loop asks of a context: `Context`, `Trajectory`, `Patches`, `Frames`."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def noise(self) -> KeyedNoise: ...  # this round's
+    @property
+    def finished(self) -> tuple[bool, ...]: ...
+    @property
+    def scores(self) -> Scores | None: ...  # a law known without a forward
+    @property
+    def prefix(self) -> Callable[[int], Tensor] | None: ...  # a row's ids, for stop conditions
+    def generated(self, row: int) -> int: ...
+    def emitted(self) -> list[list[Any]]: ...
+    def nothing(self) -> Draft: ...
+    def at_round(self, index: int) -> ContextLike: ...
 
 
 class BrokenLogits(ValueError):

@@ -29,7 +29,7 @@ from mmspec.trees import Tree, all_real, children_of, reach_of
 
 if TYPE_CHECKING:
     from mmspec.laws.law import Law
-    from mmspec.laws.noise import KeyedNoise, Noise
+    from mmspec.laws.noise import Noise
 
 
 class Kind(Enum):
@@ -197,32 +197,6 @@ class Round:
     @property
     def skips(self) -> bool:  # whether a gate kept these tokens without asking the target
         return self.verdict.next is None
-
-
-class RequestLike(Protocol):
-    """What a target is asked; only its noise matters to the loop."""
-
-    @property
-    def noise(self) -> KeyedNoise: ...
-
-
-class ContextLike(Protocol):
-    """What the loop asks of a context: `Context`, `Trajectory`, `Patches`, `Frames`."""
-
-    @property
-    def batch(self) -> int: ...
-    @property
-    def noise(self) -> KeyedNoise: ...  # this round's
-    @property
-    def finished(self) -> tuple[bool, ...]: ...
-    @property
-    def scores(self) -> Scores | None: ...  # a law known without a forward
-    @property
-    def prefix(self) -> Callable[[int], Tensor] | None: ...  # a row's ids, for stop conditions
-    def generated(self, row: int) -> int: ...
-    def emitted(self) -> list[list[Any]]: ...
-    def nothing(self) -> Draft: ...
-    def at_round(self, index: int) -> ContextLike: ...
 
 
 class Target(Protocol):

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from mmspec.decode import Parts
-    from mmspec.draft import RequestLike, Round
+    from mmspec.decode import Parts, RequestLike
+    from mmspec.draft import Round
     from mmspec.recipe import Recipe
     from mmspec.stats import Stats
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,8 +22,7 @@ from mmspec.training.heads import (
     through_prompt,
     told_to,
 )
-from mmspec.training.reporting import Report, silent
-from mmspec.training.trainable import HeadTraining, learn
+from mmspec.training.trainable import HeadTraining
 
 
 @dataclass(frozen=True)
@@ -105,20 +102,3 @@ def new_elastic_head(target: Reader, counts: Tensor, **changes: Any) -> ElasticH
 
 
 SPECVLM = HeadTraining(new_elastic_head, elastic_loss, check_continues, rate=1e-4)
-
-
-def learn_elastic(
-    reader: Reader,
-    head: ElasticHead,
-    lessons: Iterator[Lesson],
-    steps: int,
-    rate: float = SPECVLM.rate,
-    progress: Report = silent,
-    **settings: Any,
-) -> None:
-    """Train head and gate; `settings` are those of `elastic_loss`. The target is frozen.
-
-    Raises ValueError for a head of another target.
-    """
-    training = replace(SPECVLM, loss=partial(elastic_loss, **settings))
-    learn(training, reader, head, lessons, steps, rate, progress)
