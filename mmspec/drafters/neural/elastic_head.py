@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache
 
 from mmspec.compressors.contract import Compressed, Features
 from mmspec.compressors.elastic_gate import BRANCHES, ElasticGate, KeepGate
@@ -30,6 +29,7 @@ from mmspec.models.heads.state_head import (
     StateHead,
     StateHeadConfig,
 )
+from mmspec.models.llama_layers import Layers
 
 HEADS = 8  # of the resampler, where that divides the width
 
@@ -91,18 +91,12 @@ class ElasticHead(StateHead):
         found.branch = branch
         return found
 
-    def forward(
-        self,
-        embeds: Tensor,
-        states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        marks: SlotMarks | None = None,
-    ) -> Tensor:
-        read = (attention_mask, position_ids, past_key_values, marks)
-        behind: Tensor = self.head(embeds, states, *read)
-        return behind
+    def entered(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> tuple[Layers, Tensor]:
+        return self.head.entered(embeds, states, marks)
+
+    def behind(self, *read: Any) -> Tensor:
+        """As its feature head."""
+        return self.head.behind(*read)
 
     def compressed(self, picture: PictureSlots) -> Glance:
         fused = self.head.merged(picture.embeds, self.fused(picture.before), SlotMarks())

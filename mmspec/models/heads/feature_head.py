@@ -97,6 +97,10 @@ class FeatureHead(StateHead):
             self.latents.normal_(0.0, self.config.initializer_range)
 
     def entered(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> tuple[Layers, Tensor]:
+        return self.layers, self.merged(embeds, states, marks)
+
+    def merged(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> Tensor:  # (B, q, D)
+        """What the layers read."""
         if self.img_fc is not None:
             seen = marks.global_vector
             seen = torch.zeros_like(states) if seen is None else seen.expand_as(states)
@@ -105,7 +109,7 @@ class FeatureHead(StateHead):
         merged = stepped(merged, self.step_residual, marks.steps)
         if marks.raw is not None:
             merged = torch.where(marks.raw[..., None], embeds, merged)
-        return self.layers, merged
+        return merged
 
     def compressed(self, picture: PictureSlots) -> Glance:
         features, count = picture.features, len(picture.embeds)
