@@ -94,9 +94,9 @@ class ElasticHead(StateHead):
     def entered(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> tuple[Layers, Tensor]:
         return self.head.entered(embeds, states, marks)
 
-    def behind(self, *read: Any) -> Tensor:
+    def behind(self, *read: Any, **named: Any) -> Tensor:
         """As its feature head."""
-        return self.head.behind(*read)
+        return self.head.behind(*read, **named)
 
     def compressed(self, picture: PictureSlots) -> Glance:
         fused = self.head.merged(picture.embeds, self.fused(picture.before), SlotMarks())
