@@ -12,8 +12,8 @@ from mmspec.draft import Drafter
 from mmspec.drafters.growth import DraftModel, Nodes
 from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.kv import ProjectedKv, check_viewable
-from mmspec.drafters.neural.multi_token import check_heads
 from mmspec.drafters.neural.small_model import committed, draft_law, head_of_target
+from mmspec.drafters.neural.target_states import check_heads
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.aasd import AasdHead
 from mmspec.recipe import STATES, Kit
