@@ -231,7 +231,7 @@ def test_heads_that_do_not_fit_are_refused() -> None:
         ({"image_slots": 10}, "is no projection"),
         ({"num_steps": 2}, "reads all slots of the target's memory"),
         ({"kv_layer": LAYERS}, f"kv_layer={LAYERS} is no layer of Llava"),
-        ({"hidden_size": 32}, "read states 32 wide"),
+        ({"hidden_size": 32}, "states 32 wide"),
     ):
         with pytest.raises(ValueError, match=message):
             mmspec.accelerate(target("llava"), "aasd", drafter=head_of("llava", **_sized(parts)))
