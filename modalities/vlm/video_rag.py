@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -91,20 +91,23 @@ def speculate_from_documents(
         raise ValueError(f"delta={delta}, but it bounds a difference of probabilities; give 0 to 1")
     said = _answers(drafter, accelerate(drafter.model, recipe, **parts), question, clip, documents)
     drafts = [
-        DocumentDraft(document, text, **fields(text))
-        for document, text in zip(documents, said, strict=True)
+        DocumentDraft(document, text, read["subject"], read["reasoning"], read["answer"])
+        for document, text, read in zip(documents, said, map(fields, said), strict=True)
     ]
     yes, no = _decisions(verifier, question, clip, drafts)
     frames = key_frames(clip.frames, threshold)
     fits = _alignments(drafts, clip, frames, align)
-    total = yes + no
+    reliability, decided = yes / (yes + no), yes + no
     found = tuple(
-        DocumentDraft(**{**vars(one), "reliability": r, "decided": t, "alignment": e})
-        for one, r, t, e in zip(
-            drafts, (yes / total).tolist(), total.tolist(), fits.tolist(), strict=True
+        replace(
+            one,
+            reliability=float(reliability[at]),
+            decided=float(decided[at]),
+            alignment=float(fits[at]),
         )
+        for at, one in enumerate(drafts)
     )
-    chosen = select(yes / total, fits, delta)
+    chosen = select(reliability, fits, delta)
     return DocumentVerdict(found[chosen].answer, chosen, found, tuple(frames))
 
 
@@ -113,12 +116,9 @@ def select(reliability: Tensor, alignment: Tensor, delta: float) -> int:  # (n,)
 
     delta = 0 is the most reliable one, delta = 1 the best aligned one.
     """
-    nearly = reliability >= reliability.max() - delta
-    order = [
-        (float(alignment[at]), float(reliability[at]), -at)
-        for at in nearly.nonzero()[:, 0].tolist()
-    ]
-    return -max(order)[2]
+    least = float(reliability.max()) - delta
+    nearly = [at for at in range(len(reliability)) if float(reliability[at]) >= least]
+    return max(nearly, key=lambda at: (float(alignment[at]), float(reliability[at])))
 
 
 def fields(text: str) -> dict[str, str]:

@@ -56,6 +56,7 @@ def verdict(drafted: list[int], states: list[list[float]], **knobs: Any) -> Verd
 def test_a_filler_may_be_said_one_place_away(drafted: list[int], length: int) -> None:
     found = verdict(drafted, [SOUND] * 4)
     assert int(found.length) == length
+    assert found.next is not None
     assert int(found.next) == TARGET[length]
     assert found.excess is not None
     assert float(found.excess) == sum(
