@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_a_chain_that_is_no_name_brings_no_drafter() -> None:
-    chain = mmspec.load("zoo:weather")
+    chain = mmspec.zoo.load("weather")
     with pytest.raises(ValueError, match="'markov-copy' needs a draft chain; give drafter="):
         mmspec.accelerate(chain, "markov-copy")
     named = mmspec.accelerate("zoo:weather", "markov-copy")  # the zoo has one for it
