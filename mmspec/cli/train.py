@@ -84,7 +84,7 @@ def run(**typed: Any) -> None:
     asked = TrainOptions(**typed)
     recipe = trainable(asked.recipe)
     owner = registry.of(asked.target)
-    recipes.check_decodes(recipe, owner.decodes, asked.target)
+    recipes.check_decodes(recipe, owner.sorts, asked.target, owner.lacks)
     teaching = registry.teaching(owner)
     check_source(asked.target)
     questions = read_questions(asked.data, asked.images)
