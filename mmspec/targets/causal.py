@@ -203,7 +203,9 @@ class CausalTarget:
         if opening is None or opening.is_trusted is False:
             return None
         if opening.is_trusted:
-            unread.found, logits = opening.read()
+            model, ctc = self.backbone.model, self.backbone.family.ctc
+            with remembered(model, ctc, context.shared.get("ctc")):
+                unread.found, logits = opening.read()
             return logits
         memory = unread.opened()  # and looks at how the class reads what stands behind
         logits, _ = self.backbone.read(memory, block(context.waiting(), draft, memory.like))

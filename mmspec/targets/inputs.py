@@ -11,6 +11,7 @@ from torch import Tensor
 IDS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "decoder_input_ids")
 AXES = {**dict.fromkeys(IDS, 2), "inputs_embeds": 3}
 SHAPES = {2: "(rows, tokens)", 3: "(rows, tokens, width)"}
+BESIDE = ("pixel_", "input_features", "input_values", "audio_", "caption")  # not of its tokens
 MEDIA = ("pixel_values", "pixel_values_videos", "input_features", "caption", "caption_mask")
 
 
@@ -69,12 +70,18 @@ def control_ids(reader: Any) -> frozenset[int]:
 
 
 def lengthened(reader: Any, inputs: Mapping[str, Any], ids: Tensor) -> dict[str, Any]:  # (B, n)
-    """The same request with words behind its prompt: what else it says of its tokens goes on."""
+    """The same request with words behind its prompt: what else it says of its tokens goes on.
+
+    Pictures and sounds stay, also where they happen to be as long as the prompt.
+    """
     longer = {name: value for name, value in inputs.items() if name != "position_ids"}
     is_told = inputs.get("input_ids") is not None
     prompt = inputs["input_ids" if is_told else "inputs_embeds"]
     for name, value in longer.items():
-        if isinstance(value, Tensor) and value.dim() > 1 and value.shape[:2] == prompt.shape[:2]:
+        if not isinstance(value, Tensor) or value.dim() < 2 or name.startswith(BESIDE):
+            continue
+        is_seen = value.dim() > 2 and value.is_floating_point()
+        if value.shape[:2] == prompt.shape[:2] and not is_seen:
             last = value[:, -1:].expand(-1, ids.shape[1], *value.shape[2:])
             longer[name] = torch.cat((value, last), 1)
     if is_told:

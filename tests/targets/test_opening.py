@@ -10,14 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
+import mmspec
 from mmspec.draft import Draft, Kind, categorical
 from mmspec.laws.noise import KeyedNoise
 from mmspec.laws.sampling import Sampling
 from mmspec.targets import late
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request
+from mmspec.targets.inputs import lengthened
 from mmspec.targets.late import Opening
 from tests import toys
+from tests.toys import hearing
 from tests.toys.policies import SAMPLED, act, plain, remembering, robot
 from tests.toys.readers import backbone
 
@@ -135,3 +138,38 @@ def test_what_cannot_be_read_together_is_not() -> None:
     assert Opening.of(target.backbone, context.request, context.nothing()) is None
     law: Any = target.score(context, tree).law
     assert law.scores.shape[1] == 4
+
+
+@pytest.mark.parametrize(
+    "name", ["input_features", "input_features_mask", "pixel_values", "images"]
+)
+def test_sounds_and_pictures_as_long_as_the_prompt_stay(name: str) -> None:
+    ids, sound = torch.tensor([[5, 6, 7, 8]]), torch.randn(1, 4, 6)
+    if name.endswith("mask"):
+        sound = torch.ones(1, 4)
+    said = {"input_ids": ids, "attention_mask": torch.ones(1, 4), "token_type_ids": ids * 0}
+    longer = lengthened(
+        backbone(toys.model("llama")), {**said, name: sound}, torch.tensor([[9, 3]])
+    )
+    assert longer["input_ids"].tolist() == [[5, 6, 7, 8, 9, 3]]
+    assert {longer[one].shape for one in said} == {(1, 6)}
+    assert longer[name] is sound
+
+
+def test_a_recogniser_s_encoder_runs_once() -> None:
+    """Also where a sound has as many frames as its prompt has tokens."""
+    request = hearing.inputs((1,), seed=0)
+    assert request["input_features"].shape[1] == request["input_ids"].shape[1]
+    fast = mmspec.accelerate(
+        hearing.model(), "smud", tokenizer=hearing.tokenizer(), weight=0.0, sure=0.0
+    )
+    wanted = hearing.model().generate(**request, max_new_tokens=8, do_sample=False)
+    ran: list[int] = []
+    layer = hearing.model().model.encoder.layers[0]
+    hook = layer.register_forward_hook(lambda *told: ran.append(1))
+    for count in (3, 1):  # asked how it reads and read both ways, then at once
+        ran.clear()
+        out = fast.generate(**request, max_new_tokens=8)
+        assert torch.equal(out.sequences, wanted)
+        assert sum(ran) <= count
+    hook.remove()
