@@ -223,6 +223,6 @@ def test_the_zoo_draws_what_was_asked(capsys: pytest.CaptureFixture[str], tmp_pa
 def test_a_plot_without_its_library_is_refused_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmspec.cli.sweep.find_spec", lambda name: None)
+    monkeypatch.setattr("mmspec.cli.choosing.find_spec", lambda name: None)
     asked = ("bench", "sweep", "--model", folders["janus"], "--prompt", "x", "--plot", "x.svg")
     assert "install mmspec[plots]" in fail(capsys, *asked)[1]

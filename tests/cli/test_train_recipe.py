@@ -287,7 +287,7 @@ def test_data_that_cannot_teach_are_one_error(
     [
         (
             {1: "coupled"},
-            "recipe 'coupled' drafts with nothing .* choose one of eagle, eagle-2",
+            "recipe 'coupled' drafts with nothing .* choose one of .*eagle, eagle-2",
         ),
         ({3: "zoo:image"}, "models of modality image cannot be taught from files"),
         ({3: "{root}/text"}, "is a text model and takes no picture, but .*data.jsonl:1 names"),

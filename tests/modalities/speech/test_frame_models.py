@@ -150,7 +150,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "both lengths": ({**RAGGED, "max_new_tokens": 9, "seconds": 1}, "give one"),
     "unknown": ({**RAGGED, "speed": 2}, "unknown keyword speed"),
     "guidance": ({**RAGGED, "guidance": 0.5}, "at least 1"),
-    "no processor": ({"text": "rain"}, "needs the model's processor"),
+    "no processor": ({"text": "rain"}, "nobody says where the model's processor lies"),
 }
 
 
