@@ -97,11 +97,11 @@ class GivenText(Drafter):
         ids = [one for one in ids if one < self.vocabulary]
         return [*ids, *self.ends[:1]] if whole else ids
 
-    def begin(self, context: Context) -> _Reading:
+    def begin(self, context: Context) -> _TextLeft:
         drafts = context.request.drafter_inputs.get(DRAFT) or [DraftText([])] * context.batch
-        return _Reading(self.length.begin(), [_Place(draft) for draft in drafts])
+        return _TextLeft(self.length.begin(), [_Place(draft) for draft in drafts])
 
-    def propose(self, context: Context, state: _Reading) -> Draft:
+    def propose(self, context: Context, state: _TextLeft) -> Draft:
         budget = self.length.budget(state.length, context)
         copies: list[list[int]] = []
         for row, (place, said) in enumerate(zip(state.rows, context.emitted(), strict=True)):
@@ -138,8 +138,8 @@ class GivenText(Drafter):
         return len(before)
 
     def observe(
-        self, context: Context, state: _Reading, draft: Draft, scores: Scores, kept: Round
-    ) -> _Reading:
+        self, context: Context, state: _TextLeft, draft: Draft, scores: Scores, kept: Round
+    ) -> _TextLeft:
         state.length = self.length.observe(state.length, kept)
         return state
 
@@ -188,7 +188,7 @@ class _Place:
 
 
 @dataclass
-class _Reading:
+class _TextLeft:
     """What is remembered of a request."""
 
     length: Any
