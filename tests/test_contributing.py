@@ -76,8 +76,8 @@ def test_the_tests_that_the_guide_names_pass(checkout: Path) -> None:
     for test in (
         "test_greedy_acceptance_grows_with_the_rank",
         "test_a_recipe_says_what_it_is[repeat-last]",
-        "test_a_recipe_runs[repeat-last-greedy]",
-        "test_a_recipe_runs[repeat-last-sampled]",
+        "test_every_exact_recipe[repeat-last-llava-ragged]",
+        "test_every_coupled_recipe[repeat-last-ragged-settings1]",
     ):
         assert f"{test} PASSED" in done.stdout, tail(done)
 

@@ -42,6 +42,7 @@ from mmspec.training.conversations import Question, digest, read_questions
 from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.feature_size import cache_bytes, check_space, wanted_features
 from mmspec.training.head_trainer import HeadTrainer, TrainingSettings
+from mmspec.training.processes import Processes
 
 STATE, PLAN, ANSWERS = "checkpoint.safetensors", "training.json", "answers.jsonl"
 SHOWN = 4  # reasons for what is left out
@@ -81,7 +82,8 @@ class TrainOptions:
 
 def run(**typed: Any) -> None:
     """Train a head, or say what that would take."""
-    asked = TrainOptions(**typed)
+    asked, processes = TrainOptions(**typed), Processes.here()
+    _check_share(asked, processes)
     recipe = trainable(asked.recipe)
     owner = registry.of(asked.target)
     recipes.check_decodes(recipe, owner.sorts, asked.target, owner.lacks)
@@ -100,12 +102,13 @@ def run(**typed: Any) -> None:
             model = teaching.skeleton(asked.target)
         else:
             model = registry.plug(owner).load(asked.target, **how)
+            model = model if processes.device is None else model.to(processes.device)
         teacher = teaching.teacher(asked.target, model, **how)
     teacher.check(questions)
     if asked.dry_run:
         _show(cost(asked, recipe, teacher, questions), asked.json)
         return
-    _Training(asked, recipe, model, teacher, questions).run()
+    _Training(asked, recipe, model, teacher, questions, processes).run()
 
 
 def trainable(name: str) -> Recipe:
@@ -130,9 +133,10 @@ class _Training:
         model: Any,
         teacher: Any,
         questions: list[Question],
+        processes: Processes,
     ) -> None:
         self.asked, self.recipe, self.model, self.teacher = asked, recipe, model, teacher
-        self.questions, self.out = questions, asked.out
+        self.questions, self.out, self.processes = questions, asked.out, processes
         assert recipe.training is not None
         self.rate = recipe.training.rate if asked.rate is None else asked.rate
         self.history: list[dict[str, Any]] = []
@@ -145,15 +149,18 @@ class _Training:
             head = self._head(torch.ones(self.teacher.reader.vocabulary, dtype=torch.int64))
             assert self.recipe.training is not None
             self.tap = wanted_features(self.recipe.training, self.teacher.reader, head)
-        self._begin()
-        with progress(asked.json) as bar:
-            answers = collect(
-                self.out / ANSWERS,
-                self.questions,
-                Answering(self.model, self.teacher, self._answering()),
-                4 * asked.batch,
-                lambda stage, done, total, _: bar(stage, done, total),
-            )
+        is_quiet = asked.json or not self.processes.is_first
+        with self.processes.first_alone():
+            self._begin()
+        with progress(is_quiet) as bar:
+            with self.processes.first_alone():
+                answers = collect(
+                    self.out / ANSWERS,
+                    self.questions,
+                    Answering(self.model, self.teacher, self._answering()),
+                    4 * asked.batch,
+                    lambda stage, done, total, _: bar(stage, done, total),
+                )
             kept = [one for one in answers if one.skipped is None]
             left_out = [one.skipped for one in answers if one.skipped is not None]
             if not kept:
@@ -171,9 +178,13 @@ class _Training:
             how = (asked.batch, seed, self.cache)
             lessons = Lessons(self.teacher, self.questions, learnt, *how)
             trainer = self._trainer(lessons.counts())
+            self.processes.wait()  # all have read what the first one writes from here on
             self._steps(trainer, lessons, bar)
-            self._save(trainer.learnt())
-        self._report(learnt, left_out)
+            if self.processes.is_first:
+                self._save(trainer.learnt())
+        if self.processes.is_first:
+            self._report(learnt, left_out)
+        self.processes.wait()
 
     def _cache(self, learnt: Sequence[TaughtAnswer]) -> FeatureCache | None:
         """The features on disk, with what they take said before any is written."""
@@ -244,7 +255,7 @@ class _Training:
         assert training is not None
         how = (asked.seed, asked.ema, asked.bf16, asked.muon)
         settings = TrainingSettings(asked.steps, self.rate, *how)
-        trainer = HeadTrainer(training, reader, self._head(counts), settings)
+        trainer = HeadTrainer(training, reader, self._head(counts), settings, self.processes)
         if (self.out / STATE).exists():
             state, content = checkpoints.read(self.out / STATE)
             trainer.restore(state, content["taken"])
@@ -277,7 +288,8 @@ class _Training:
                 if self.cache is not None:
                     self.cache.flush()  # so that going on reads the very same
                 content = {"taken": trainer.taken, "history": self.history}
-                checkpoints.write(self.out / STATE, trainer.state(), content)
+                if self.processes.is_first:
+                    checkpoints.write(self.out / STATE, trainer.state(), content)
         except KeyboardInterrupt as stopped:
             raise KeyboardInterrupt(
                 f"interrupted at step {trainer.taken}; the same command goes on from step "
@@ -286,6 +298,8 @@ class _Training:
 
     def _judge(self, trainer: HeadTrainer) -> float:
         asked = self.asked
+        if not self.processes.is_first:
+            return float("nan")
         how = (self.teacher, self.judged, asked.batch, asked.max_new_tokens)
         return acceptance(self.model, self.recipe, trainer.learnt(), *how)
 
@@ -319,6 +333,20 @@ class _Training:
         _show(found, False)
         for reason in left_out[:SHOWN]:
             complain(f"left out: {reason}")
+
+
+def _check_share(asked: TrainOptions, processes: Processes) -> None:
+    """Refuse what several processes cannot share. Raises ValueError."""
+    if asked.accumulate % processes.count:
+        raise ValueError(
+            f"--accumulate {asked.accumulate} batches a step cannot be shared evenly by "
+            f"{processes.count} processes; give a multiple of {processes.count}"
+        )
+    if asked.cache is not None and processes.count > 1:
+        raise ValueError(
+            f"--cache is written by one process, and {processes.count} were launched; drop it, or "
+            "launch one"
+        )
 
 
 def _check_out(out: Path) -> None:

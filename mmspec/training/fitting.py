@@ -18,6 +18,14 @@ _MUON = 13.0  # rate of Muon over the rate of AdamW
 _NARROWEST = 6  # a weight with fewer rows or columns is a table, say of scales or of heads
 
 
+# of gradients in place, and of the loss
+Gathered = Callable[[Sequence[nn.Parameter], float], float]
+
+
+def _alone(learnt: Sequence[nn.Parameter], loss: float) -> float:
+    return loss
+
+
 @dataclass(frozen=True)
 class Course:
     """How all that a checkpoint learns is learnt: from a seed, as planned or in a short trial."""
@@ -97,8 +105,11 @@ class Descent:
         fall = 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.fall.steps)))
         return min(1.0, (step + 1) / self.warm) * (self.floor + (1 - self.floor) * fall)
 
-    def step(self, losses: Sequence[Callable[[], Tensor]]) -> float:
-        """One update by the mean of losses (), each computed and forgotten in turn; their mean."""
+    def step(self, losses: Sequence[Callable[[], Tensor]], gathered: Gathered = _alone) -> float:
+        """One update by the mean of losses (), each computed and forgotten in turn; their mean.
+
+        `gathered` brings in the gradients of others that take the same steps.
+        """
         total = 0.0
         for optimiser in self.optimisers:
             optimiser.zero_grad()
@@ -106,6 +117,7 @@ class Descent:
             loss = make() / len(losses)
             torch.autograd.backward(loss, inputs=self.learnt)  # what is only read gathers nothing
             total += float(loss.detach())
+        total = gathered(self.learnt, total)
         nn.utils.clip_grad_norm_(self.learnt, self.clip)
         for optimiser, highest in zip(self.optimisers, self.highest, strict=True):
             for group in optimiser.param_groups:

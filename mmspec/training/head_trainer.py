@@ -24,6 +24,7 @@ from mmspec.models.fingerprint import sign
 from mmspec.targets.reader import Reader
 from mmspec.training.fitting import Descent
 from mmspec.training.heads import Lesson
+from mmspec.training.processes import Processes
 from mmspec.training.trainable import DrafterTraining
 
 
@@ -46,9 +47,15 @@ class HeadTrainer:
     """
 
     def __init__(
-        self, training: DrafterTraining, reader: Reader, head: Any, settings: TrainingSettings
+        self,
+        training: DrafterTraining,
+        reader: Reader,
+        head: Any,
+        settings: TrainingSettings,
+        processes: Processes | None = None,
     ) -> None:
         training.check(head, reader)
+        self.processes = Processes() if processes is None else processes
         sign(head, reader)
         self.training, self.reader, self.settings = training, reader, settings
         self.head = head.float().to(reader.device).train()
@@ -64,11 +71,13 @@ class HeadTrainer:
     def step(self, lessons: Sequence[Callable[[], Lesson]]) -> float:
         """One step by the mean loss of lessons, which are made one after the other.
 
+        Of several processes each makes its share; all are given the same lessons, as many for each.
         Raises ValueError for a loss that is no number; the step is not to be kept then.
         """
+        own = self.processes.share(list(enumerate(lessons)))
+        losses = [partial(self._loss, number, make) for number, make in own]
         with torch.random.fork_rng(devices=_devices(self.reader)):
-            torch.manual_seed(_mixed(self.settings.seed, self.taken))
-            loss = self._stage().step([partial(self._loss, make) for make in lessons])
+            loss = self._stage().step(losses, self.processes.gathered)
         if not math.isfinite(loss):
             raise ValueError(
                 f"the loss of step {self.taken} is {loss}; give a smaller --rate, and begin anew "
@@ -89,7 +98,8 @@ class HeadTrainer:
     def _optimisers(self) -> list[Optimizer]:
         return [optimiser for stage in self.stages for optimiser in stage.optimisers]
 
-    def _loss(self, make: Callable[[], Lesson]) -> Tensor:
+    def _loss(self, number: int, make: Callable[[], Lesson]) -> Tensor:
+        torch.manual_seed(_mixed(self.settings.seed, self.taken, number))
         with self._arithmetic():
             return self.training.loss(self.reader, self.head, make()).float()
 
@@ -183,8 +193,8 @@ def _copied(head: Any) -> dict[str, Tensor]:
     return {name: one.detach().clone() for name, one in named if one.requires_grad}
 
 
-def _mixed(seed: int, step: int) -> int:
-    return int(np.random.SeedSequence((seed, step)).generate_state(1)[0])
+def _mixed(seed: int, step: int, lesson: int) -> int:
+    return int(np.random.SeedSequence((seed, step, lesson)).generate_state(1)[0])
 
 
 def _devices(reader: Reader) -> list[torch.device]:

@@ -213,7 +213,11 @@ def test_a_view_goes_with_skipped_layers_and_early_exits() -> None:
 @pytest.mark.parametrize(
     ("recipe", "parts", "message"),
     [
-        ("std", {"kv": "dense"}, "kv='dense' is not known; choose one of same, sparse, text, pooled"),
+        (
+            "std",
+            {"kv": "dense"},
+            "kv='dense' is not known; one of same, sparse, text, pooled",
+        ),
         ("std", {"kv": "sparse:k=4"}, "'k=4' is no parameter of 'sparse'; it has tokens=512"),
         ("std", {"kv": "sparse:tokens=-1"}, "tokens=-1 is no number of visual tokens"),
         ("std", {"kv": "tokens"}, "reads what a compressor leaves; give compressor="),

@@ -353,5 +353,5 @@ def test_bad_settings_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=says):
             make()
-    with pytest.raises(ValueError, match="counts 7 token ids, but the target.s vocabulary has 9"):
+    with pytest.raises(ValueError, match=r"counts 7 token ids, but the target.s vocabulary has 9"):
         measure(CoarseGroups(PARTITION), laws(1, 9)[0], laws(1, 9)[1])
