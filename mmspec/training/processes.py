@@ -2,8 +2,9 @@
 
     accelerate launch --num_processes 2 -m mmspec.cli train eagle-3 --accumulate 2 ...
 
-(`torchrun --nproc-per-node 2` on processors, where accelerate's command starts one.) Each holds the target and the head; gradients are averaged, so all take the same steps. Needs
-Hugging Face's `accelerate`: `pip install mmspec[train]`.
+(`torchrun --nproc-per-node 2` on processors, where accelerate's command starts one.) Each holds the
+target and the head; gradients are averaged, so all take the same steps. Needs Hugging Face's
+`accelerate`: `pip install mmspec[train]`.
 """
 
 from __future__ import annotations

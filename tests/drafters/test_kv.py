@@ -216,7 +216,7 @@ def test_a_view_goes_with_skipped_layers_and_early_exits() -> None:
         (
             "std",
             {"kv": "dense"},
-            "kv='dense' is not known; one of same, sparse, text, pooled",
+            "kv='dense' is not known; choose one of same, sparse, text",
         ),
         ("std", {"kv": "sparse:k=4"}, "'k=4' is no parameter of 'sparse'; it has tokens=512"),
         ("std", {"kv": "sparse:tokens=-1"}, "tokens=-1 is no number of visual tokens"),
