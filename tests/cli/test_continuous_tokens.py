@@ -38,9 +38,10 @@ def test_a_sheet_of_a_class_is_drawn(capsys: pytest.CaptureFixture[str], tmp_pat
 def test_recipes_are_measured_beside_wider_steps(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("bench", "--model", "zoo:mar", "--prompts", "1", "--repeats", "1", "--pictures", "2")
     found = run(capsys, *asked, *SHORT, "--recipe", "all")
-    assert [row["recipe"] for row in found["rows"]] == ["plain", "cspd", "cspd-coupled"]
-    assert all(row["recipe"].endswith("steps") for row in found["baselines"])
+    # the fastest first: which that is on a picture of four steps, the machine decides
+    assert {row["recipe"] for row in found["rows"]} == {"plain", "cspd", "cspd-coupled"}
     assert "facts right" in found["rows"][0]["qualities"]
+    assert all(row["recipe"].endswith("steps") for row in found["baselines"])
 
 
 @needs_zoo
