@@ -39,7 +39,8 @@ def draft_model(recipe: Recipe, drafter: Any, target: Any) -> BoundDraftModel | 
     words = " or ".join(kind.words for kind in recipe.draft_model)
     if drafter is None and recipe.takes_drafter:
         raise ValueError(
-            f"recipe {recipe.name!r} needs a {words}; give drafter= a model, a folder or 'zoo:NAME'"
+            f"recipe {recipe.name!r} needs {_an(words)}; "
+            "give drafter= a model, a folder or 'zoo:NAME'"
         )
     if drafter is None:
         return None
@@ -49,13 +50,18 @@ def draft_model(recipe: Recipe, drafter: Any, target: Any) -> BoundDraftModel | 
     kind = next((one for one in recipe.draft_model if one.accepts(model)), None)
     if kind is None:
         raise ValueError(
-            f"recipe {recipe.name!r} needs a {words}, but a {type(model).__name__} is none; give "
-            "drafter= another model (for tokens also one that inherits mmspec.draft.Drafter), "
+            f"recipe {recipe.name!r} needs {_an(words)}, but {_an(type(model).__name__)} is none; "
+            "give drafter= another model (for tokens also one that inherits mmspec.draft.Drafter), "
             "or use another recipe"
         )
     check_signed(model, target)
     sees = kind.default_sees(model, target, recipe.sees)
     return BoundDraftModel(kind, model, kind.read(model, target, sees), sees)
+
+
+def _an(words: str) -> str:
+    """The words with their article."""
+    return f"{'an' if words[:1].lower() in tuple('aeio') else 'a'} {words}"
 
 
 def loaded(recipe: Recipe, source: str | Path, target: Any) -> Any:

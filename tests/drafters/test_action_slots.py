@@ -162,7 +162,8 @@ def test_there_are_as_many_as_the_longest_answer_has_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"), [({"num_slots": 0}, "num_slots=0"), ({"num_steps": 2}, "num_steps as")]
+    ("changes", "says"),
+    [({"num_slots": 0}, "num_slots=0"), ({"num_steps": 2}, "would change nothing")],
 )
 def test_configurations_that_cannot_be_are_refused(changes: dict[str, Any], says: str) -> None:
     target = reader(policy())

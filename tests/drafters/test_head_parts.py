@@ -17,8 +17,11 @@ from mmspec.drafters.length import Fixed
 from mmspec.drafters.neural.feature_head import FeatureDraft, tap_of
 from mmspec.drafters.neural.head_prompt import head_prompt
 from mmspec.drafters.neural.small_model import Autoregressive
+from mmspec.models.heads.aasd import AasdHeadConfig
 from mmspec.models.heads.feature_head import FeatureHeadConfig
-from mmspec.models.heads.state_head import SlotRotaryEmbedding
+from mmspec.models.heads.hydra import HydraHeadsConfig
+from mmspec.models.heads.kangaroo import KangarooAdapterConfig
+from mmspec.models.heads.state_head import SlotRotaryEmbedding, StateHeadConfig
 from mmspec.models.reading import read
 from mmspec.training.heads import Lesson, read_lesson
 from mmspec.trees import Tree
@@ -329,6 +332,17 @@ def test_a_vector_is_told_to_what_follows_its_picture() -> None:
 def test_parts_that_do_not_fit_are_refused(maker: str, parts: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         head_of("llava", maker, **parts)
+
+
+@pytest.mark.parametrize("kind", [KangarooAdapterConfig, HydraHeadsConfig, AasdHeadConfig])
+def test_a_choice_that_a_kind_of_head_does_not_follow_is_refused(
+    kind: type[StateHeadConfig],
+) -> None:
+    others = {"visual_slots": "hidden", "num_steps": 2, "visual_keep": 0.5, "tapped_layers": [1]}
+    assert kind.chooses.isdisjoint(others)
+    for name, value in others.items():
+        with pytest.raises(ValueError, match=f"{name}=.* would change nothing in {kind.__name__}"):
+            kind.of(target("llava").config.text_config, 160, **{name: value})
 
 
 def test_a_head_that_does_not_fit_its_target_is_refused() -> None:

@@ -15,7 +15,7 @@ and stands on the target's last layer that attends to everything.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ class AasdHeadConfig(StateHeadConfig):
     """
 
     model_type = "aasd_head"
+    chooses: ClassVar[frozenset[str]] = frozenset({"positions"})
 
     num_hidden_layers: int = 1
     kv_layer: int = 0
@@ -49,10 +50,9 @@ class AasdHeadConfig(StateHeadConfig):
                 f"image_slots={self.image_slots} of image_size={self.image_size} is no projection; "
                 "give 1 to image_size"
             )
-        if self.num_hidden_layers != 1 or self.visual_keep != 1 or self.num_steps:
+        if self.num_hidden_layers != 1:
             raise ValueError(
-                "an AASD head has one layer, reads all slots of the target's memory and knows no "
-                "steps; drop num_hidden_layers, visual_keep and num_steps, and give image_slots="
+                f"num_hidden_layers={self.num_hidden_layers}, but an AASD head has one; drop it"
             )
 
     @classmethod

@@ -13,7 +13,7 @@ and are not kept here.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class ActionSlotsConfig(StateHeadConfig):
     """
 
     model_type = "action_slots"
+    chooses: ClassVar[frozenset[str]] = frozenset()
 
     num_hidden_layers: int = 1
     bias: bool = True
@@ -38,12 +39,6 @@ class ActionSlotsConfig(StateHeadConfig):
 
     def __post_init__(self, **kwargs: object) -> None:
         super().__post_init__(**kwargs)
-        plain = (self.tapped_layers, self.visual_slots, self.positions, self.num_steps)
-        if plain != (None, "fused", "keep", 0):
-            raise ValueError(
-                "action slots read the target's last states at their places in the prompt; leave "
-                "tapped_layers, visual_slots, positions and num_steps as they are"
-            )
         if self.num_slots < 1:
             raise ValueError(f"num_slots={self.num_slots} is no answer; give 1 or more")
 

@@ -13,6 +13,8 @@ hold the same weights under each name.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from transformers import Cache
@@ -33,6 +35,7 @@ class HydraHeadsConfig(StateHeadConfig):
     """`hidden_size` and `vocab_size` are the target's; other names are the published ones."""
 
     model_type = "hydra"
+    chooses: ClassVar[frozenset[str]] = frozenset()
 
     num_hidden_layers: int = 1
     hydra_num_heads: int = 4

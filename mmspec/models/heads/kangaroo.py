@@ -11,7 +11,7 @@ stand on; rotary positions count slots from 0.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformers import Cache
@@ -29,6 +29,7 @@ class KangarooAdapterConfig(StateHeadConfig):
     """`hidden_size` and `vocab_size` are the target's; `exit_layer` layers of it run in front."""
 
     model_type = "kangaroo"
+    chooses: ClassVar[frozenset[str]] = frozenset()
 
     num_hidden_layers: int = 1
     exit_layer: int = 2

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ _SECTIONS = ("mrope_section", "mrope_interleaved")
 _BY_LENGTH = ("dynamic", "longrope")  # kinds of rotary frequencies that change with the length
 VISUAL_SLOTS = ("fused", "placeholder", "raw", "hidden", "compressed")
 POSITIONS = ("keep", "compact", "mrope")
+CHOICES = frozenset({"tapped_layers", "visual_slots", "positions", "num_steps", "visual_keep"})
 
 
 class StateHeadConfig(LlamaConfig):
@@ -50,7 +51,12 @@ class StateHeadConfig(LlamaConfig):
     - `num_steps`: so many learned residuals, one for each time that a state was self-fed.
     - `visual_keep`: of slots that would read a picture, the share that is read: those that the
       question attends to most in the target's last layer. 1 = all.
+
+    A kind of head that does not follow one of these names in `chooses` those it does; another than
+    the default of the rest raises ValueError.
     """
+
+    chooses: ClassVar[frozenset[str]] = CHOICES
 
     tapped_layers: list[int] | tuple[int, ...] | None = None
     visual_slots: str = "fused"
@@ -60,6 +66,12 @@ class StateHeadConfig(LlamaConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
+        for name in sorted(CHOICES - self.chooses):
+            given = getattr(self, name)
+            if given != getattr(StateHeadConfig, name):
+                raise ValueError(
+                    f"{name}={given!r} would change nothing in {type(self).__name__}; leave it out"
+                )
         for name, known in (("visual_slots", VISUAL_SLOTS), ("positions", POSITIONS)):
             if getattr(self, name) not in known:
                 raise ValueError(
