@@ -333,6 +333,7 @@ class Teacher(Protocol):
 
     reader: Any  # the `mmspec.targets.reader.Reader` of the model
     ends: frozenset[int]  # tokens that end an answer
+    longest: int | None  # tokens of an answer at most; None = as many as are asked for
 
     def check(self, questions: Sequence[Any]) -> None: ...  # raises ValueError for what it cannot
     def opened(self, question: Any) -> Any: ...  # its pictures; raises ValueError if unreadable
@@ -347,6 +348,10 @@ class Teaching(Protocol):
 
     def teacher(self, source: str, model: Any, **options: Any) -> Teacher: ...
     def skeleton(self, source: str) -> Any: ...  # a model without memory
+    def plays(self, data: str) -> bool: ...  # whether data names what a model makes by itself
+    def played(
+        self, data: str, teacher: Any, folder: Path, seed: int, progress: Any
+    ) -> Path: ...  # such data in a file, made now; progress as of `mmspec.training.reporting`
 
 
 class Survey(Protocol):

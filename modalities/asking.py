@@ -9,8 +9,11 @@ from typing import Any
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedModel, ProcessorMixin
 
 from mmspec import _hf
+from mmspec.modalities import examining_tokens
 from mmspec.modalities.examining_tokens import head_class
 from mmspec.models.reading import read
+from mmspec.registry import ZOO
+from mmspec.zoo import path
 
 
 def checked(prompts: Sequence[str]) -> list[str]:
@@ -72,3 +75,9 @@ def load_drafter(model: Any, source: str | Path, load: Callable[..., Any], **opt
             "the target's tokenizer"
         )
     return small
+
+
+def skeleton(source: str) -> Any:
+    """A model of tokens without memory, for what can be said before it is loaded."""
+    is_zoo = source.startswith(ZOO)
+    return examining_tokens.skeleton(str(path(source.removeprefix(ZOO))) if is_zoo else source)

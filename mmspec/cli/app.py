@@ -230,7 +230,10 @@ def train(
         str, typer.Argument(help="A recipe that drafts with what can be taught, such as eagle-2.")
     ],
     target: Annotated[str, typer.Option(help="Whose head: a folder, a hub name or zoo:NAME.")],
-    data: Annotated[Path, typer.Option(help="A .jsonl file, or a folder; see docs/training.md.")],
+    data: Annotated[
+        Path,
+        typer.Option(help="A .jsonl file, a folder, or episodes that a policy plays: table:64."),
+    ],
     out: Annotated[Path, typer.Option(help="A new folder, or one of a run to go on with.")],
     images: Annotated[
         Path | None, typer.Option(help="Where the pictures lie; beside the data if not said.")

@@ -4,6 +4,7 @@ OUT/config.json, model.safetensors   the head or small model, when all is done
 OUT/training.json                    what was asked for, and how it went
 OUT/answers.jsonl                    what the target (or the data) said to each question
 OUT/checkpoint.safetensors           all that the next step depends on
+OUT/played/                          episodes of a policy, where --data asks for those
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,6 +34,7 @@ from mmspec.cli.taught import (
     held_out,
 )
 from mmspec.cli.training_cost import cost
+from mmspec.modality import Teaching
 from mmspec.models.fingerprint import agree, fingerprint
 from mmspec.models.folder import configuration
 from mmspec.recipe import Recipe
@@ -45,6 +47,7 @@ from mmspec.training.head_trainer import HeadTrainer, TrainingSettings
 from mmspec.training.processes import Processes
 
 STATE, PLAN, ANSWERS = "checkpoint.safetensors", "training.json", "answers.jsonl"
+PLAYED = "played"  # a folder of data that the target made
 SHOWN = 4  # reasons for what is left out
 
 
@@ -89,10 +92,12 @@ def run(**typed: Any) -> None:
     recipes.check_decodes(recipe, owner.sorts, asked.target, owner.lacks)
     teaching = registry.teaching(owner)
     check_source(asked.target)
-    questions = read_questions(asked.data, asked.images)
-    check_pictures(questions, asked.images)
-    if len({one.row for one in questions}) < 2:
-        raise ValueError(f"{asked.data} has one row; give two or more, one of them is held out")
+    plays = teaching.plays(str(asked.data))
+    if plays and asked.dry_run:
+        raise ValueError(
+            f"--dry-run plays nothing; drop it, or give --data a file for {asked.data}"
+        )
+    questions = [] if plays else _questions(asked)
     _check_out(asked.out)
     set_threads(asked.threads, asked.target)
     quiet()
@@ -104,11 +109,33 @@ def run(**typed: Any) -> None:
             model = registry.plug(owner).load(asked.target, **how)
             model = model if processes.device is None else model.to(processes.device)
         teacher = teaching.teacher(asked.target, model, **how)
+    if plays:
+        asked = replace(asked, data=_played(asked, teaching, teacher, processes))
+        questions = _questions(asked)
     teacher.check(questions)
+    if teacher.longest is not None:
+        asked = replace(asked, max_new_tokens=min(asked.max_new_tokens, teacher.longest))
     if asked.dry_run:
         _show(cost(asked, recipe, teacher, questions), asked.json)
         return
     _Training(asked, recipe, model, teacher, questions, processes).run()
+
+
+def _questions(asked: TrainOptions) -> list[Question]:
+    """What the data hold. Raises ValueError for data that nothing can be learnt from."""
+    questions = read_questions(asked.data, asked.images)
+    check_pictures(questions, asked.images)
+    if len({one.row for one in questions}) < 2:
+        raise ValueError(f"{asked.data} has one row; give two or more, one of them is held out")
+    return questions
+
+
+def _played(asked: TrainOptions, teaching: Teaching, teacher: Any, processes: Processes) -> Path:
+    """Data that the target makes by itself, kept in the training's folder."""
+    is_quiet = asked.json or not processes.is_first
+    with processes.first_alone(), progress(is_quiet) as bar:
+        told = (str(asked.data), teacher, asked.out / PLAYED, asked.seed)
+        return teaching.played(*told, lambda stage, done, total, _: bar(stage, done, total))
 
 
 def trainable(name: str) -> Recipe:
@@ -353,7 +380,8 @@ def _check_out(out: Path) -> None:
     """Refuse a folder that holds anything but a training. Raises ValueError."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; give --out a folder")
-    if out.exists() and any(out.iterdir()) and not (out / PLAN).is_file():
+    others = [one for one in out.iterdir() if one.name != PLAYED] if out.exists() else []
+    if others and not (out / PLAN).is_file():
         raise ValueError(f"{out} holds something else than a training; give --out a new folder")
 
 

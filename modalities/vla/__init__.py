@@ -58,4 +58,5 @@ MODALITY = Modality(
     also=("tokens",),  # a policy is a language model, too
     lacks=("codebook",),
     asked="rollout",
+    teaching=f"{__name__}.teaching",
 )

@@ -32,7 +32,15 @@ from mmspec.modalities.vla.asked import OWN as ASKED
 from mmspec.modalities.vla.asked import ActionQuestion, check_deadline, prepare
 from mmspec.modalities.vla.reading import PromptReader
 from mmspec.modalities.vla.robots import Robots, numbers_of, rows_of
-from mmspec.modalities.vla.rollout import Rollout, roll_out
+from mmspec.modalities.vla.rollout import (
+    Answered,
+    Asked,
+    Rollout,
+    Tell,
+    check_worlds,
+    side_by_side,
+    walk,
+)
 from mmspec.modalities.vla.spaces import ActionSpaces, check_drafter, check_free, chunk_of
 from mmspec.modalities.vla.step_stats import ActionStats, ActionStep, summed_up
 from mmspec.modalities.vla.worlds import make_world
@@ -176,40 +184,55 @@ class PolicySession(tokens.TokenSession):
             loop.report(self.last)
         return torch.from_numpy(np.stack(taken)).float()
 
-    def rollout(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Rollout:
+    def rollout(
+        self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop
+    ) -> Rollout | list[Rollout]:
         """An episode in closed loop, from a reset of the robot to the end that the world says.
 
         Takes `environment`, a `gymnasium.Env` (see `mmspec.modalities.vla.rollout`) or the name of
         one of `mmspec.modalities.vla.worlds`; `instruction` (the world's own if not said), `steps`
         at most, `seed` of the world and of the noise (`episode=` another one of the world), and
-        what `predict_action` takes beside.
+        what `predict_action` takes beside. A list of worlds is acted in side by side, a robot in
+        each: as many episodes come out, numbered from `episode` on. A step's latency is then that
+        of the batch it was in.
         """
         given = {**dict(zip(("environment",), args, strict=False)), **arguments}
         world = given.pop("environment", None)
         if world is None or len(args) > 1:
             raise ValueError("rollout() takes the world by place or as environment=; give one")
+        is_single = not isinstance(world, list | tuple)
+        worlds = [world] if is_single else check_worlds(world)
         own = {name: given.pop(name, None) for name in ("instruction", "steps")}
         episode = given.pop("episode", None)
         episode = given.get("seed") if episode is None else episode
-        numbers = numbers_of(given.get("robots"), 1)
+        numbers = numbers_of(given.pop("robots", None), len(worlds))
         self._check_asked(given)
         self.reset(numbers)
 
-        def act(picture: Any, words: str) -> tuple[np.ndarray, ActionStep]:
+        def act(places: Sequence[int], seen: Sequence[Asked]) -> list[Answered]:
             begun = perf_counter()
-            question = self.question((picture, words), given)
-            ((actions, step),) = self._answers(question, loop, begun)
-            return actions, step
+            told = tuple(list(one) for one in zip(*seen, strict=True))
+            question = self.question(told, {**given, "robots": [numbers[at] for at in places]})
+            return self._answers(question, loop, begun)
 
-        def tell(action: np.ndarray, state: Any) -> None:
-            self.observe(action[None], None if state is None else [state], robots=numbers)
+        def teller(number: int) -> Tell:
+            return lambda action, state: self.observe(
+                action[None], None if state is None else [state], robots=[number]
+            )
 
-        world = make_world(world) if isinstance(world, str) else world
-        found = roll_out(world, act, tell, episode, **own)
+        walks = []
+        for at, one in enumerate(worlds):
+            begun_by = None if episode is None else episode + at
+            made = make_world(one) if isinstance(one, str) else one
+            walks.append(walk(made, teller(numbers[at]), begun_by, **own))
+        found = side_by_side(walks, act)
+        steps = [step for one in found for step in one.steps]
         limit = self._limit(given.get("deadline_ms"))
-        self.last = summed_up(loop.stats(), found.steps, len(found.steps), found.steps, limit)
+        asked = max(len(one.steps) for one in found)
+        self.last = summed_up(loop.stats(), steps, asked, found[0].steps, limit)
         loop.report(self.last)
-        return found.told(self.last)
+        told = [one.told(self.last) for one in found]
+        return told[0] if is_single else told
 
     def observe(self, action: Any, state: Any = None, robots: Any = None) -> None:
         """Tell what a robot did: an action (D,) in its units, and the state (n,) that it led to.
@@ -241,10 +264,10 @@ class PolicySession(tokens.TokenSession):
 
     def _check_asked(self, given: Mapping[str, Any]) -> None:
         """Refuse what a rollout cannot hand on, before the world is made."""
-        known = tuple(one for one in ASKED if one not in ("image", "instruction"))
+        known = tuple(one for one in ASKED if one not in ("image", "instruction", "robots"))
         unknown = sorted(set(given) - set(known))
         if unknown:
-            known = ("environment", "instruction", "steps", "episode", *known)
+            known = ("environment", "instruction", "steps", "episode", "robots", *known)
             raise ValueError(unknown_message(unknown, known, "rollout()"))
 
     def question(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> ActionQuestion:

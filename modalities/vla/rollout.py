@@ -1,8 +1,8 @@
-"""One episode in closed loop: the policy answers, the world moves, and both are written down."""
+"""Episodes in closed loop: the policy answers, the world moves, and both are written down."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -11,7 +11,9 @@ import numpy as np
 from mmspec.errors import check_number, described
 from mmspec.modalities.vla.step_stats import ActionStats, ActionStep
 
-Act = Callable[[Any, str], tuple[np.ndarray, ActionStep]]  # picture, words -> actions (n, D)
+Asked = tuple[Any, str]  # picture, words
+Answered = tuple[np.ndarray, ActionStep]  # actions (n, D)
+Act = Callable[[Any, str], Answered]
 Tell = Callable[[np.ndarray, Any], None]  # the action (D,) carried out, the state it led to
 
 
@@ -48,6 +50,9 @@ class Rollout:
         return replace(self, stats=stats)
 
 
+Walk = Generator[Asked, Answered, Rollout]  # an episode that asks, and waits for the answer
+
+
 def roll_out(
     environment: Environment,
     act: Act,
@@ -56,7 +61,37 @@ def roll_out(
     instruction: str | None = None,
     steps: int | None = None,
 ) -> Rollout:
-    """Let `act` answer until the world ends the episode, or after so many `steps`.
+    """Let `act` answer until the world ends the episode, or after so many `steps`; see `walk`."""
+    walks = [walk(environment, tell, seed, instruction, steps)]
+    (found,) = side_by_side(walks, lambda _, asked: [act(*one) for one in asked])
+    return found
+
+
+def side_by_side(
+    walks: Sequence[Walk], act: Callable[[Sequence[int], Sequence[Asked]], Sequence[Answered]]
+) -> list[Rollout]:
+    """Several episodes at once: `act` is asked for all that are under way, by their places."""
+    asked = dict(enumerate(map(next, walks)))
+    done: dict[int, Rollout] = {}
+    while asked:
+        places = list(asked)
+        for at, answer in zip(places, act(places, list(asked.values())), strict=True):
+            try:
+                asked[at] = walks[at].send(answer)
+            except StopIteration as end:
+                done[at] = end.value
+                del asked[at]
+    return [done[at] for at in range(len(walks))]
+
+
+def walk(
+    environment: Environment,
+    tell: Tell,
+    seed: int | None = None,
+    instruction: str | None = None,
+    steps: int | None = None,
+) -> Walk:
+    """An episode until the world ends it, or after so many `steps`.
 
     Without an `instruction` each question takes the world's own (`info["instruction"]`), which may
     change on the way. Actions of a chunk are carried out one after the other. Raises ValueError
@@ -73,7 +108,7 @@ def roll_out(
     is_over = is_success = False
     while not is_over:
         words.append(_words(instruction, info))
-        chunk, answer = act(images[-1], words[-1])
+        chunk, answer = yield images[-1], words[-1]
         answers.append(answer)
         for action in chunk:
             observation, _, terminated, truncated, info = environment.step(action.astype(kind))
@@ -95,6 +130,16 @@ def roll_out(
         steps=tuple(answers),
         seed=seed,
     )
+
+
+def check_worlds(worlds: Sequence[Any]) -> Sequence[Any]:
+    """Refuse no worlds, and one that is there twice. Raises ValueError."""
+    if not worlds:
+        raise ValueError("environment=[] holds no world; give one for every robot")
+    own = [id(one) for one in worlds if not isinstance(one, str)]
+    if len(set(own)) < len(own):
+        raise ValueError("a world is in environment= twice; make one for every robot")
+    return worlds
 
 
 def _picture(observation: Any) -> np.ndarray:

@@ -12,6 +12,7 @@ from PIL import Image
 from mmspec import _hf
 from mmspec.modalities import asking, examining_tokens
 from mmspec.modalities.families import family, reader
+from mmspec.modalities.pictures import open_picture
 from mmspec.modalities.vlm import LanguageSettings, clips
 from mmspec.modalities.vlm.plug import load, session
 from mmspec.modality import Finding
@@ -150,7 +151,7 @@ def _picture(source: str) -> Image.Image:
     path = BUNDLED if source == SCENE else Path(source)
     if not path.is_file():
         raise ValueError(f"there is no picture {source}; give a file, or {SCENE} for a bundled one")
-    return clips.open_picture(path)
+    return open_picture(path)
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:

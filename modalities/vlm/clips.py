@@ -23,6 +23,7 @@ from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 from transformers.video_utils import VideoMetadata
 
+from mmspec.modalities.pictures import open_picture
 from mmspec.modality import PICTURE_FILES
 
 USUAL = 16  # frames where nothing is said
@@ -147,16 +148,6 @@ def _stacked(name: str, pictures: Iterable[Any]) -> Tensor:  # (F, 3, rows, colu
                 "one size"
             )
     return torch.stack(frames)
-
-
-def open_picture(source: str | Path) -> Image.Image:
-    """A picture from a file. Raises ValueError naming what is damaged."""
-    try:
-        return Image.open(source).convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(
-            f"{source} is not a picture that can be read ({error}); give a PNG or JPEG file"
-        ) from error
 
 
 def _decoded(file: Path, frames: int | None, fps: float | None) -> VideoClip:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -10,12 +11,11 @@ from torch import Tensor
 
 from mmspec import _hf
 from mmspec.api import accelerate
-from mmspec.modalities import asking, examining_tokens
-from mmspec.modalities.vlm import clips
-from mmspec.registry import ZOO
+from mmspec.modalities import asking
+from mmspec.modalities.pictures import open_picture
 from mmspec.targets.reader import Reader
 from mmspec.training.conversations import Question, Turn
-from mmspec.zoo import path
+from mmspec.training.reporting import Report
 
 
 class LanguageTeacher:
@@ -36,6 +36,7 @@ class LanguageTeacher:
         self.sees = "pixel_values" in self.reader.family.media
         self.processor = asking.processor(source, model, self.sees, **options)
         self.ends = _hf.eos_ids(model.generation_config)
+        self.longest = None
 
     def check(self, questions: Sequence[Question]) -> None:
         """Refuse pictures for a model that reads none. Raises ValueError."""
@@ -48,7 +49,7 @@ class LanguageTeacher:
 
     def opened(self, question: Question) -> list[Image.Image]:
         """The pictures of a question. Raises ValueError naming what cannot be read."""
-        return [clips.open_picture(one) for one in question.pictures]
+        return [open_picture(one) for one in question.pictures]
 
     def inputs(
         self, questions: Sequence[Question], pictures: Sequence[Sequence[Image.Image]]
@@ -93,10 +94,15 @@ class LanguageTeacher:
         return str(found)
 
 
-def skeleton(source: str) -> Any:
-    """A model without memory, for what can be said before it is loaded."""
-    is_zoo = source.startswith(ZOO)
-    return examining_tokens.skeleton(str(path(source.removeprefix(ZOO))) if is_zoo else source)
+def plays(data: str) -> bool:
+    """No data are its own: nobody knows what it will be asked."""
+    return False
 
 
+def played(data: str, teacher: LanguageTeacher, folder: Path, seed: int, progress: Report) -> Path:
+    """There is none to make."""
+    raise AssertionError(f"{data} is no data that a language model makes")
+
+
+skeleton = asking.skeleton
 teacher = LanguageTeacher

@@ -94,8 +94,8 @@ def test_what_an_episode_tells() -> None:
 class Chatty:
     """A world that says another instruction at every step, and has no states."""
 
-    def __init__(self) -> None:
-        self.action_space, self.told = world().action_space, 0
+    def __init__(self, last: int = 3) -> None:
+        self.action_space, self.told, self.last = world().action_space, 0, last
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         self.told = 0
@@ -104,7 +104,7 @@ class Chatty:
     def step(self, action: Any, /) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self.told += 1
         seen, info = self._seen()
-        return seen, 0.0, self.told == 3, False, info
+        return seen, 0.0, self.told == self.last, False, info
 
     def _seen(self) -> tuple[Any, dict[str, Any]]:
         told = {"instruction": f"reach {'red ' * self.told}cube", "is_success": self.told == 3}
@@ -118,6 +118,32 @@ def test_an_instruction_may_change_on_the_way() -> None:
     assert found.states == []
     alone = way("plain").predict_action(found.images[0], "reach red red cube")
     assert np.array_equal(found.actions[2], alone)
+
+
+@pytest.mark.parametrize("recipe", ["plain", "hold-last"])
+def test_episodes_side_by_side_are_those_of_robots_alone(recipe: str) -> None:
+    """They end at different times, and their instructions differ in length as they go on."""
+    ours, lasts = way(recipe), (4, 1, 3)
+    alone = [ours.rollout(Chatty(last), seed=0) for last in lasts]
+    found: Any = ours.rollout([Chatty(last) for last in lasts], seed=0, robots=[5, 0, 2])
+    for mine, wanted, last in zip(found, alone, lasts, strict=True):
+        assert mine.tokens == wanted.tokens
+        assert np.array_equal(mine.actions, wanted.actions)
+        assert mine.instructions == wanted.instructions
+        assert (len(mine.steps), mine.is_success) == (last, last >= 3)
+    assert [len(ours.steps(robot)) for robot in (5, 0, 2)] == list(lasts)
+    assert ours.last_stats.calls_per_action <= 6
+    two: Any = ours.rollout(["table", "table"], episode=3, steps=1)  # episodes 3 and 4 of the world
+    assert np.array_equal(two[1].images[0], ours.rollout("table", episode=4, steps=1).images[0])
+
+
+def test_worlds_that_cannot_be_acted_in_together_are_refused() -> None:
+    one = Chatty()
+    for given, words in (([one, one], "twice"), ([], "holds no world")):
+        with pytest.raises(ValueError, match=words):
+            way("plain").rollout(given)
+    with pytest.raises(ValueError, match="give one each"):
+        way("plain").rollout([one], robots=[0, 1])
 
 
 def stored() -> Trajectories:
