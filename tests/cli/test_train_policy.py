@@ -57,7 +57,7 @@ def test_slots_learn_what_the_policy_answers(
     head = ActionSlots.from_pretrained(tmp_path)
     assert head.config.num_slots == SIZE
     given = {"image": picture(1), "instruction": WORDS}
-    made = {"modality": "vla", "processor": processor()}
+    made: Any = {"modality": "vla", "processor": processor()}
     plain = mmspec.accelerate(policy(), "plain", **made).predict_action(**given)
     fast = mmspec.accelerate(policy(), "oft-draft", drafter=tmp_path, **made)
     assert (fast.predict_action(**given) == plain).all()
