@@ -5,8 +5,9 @@ in LLMs". All layers draft, on text and on the K visual keys and values per laye
 prefill attention chose; one dense pass verifies and what it wrote is what the next draft reads. It
 saves bandwidth only, so it needs long visual contexts: with N tokens in memory and a draft of
 gamma, acceptance must exceed (K + text) / N + 1 / gamma. `kv="sparse:tokens=256"` sets K; with K
-from the number of visual tokens on the draft is the target's own text. Exact; verified with coupled
-noise here. Reconstructed: K is 512 whatever the text is, where the paper has K + text = 1024.
+from the number of visual tokens on the draft is the target's own text; `every=8` chooses anew after
+so many drafts, where the paper chooses once. Exact; verified with coupled noise here.
+Reconstructed: K is 512 whatever the text is, where the paper has K + text = 1024.
 """
 
 from mmspec.drafters.growth import Chain

@@ -28,6 +28,11 @@ class KvView:
 
     memory: Memory
     seen: list[int]  # slots of the target's memory that were looked at, per row
+    drafts: int = 0  # that were made on it
+
+    def become(self, other: KvView) -> None:
+        """Hold from now on what a newer view holds."""
+        self.memory, self.seen, self.drafts = other.memory, other.seen, other.drafts
 
     def follow(self, dense: Memory) -> Memory:
         """Copy what the target has kept since; nothing else is moved. O(new tokens)."""
@@ -58,10 +63,10 @@ def gathered(
     slots: Mapping[int, Sequence[Tensor]],
     room: int,
 ) -> KvView:
-    """A view of the target's memory right behind the prompt.
+    """A view of the target's memory as it stands.
 
     `slots` are, per layer that the drafter runs, one tensor per row: (1 or G, n) ascending slots,
-    as many for all layers of a row; the last slot of the prompt is among them. Rows with fewer are
+    as many for all layers of a row; the last slot of the row is among them. Rows with fewer are
     padded on the left.
     """
     counts = [own.shape[1] for own in next(iter(slots.values()))]

@@ -18,10 +18,11 @@ from mmspec.drafters.neural.shared import SharedBackbone
 from mmspec.laws.noise import KeyedNoise
 from mmspec.laws.sampling import Sampling
 from mmspec.recipe import Kit
+from mmspec.targets.attention_tap import HEADS, AttentionTap
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request
 from mmspec.targets.kv_view import gathered
-from mmspec.targets.memory import block
+from mmspec.targets.memory import Memory, block
 from tests import toys
 from tests.covering import covering
 from tests.toys import readers
@@ -37,6 +38,7 @@ VIEWS: list[dict[str, Any]] = [
     {"kv": "sparse"},
     {"kv": "sparse:tokens=5"},
     {"kv": "sparse:tokens=0"},
+    {"kv": "sparse:tokens=3,every=2"},
     {"kv": "text"},
     {"kv": "pooled:tokens=2"},
     {"kv": "tokens", "compressor": "top-p-uniform:keep=0.3"},
@@ -184,6 +186,56 @@ def test_best_slots_are_chosen_per_head() -> None:
     assert top_slots(scores[:1], text, visual, 9).tolist() == [[0, 1, 2, 3, 4, 5]]
 
 
+def test_all_visual_tokens_chosen_anew_are_the_dense_draft() -> None:
+    request = toys.inputs("llava", batch=3, ragged=True)
+    for tokens, calls in ((512, 2), (0, None)):
+        kv = f"sparse:tokens={tokens},every=1"
+        fast = mmspec.accelerate(target("llava"), "std", kv=kv, length=4)
+        out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+        assert torch.equal(out.sequences, expected("llava", "ragged")[0])
+        assert calls is None or out.stats.target_calls == calls
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_renewed_view_holds_what_the_newest_token_attends_to(family: str, batch: str) -> None:
+    """By a plain softmax over the whole row; and the draft on the way is the target's own law."""
+    drafter, context = prefilled(family, SparseKv(3, every=1), **BATCHES[batch])
+    view, memory, like = drafter.begin(context), context.memory, context.memory.like
+    assert view is not None
+    assert isinstance(memory, Memory)
+    for known in context.history:
+        known.append(7)
+    drafter.listen(context, view)  # on the view of the prompt
+    drafter.backbone.read(memory, block([[7]] * context.batch, None, like))
+    memory.advance([1] * context.batch)
+    before = [layer.keys.clone() for layer in memory.cache.layers]
+    for known in context.history:
+        known.append(9)
+    asked = block([[9]] * context.batch, None, like)
+    with AttentionTap(drafter.backbone, frozenset({HEADS}), [1] * context.batch) as tap:
+        dense, _ = drafter.backbone.read(memory, asked)
+    law = drafter.listen(context, view)
+    assert torch.equal(law.scores.argmax(-1), dense[:, -1:].argmax(-1))
+    assert view.drafts == 1
+    for layer in drafter.layers:
+        keys = before[layer]
+        groups = tap.mean[layer].unflatten(1, (keys.shape[1], -1)).mean(2)
+        unread = memory.cache.plan.view - groups.shape[-1]  # far behind a window
+        groups = torch.nn.functional.pad(groups, (unread, 0))
+        for row, (tokens, pad) in enumerate(zip(context.history, context.padding, strict=True)):
+            kept = tokens[:-1]
+            text = [pad + at for at, one in enumerate(kept) if one != toys.IMAGE]
+            visual = [pad + at for at, one in enumerate(kept) if one == toys.IMAGE]
+            for head, score in enumerate(groups[row]):
+                best = sorted(visual, key=lambda at: -float(score[at]))[:3]
+                held = keys[row, head, sorted(text + best)]
+                width = view.memory.kept[row]
+                mine = view.memory.cache.layers[layer].keys[row, head, width - len(held) : width]
+                assert torch.equal(mine, held)
+
+
 @torch.no_grad()
 def test_text_alone_sees_no_picture() -> None:
     """Other visual keys and values, the same draft; for dense memory it is another one."""
@@ -218,7 +270,12 @@ def test_a_view_goes_with_skipped_layers_and_early_exits() -> None:
             {"kv": "dense"},
             "kv='dense' is not known; choose one of same, sparse, text",
         ),
-        ("std", {"kv": "sparse:k=4"}, "'k=4' is no parameter of 'sparse'; it has tokens=512"),
+        (
+            "std",
+            {"kv": "sparse:k=4"},
+            "'k=4' is no parameter of 'sparse'; it has tokens=512, every=0",
+        ),
+        ("std", {"kv": "sparse:every=-1"}, "every=-1 is no whole number of at least 0"),
         ("std", {"kv": "sparse:tokens=-1"}, "tokens=-1 is no number of visual tokens"),
         ("std", {"kv": "tokens"}, "reads what a compressor leaves; give compressor="),
         ("std", {"compressor": "identity"}, "give kv='tokens' to read what it leaves, or drop"),

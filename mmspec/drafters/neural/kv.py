@@ -9,13 +9,16 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mmspec.compressors.contract import Compressor
 from mmspec.declared import declared
 from mmspec.drafters.neural.sight import TargetFeatures, checked
+from mmspec.errors import check_number
 from mmspec.models.heads.aasd import KvProjector, run_means
 from mmspec.naming import parameters
 from mmspec.recipe import Kit
+from mmspec.targets.attention_tap import HEADS, AttentionTap
 from mmspec.targets.backbone import ROOM, Backbone
 from mmspec.targets.context import Context
 from mmspec.targets.kv_view import KvView, gathered
@@ -39,6 +42,19 @@ class Kv(ABC):
 
         Nothing is copied where a view would hold all of it.
         """
+
+    def renewal(self, context: Context, reader: Reader, view: KvView) -> AttentionTap | None:
+        """What watches the layers of `reader` for a new view in this round; None = it stays.
+
+        A drafter that is given one reads what waits on the target's own memory meanwhile.
+        """
+        return None
+
+    def renew(
+        self, context: Context, reader: Reader, layers: Sequence[int], tap: AttentionTap
+    ) -> KvView:
+        """The view that follows from what `tap` saw."""
+        raise TypeError(f"{type(self).__name__} makes its view once")
 
 
 @dataclass(frozen=True)
@@ -72,21 +88,46 @@ class SparseKv(Kv):
     that share a head of keys. Layers with a sliding window count the slots of the view. Needs
     attention that can be tapped (sdpa). tokens=0 is text only; from the number of visual tokens on
     it is the target's own memory.
+
+    every=n > 0 chooses anew after n drafts on a view, by what the newest token attends to: that one
+    is read on the target's own memory, so that one step of such a draft costs as much as on all
+    tokens, and is right. Reconstructed: re-implementations take the verifier's attention.
     """
 
     tokens: int = 512
+    every: int = 0
     sees: ClassVar[str] = "sparse target-memory"
-    wants: ClassVar[frozenset[str]] = frozenset({"head-attention"})
+    wants: ClassVar[frozenset[str]] = frozenset({HEADS})
 
     def __post_init__(self) -> None:
         if self.tokens < 0:
             raise ValueError(f"tokens={self.tokens} is no number of visual tokens; give 0 or more")
+        check_number("every", self.every, 0, whole=True, example=8)
 
     def open(self, context: Context, reader: Reader, layers: Sequence[int]) -> KvView | None:
-        text, visual = _slots(context, reader)
+        _, visual = _slots(context, reader)
         if all(len(own) <= self.tokens for own in visual):
             return None
-        scores = context.shared["head-attention"]
+        return self._chosen(context, reader, layers, context.shared[HEADS])
+
+    def renewal(self, context: Context, reader: Reader, view: KvView) -> AttentionTap | None:
+        if not self.every or view.drafts < self.every:
+            return None
+        return AttentionTap(reader, self.wants, [1] * context.batch)
+
+    def renew(
+        self, context: Context, reader: Reader, layers: Sequence[int], tap: AttentionTap
+    ) -> KvView:
+        cache = _memory(context).cache
+        unread = {at: cache.plan.low for at in layers if cache.layers[at].window is not None}
+        scores = {at: functional.pad(tap.mean[at], (unread.get(at, 0), 0)) for at in layers}
+        return self._chosen(context, reader, layers, scores)
+
+    def _chosen(
+        self, context: Context, reader: Reader, layers: Sequence[int], scores: Any
+    ) -> KvView:
+        """The best of the visual slots by the scores (B, G, L) of each layer."""
+        text, visual = _slots(context, reader)
         slots = {}
         for layer in layers:
             heads = _memory(context).cache.layers[layer].keys.shape[1]
@@ -271,15 +312,17 @@ def _memory(context: Context) -> Memory:
 
 
 def _slots(context: Context, reader: Reader) -> tuple[list[Tensor], list[Tensor]]:
-    """Slots of text and of visual tokens per row, padding left out.
+    """Slots of text and of visual tokens per row, of all that the target has kept; no padding.
 
-    The last slot of the prompt counts as text: every row of a view ends on it.
+    The last slot counts as text: every row of a view ends on it.
     """
     placeholders = set(reader.placeholder_ids)
     text, visual = [], []
-    rows = zip(context.history, context.prompt, context.padding, strict=True)
-    for row, length, pad in rows:
-        is_visual = [token in placeholders for token in row[: length - 1]] + [False]
+    rows = zip(context.history, context.memory.kept, context.padding, strict=True)
+    for at, (row, kept, pad) in enumerate(rows):
+        before = context.unknown[at] if context.unknown else 0
+        known = row[: kept - pad - before - 1]
+        is_visual = [False] * before + [token in placeholders for token in known] + [False]
         marks = torch.tensor(is_visual, device=context.device)
         text.append((~marks).nonzero()[:, 0] + pad)
         visual.append(marks.nonzero()[:, 0] + pad)

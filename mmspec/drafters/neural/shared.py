@@ -78,7 +78,15 @@ class SharedBackbone(DraftModel):
                 "rows wait for different numbers of tokens; a gate needs a draft model"
             )
         layout = block(waiting, None, context.memory.like)
-        logits, _ = self.thin.read(_memory(context, state), layout)
+        tap = None if state is None else self.kv.renewal(context, self.backbone, state)
+        if state is None or tap is None:
+            logits, _ = self.thin.read(_memory(context, state), layout)
+        else:
+            with tap:
+                logits, _ = self.thin.read(context.memory, layout)
+            state.become(self.kv.renew(context, self.backbone, self.layers, tap))
+        if state is not None:
+            state.drafts += 1
         return draft_law(context, logits, committed(context))
 
     def say(self, context: Context, state: KvView | None, nodes: Nodes) -> Categorical:
