@@ -249,6 +249,11 @@ class Drafter(ABC):
         return False
 
     @declared
+    def awaits(self) -> frozenset[str]:
+        """What of `wants` it does not look at before its first proposal was scored."""
+        return frozenset()
+
+    @declared
     def records_law(self) -> bool:
         """Whether drafts carry the laws that their tokens were drawn from."""
         return True

@@ -47,6 +47,7 @@ class BoundTokens:
             trees=own.trees,
             late=own.opens,
             at_once=own.opens and self.gate is None,  # which might keep a draft unread
+            awaits=own.awaits,
         )
 
     @property

@@ -211,10 +211,15 @@ def space_of(kit: Kit) -> ActionSpace:
 
 
 def within_radius(kit: Kit) -> Verifier:
-    """A fixed radius out of the options; `radii` are those of all components or groups."""
-    space, options = space_of(kit), kit.options
+    """A fixed radius out of the options, as a verifier."""
+    return ActionTolerance(space_of(kit), fixed_radius(kit), kit.options["keep"])
+
+
+def fixed_radius(kit: Kit) -> FixedRadius:
+    """The one that the options say; `radii` are those of all components or groups."""
+    options = kit.options
     radius = options["radius"] if options["radii"] is None else options["radii"]
-    return ActionTolerance(space, FixedRadius.of(space, radius, options["metric"]), options["keep"])
+    return FixedRadius.of(space_of(kit), radius, options["metric"])
 
 
 def _per_dim(

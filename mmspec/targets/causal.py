@@ -56,9 +56,10 @@ class CausalTarget:
     trees: bool = False  # whether the drafter proposes any
     late: bool = False  # whether the first token is drafted, too: see `mmspec.targets.late`
     at_once: bool = False  # whether a prompt may then be read with its draft in one forward
+    awaits: frozenset[str] = frozenset()  # what is then wanted behind the first draft only
 
     def __post_init__(self) -> None:
-        early = sorted(self.wants - {"ctc"}) if self.late else []
+        early = sorted(self.wants - {"ctc"} - self.awaits) if self.late else []
         if early:
             raise ValueError(
                 f"the first token is drafted before the prompt is read, and the drafter wants "
@@ -83,7 +84,7 @@ class CausalTarget:
         if self.late:
             slots = prompt_slots(request.inputs, request.past)
             rows = len(request.noise.rows)
-            unread = Unread(slots, rows, lambda: self._read_all(request, offer))
+            unread = Unread(slots, rows, lambda: self._read_all(request, offer), offer)
             return self._context(request, unread, [slots] * rows, self.backbone.vocabulary, offer)
         memory, logits = self._read_all(request, offer)
         context = self._context(request, memory, memory.kept, logits.shape[-1], offer)
@@ -155,9 +156,9 @@ class CausalTarget:
                 "only, but the drafter proposed a tree; give length= instead of tree="
             )
         if self.at_once and isinstance(context.memory, Unread):
-            logits = self._read_with(context, context.memory, draft)
-            if logits is not None:
-                return self._scores(context, draft, logits, {}, 0)
+            found = self._read_with(context, context.memory, draft)
+            if found is not None:
+                return self._scores(context, draft, *found, 0)
         memory, calls = _opened(context.memory), 1
         if memory.saved is not None and max(context.pending) > self.longest_replay:
             self._settle(context)
@@ -188,29 +189,35 @@ class CausalTarget:
         law = context.sampling.law(logits, prefix(context, draft), position)
         return Scores(law, position, features, calls)
 
-    def _read_with(self, context: Context, unread: Unread, draft: Draft) -> Tensor | None:
-        """Logits (B, 1 + N, V) behind a prompt that is read with its first draft, in one forward.
+    def _read_with(
+        self, context: Context, unread: Unread, draft: Draft
+    ) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """Logits and features (B, 1 + N, ...) behind a prompt that is read with its first draft.
 
         None where it must be read by itself, or was already. A class that was not asked yet is read
-        both ways, and by itself where it reads otherwise.
+        both ways, and by itself where it reads otherwise. States of the prompt are offered then,
+        without those of the draft; where more than states is wanted, nothing is read at once.
         """
-        if unread.found is not None:
+        if unread.found is not None or self.wants - {"ctc", "hidden", "logits"}:
             return None
+        is_told = "hidden" in self.wants
         if not draft.nodes:
             unread.opened()
-            return None if unread.logits is None else unread.logits[:, None]
+            last = {"hidden": unread.offer["hidden"][:, -1:]} if is_told else {}
+            return None if unread.logits is None else (unread.logits[:, None], last)
         opening = Opening.of(self.backbone, context.request, draft)
         if opening is None or opening.is_trusted is False:
             return None
         if opening.is_trusted:
             model, ctc = self.backbone.model, self.backbone.family.ctc
-            with remembered(model, ctc, context.shared.get("ctc")):
+            with remembered(model, ctc, context.shared.get("ctc")), self._states() as states:
                 unread.found, logits = opening.read()
-            return logits
+            return logits, {} if states is None else _offered(unread.offer, states, draft.nodes)
         memory = unread.opened()  # and looks at how the class reads what stands behind
-        logits, _ = self.backbone.read(memory, block(context.waiting(), draft, memory.like))
+        layout = block(context.waiting(), draft, memory.like)
+        logits, hidden = self.backbone.read(memory, layout, hidden=is_told)
         opening.compare(logits)
-        return logits
+        return logits, {} if hidden is None else {"hidden": hidden}
 
     def keep(self, context: Context, draft: Draft, kept: Round) -> Context:
         """Commit what was kept: cache slots first, then the history."""
@@ -285,6 +292,14 @@ class CausalTarget:
 def _opened(memory: Any) -> Memory | RowMemories:
     found: Memory | RowMemories = memory.opened() if isinstance(memory, Unread) else memory
     return found
+
+
+def _offered(offer: dict[str, Any], states: HiddenStateHook, nodes: int) -> dict[str, Tensor]:
+    """Offer the states of a prompt that was read with a draft; those of the draft's scores."""
+    offer["embeds"], offer["hidden"] = states.embeds[:, :-nodes], states.hidden[:, :-nodes]
+    told = states.positions
+    offer["positions"] = None if told is None else told[..., :-nodes]
+    return {"hidden": states.hidden[:, -nodes - 1 :]}
 
 
 def _is_read(memory: Any) -> bool:

@@ -39,10 +39,15 @@ class Unread:
     saved = None  # no state to go back to
 
     def __init__(
-        self, slots: int, rows: int, read: Callable[[], tuple[Memory | RowMemories, Tensor]]
+        self,
+        slots: int,
+        rows: int,
+        read: Callable[[], tuple[Memory | RowMemories, Tensor]],
+        offer: dict[str, Any],
     ) -> None:
         self.found: Memory | RowMemories | None = None
         self.logits: Tensor | None = None  # (B, V) behind a prompt that was read by itself
+        self.offer = offer  # what becomes known of the prompt once it is read
         self._kept = [slots - 1] * rows
         self._read = read
 

@@ -21,11 +21,15 @@ from mmspec.training.heads import Lesson, read
 from mmspec.training.trainable import HeadTraining
 
 
-def slots_loss(reader: Reader, head: ActionSlots, lesson: Lesson) -> Tensor:  # ()
+def slots_loss(
+    reader: Reader, head: ActionSlots, lesson: Lesson, corrects: bool = False
+) -> Tensor:  # ()
     """Cross entropy of the open slots.
 
     Of every other answer the first token is known, as when a draft begins, of the rest any 1 .. S -
-    1, as behind a rejection (reconstructed).
+    1, as behind a rejection (reconstructed). Where it `corrects` a lesson, the open slots learn
+    what the target would say behind the tokens before, and not the tokens themselves: for answers
+    that are not its own. That is of one branch, so not for a lesson with guidance.
     """
     pairs, size = read(reader, lesson), head.config.num_slots
     length = pairs.states.shape[1] - lesson.tokens.shape[1] + 1  # of the prompt
@@ -37,6 +41,9 @@ def slots_loss(reader: Reader, head: ActionSlots, lesson: Lesson) -> Tensor:  # 
     known = torch.arange(size, device=tokens.device) < count
     out = head(states, reader.embed(tokens.clamp_min(0)), known, seen)
     asked = ~known & (tokens >= 0)
+    if corrects:
+        assert len(states) == len(lesson.tokens), "guidance has two branches"
+        tokens = functional.pad(reader.head(pairs.next).argmax(-1), (1, size))[:, :size]
     if not bool(asked.any()):
         nothing: Tensor = out.sum() * 0.0
         return nothing

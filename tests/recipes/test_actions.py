@@ -16,7 +16,7 @@ from tests.toys.policies import (
     SAMPLED,
     SPACE,
     act,
-    head,
+    drafter_for,
     plain,
     reader,
     remembering,
@@ -27,6 +27,7 @@ NAMES = recipes.names("actions")
 # what makes a lossy recipe exact
 NEUTRAL: dict[str, dict[str, Any]] = {
     "hold-last-tolerance": {"radius": 0.0},
+    "oft-draft-tolerance": {"radius": 0.0},
     "spec-vla": {"radius": 0.0},
     "kerv": {"least": 0.0, "most": 0.0, "lockout": float("inf")},
     "heisd": {"bias": 0.0, "radius": 0.0, "theta": 2.0, "delta": 0.0},
@@ -76,7 +77,7 @@ def test_answers_of_two_actions_are_whole(name: str) -> None:
 def test_a_model_that_is_no_policy_is_refused(name: str) -> None:
     plan = recipes.get(name)
     with pytest.raises(ValueError, match="the model says nothing about that; give actions="):
-        tokens.bind(reader("llava"), plan, head() if plan.takes_drafter else None, {})
+        tokens.bind(reader("llava"), plan, drafter_for(plan), {})
 
 
 @pytest.mark.slow

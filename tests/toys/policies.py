@@ -49,13 +49,20 @@ def head(family: str = "llava") -> FeatureHead:
     return untrained(toys.model(family))
 
 
+def drafter_for(plan: Recipe, family: str = "llava") -> Any:
+    """A draft model of a sort that a recipe takes, if it takes any; it knows nothing."""
+    own = head(family)
+    if not plan.draft_model or any(kind.accepts(own) for kind in plan.draft_model):
+        return own if plan.draft_model else None
+    return plan.draft_model[0].random(reader(family), 0)
+
+
 def robot(
     recipe: str | Recipe, drafter: Any = None, family: str = "llava", **options: Any
 ) -> tokens.BoundTokens:
     """A toy bound to a recipe of actions."""
     plan = recipes.get(recipe) if isinstance(recipe, str) else recipe
-    if drafter is None and plan.takes_drafter:
-        drafter = head(family)
+    drafter = drafter_for(plan, family) if drafter is None else drafter
     if "store" in plan.options:
         options = {"store": store(), **options}
     plan = replace(plan, options={**plan.options, **options})

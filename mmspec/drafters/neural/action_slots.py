@@ -21,6 +21,7 @@ from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.action_slots import ActionSlots, slots_of
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context
+from mmspec.targets.turns import prompt_slots
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +37,17 @@ class ActionSlotsDraft(OfLastStates):
 
     def begin(self, context: Context) -> _Prompt:
         states = context.shared["hidden"]  # (R, L, D) of what was read just now
-        before = max(context.memory.kept[0] - states.shape[1], 0)  # slots of earlier turns
+        before = prompt_slots(context.request.inputs, context.request.past) - states.shape[1]
         pads = torch.tensor([max(pad - before, 0) for pad in context.memory.padding])
         place = torch.arange(states.shape[1], device=states.device)
         return _Prompt(states, place >= pads.to(place)[:, None])
 
     def listen(self, context: Context, state: _Prompt) -> Categorical:
+        self.fill(context, state)
+        return draft_law(context, self._at(state, 0), committed(context))
+
+    def fill(self, context: Context, state: _Prompt) -> Tensor:  # (B, S, V)
+        """Logits of all slots; those of tokens that are said already say nothing."""
         size = self.heads.config.num_slots
         said = context.emitted()
         rows = [[*row[:size], *[0] * (size - len(row))] for row in said]
@@ -52,7 +58,7 @@ class ActionSlotsDraft(OfLastStates):
         out = self.heads(state.states, self.backbone.embed(tokens), known, state.seen)
         state.logits = guided_logits(context, self.backbone.head(out))
         state.next = counts[:, None]
-        return draft_law(context, self._at(state, 0), committed(context))
+        return state.logits
 
     def say(self, context: Context, state: _Prompt, nodes: Nodes) -> Categorical:
         ahead = nodes.layout.depths + 1

@@ -29,10 +29,11 @@ def ears() -> Any:
 def test_files_are_small_and_the_target_is_deep(policy: Any) -> None:
     sizes = {
         name: sum(one.stat().st_size for one in zoo.path(name).glob("*.safetensors"))
-        for name in ("vla", "vla-drafter")
+        for name in ("vla", "vla-drafter", "vla-slots")
     }
     assert sizes["vla"] <= 4_500_000
     assert sizes["vla-drafter"] <= 500_000
+    assert sizes["vla-slots"] <= 200_000
     assert len(policy.language_model.model.layers) >= 24
     for layer in policy.language_model.model.layers:  # none of them adds nothing
         assert layer.self_attn.o_proj.weight.abs().max() > 1e-3
@@ -81,7 +82,7 @@ def test_its_head_drafts_and_changes_nothing(policy: Any, ears: Any) -> None:
 
 
 def test_its_name_brings_its_head_and_its_trajectories() -> None:
-    for recipe in ("spec-vla", "retrieval"):
+    for recipe in ("spec-vla", "retrieval", "oft-draft", "oft-draft-tolerance"):
         fast = mmspec.accelerate("zoo:vla", recipe)
         observation, info = TableReach("held-out").reset(seed=2)
         assert fast.predict_action(observation["image"], info["instruction"]).shape == (7,)
@@ -98,9 +99,11 @@ def test_exact_recipes_act_as_plain_decoding_from_fifty_starts(policy: Any, ears
     plain = mmspec.accelerate(policy, "plain", processor=ears)
     told = {"eagle-2": {"drafter": zoo.load("vla-drafter")}}
     told["retrieval"] = {"store": zoo.path("vla-drafter")}
+    told["oft-draft"] = {"drafter": zoo.load("vla-slots")}
+    told["oft-draft-tolerance"] = {**told["oft-draft"], "radius": 0}
     ways = {
         name: mmspec.accelerate(policy, name, processor=ears, **told.get(name, {}))
-        for name in ("hold-last", "kalman", "eagle-2", "retrieval", "prompt-lookup")
+        for name in ("hold-last", "kalman", "prompt-lookup", *told)
     }
     drafted = dict.fromkeys(ways, 0)
     for seed in range(50):
@@ -134,3 +137,21 @@ def test_stored_trajectories_are_the_policys_own(policy: Any) -> None:
     nearest, moments = store.nearest(store.features[:20], 1)
     assert (nearest > 0.999).all()
     assert (store.actions[moments[:, 0]] - store.actions[:20]).abs().max() < 0.05
+
+
+def test_its_slots_and_what_is_held_end_an_action_in_about_one_call(policy: Any, ears: Any) -> None:
+    """Plain decoding takes six behind the prompt; without a radius the way is its very own."""
+    parts: Any = {"drafter": zoo.load("vla-slots"), "processor": ears}
+    fast = mmspec.accelerate(policy, "oft-draft-tolerance", **parts)
+    exact = mmspec.accelerate(policy, "oft-draft-tolerance", radius=0, **parts)
+    plain = mmspec.accelerate(policy, "plain", processor=ears)
+    world = TableReach("held-out")
+    calls: list[int] = []
+    for seed in (1, 4):
+        calls += [step.target_calls for step in fast.rollout(world, seed=seed, steps=8).steps]
+        wanted = plain.rollout(world, seed=seed, steps=4)
+        found = exact.rollout(world, seed=seed, steps=4)
+        assert found.tokens == wanted.tokens
+        assert np.array_equal(np.stack(found.states), np.stack(wanted.states))
+    assert sum(calls) / len(calls) < 1.6
+    assert 0 in calls  # where the last action passed with the prompt

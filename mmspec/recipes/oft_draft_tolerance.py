@@ -1,0 +1,49 @@
+"""OFT within a tolerance: the last action again, then parallel slots, kept within a few bins.
+
+The slots of `oft-draft` (Kim et al. 2025) under the tolerance of `spec-vla` (Wang et al. 2025),
+behind the draft of `hold-last-tolerance`: the last action rides on the prompt, which is read in any
+case, and where some of it is refused, slots draft all of the rest in one pass. Of what a slot says,
+the bin is proposed around which most of its law lies within the radius. Lossy; `radius=0` is exact.
+Options as of spec-vla: `radius` (9) for all components, or `radii` one for each (or for each
+group), `metric` "bins" or "physical", `strict` components that must be equal (the gripper, unless
+said), `keep` "draft" or "target". Put `hold-last-tolerance` of the same radius beside it.
+
+Neither paper joins these parts: reconstructed as said under `oft-draft`, and the rest is ours.
+"""
+
+from mmspec.draft import Drafter
+from mmspec.drafters.actions.slots import HeldThenSlots
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
+from mmspec.drafters.lookup.prompt_lookup import length_of
+from mmspec.drafters.neural.action_slots import ACTION_SLOTS, ActionSlotsDraft
+from mmspec.recipe import STATES, Deferred, Kit, Recipe
+from mmspec.training.action_slots import ACTION_SLOTS_TRAINING
+from mmspec.verifiers.action_tolerance import (
+    KINDS,
+    OPTIONS,
+    fixed_radius,
+    within_radius,
+)
+
+
+def held_then_slots(kit: Kit) -> Drafter:
+    """The last action, and slots that know how far a token may lie off."""
+    assert isinstance(kit.drafter, ActionSlotsDraft)
+    bins = fixed_radius(kit).bins
+    return HeldThenSlots(kit.drafter, kit.space, bins, length_of(kit))
+
+
+RECIPE = Recipe(
+    architecture=held_then_slots,
+    execution=Chain(Fixed(64)),  # or as many as there are tokens left
+    verifier=Deferred(within_radius, "longest path within a radius of bins", kinds=KINDS),
+    optimisation="cross entropy of every slot",
+    sees=STATES,
+    draft_model=(ACTION_SLOTS,),
+    options=OPTIONS,
+    training=ACTION_SLOTS_TRAINING,
+    paper="Kim et al. 2025; Wang et al. 2025",
+    reconstructed="slots of a small head on a frozen policy; the last action before them",
+    decodes="actions",
+)

@@ -1,0 +1,180 @@
+"""The last action rides on the prompt, slots draft what of it is refused: exact within radius 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from mmspec.codes.actions import ActionCodes
+from mmspec.draft import Draft, Kind
+from mmspec.drafters.actions.slots import middles
+from mmspec.laws.noise import KeyedNoise
+from mmspec.laws.sampling import Sampling
+from mmspec.targets import causal, late
+from mmspec.targets.causal import CausalTarget
+from mmspec.targets.context import Context, Request
+from mmspec.targets.late import Opening
+from mmspec.targets.memory import Memory
+from tests import toys
+from tests.targets.test_opening import forwards
+from tests.toys.policies import (
+    GREEDY,
+    SAMPLED,
+    SPACE,
+    act,
+    plain,
+    reader,
+    remembering,
+    robot,
+    shown,
+)
+
+NAME = "oft-draft-tolerance"
+HIDDEN = frozenset({"hidden"})
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew() -> Iterator[None]:
+    late.forget()
+    yield
+    late.forget()
+
+
+def test_the_middle_of_a_law_is_where_most_of_it_lies() -> None:
+    """By counting, bin by bin; without a radius it is the likeliest bin, at the ends they stop."""
+    codes, generator = ActionCodes(20, 12), torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(2, 4, 25, generator=generator)
+    radii = torch.tensor([0, 1, 3, 12])
+    found = middles(logits, codes, radii)
+    law = logits[..., 8:20].softmax(-1)
+    for row in range(2):
+        for slot, radius in enumerate(radii.tolist()):
+            mass = [law[row, slot, max(x - radius, 0) : x + radius + 1].sum() for x in range(12)]
+            assert mass[int(found[row, slot]) - 8] == pytest.approx(float(max(mass)))
+    assert torch.equal(found[:, 0] - 8, law[:, 0].argmax(-1))
+    shape = torch.tensor([[[0.1, 0.3, 1e-9, 0.2, 0.2, 0.2]]]).log()
+    assert middles(shape, ActionCodes(6, 6), torch.tensor([1])).item() == 4
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_rows_that_keep_different_numbers_say_what_plain_decoding_says(sampling: Any) -> None:
+    """Both ways, then at once; prompts differ in length, one robot is new, and one stands still."""
+    wanted = plain(4, sampling=sampling)
+    bound = robot(NAME, radius=0.0)
+    for count in (3, 1):  # forwards until slots are asked: the prompt, its draft, both at once
+        done = [[], [wanted[1]], [[*wanted[2][:4], *wanted[1][4:]]], [wanted[0]]]
+        with forwards(bound.model) as read:
+            found, rounds = act(bound, [remembering(one) for one in done], 1, sampling)
+        assert found == wanted
+        assert len(set(rounds[0].accepted)) > 2
+        assert len(read) == count + sum(kept.calls for kept in rounds)
+
+
+def test_an_action_that_passes_costs_the_prompt_alone() -> None:
+    (wanted,) = plain(1)
+    bound = robot(NAME, radius=0.0)
+    act(bound, [remembering([wanted])])  # read both ways
+    with forwards(bound.model) as read:
+        found, rounds = act(bound, [remembering([wanted])])
+    assert (found, len(read), len(rounds)) == ([wanted], 1, 1)
+    wrong = [*wanted[:3], *[(one + 40 - 12) % 128 + 12 for one in wanted[3:]]]
+    with forwards(bound.model) as read:
+        found, rounds = act(bound, [remembering([wrong])])
+    assert found == [wanted]
+    assert rounds[0].accepted == (3,)
+    assert rounds[1].drafted == (2,)  # four are said; the last one is the policy's own
+    assert read[1:] == [1 + kept.drafted[0] for kept in rounds[1:]]
+
+
+def test_a_robot_that_did_nothing_yet_is_drafted_for_by_slots() -> None:
+    bound = robot(NAME, radius=0.0)
+    found, rounds = act(bound, [remembering([])])
+    assert found == plain(1)
+    assert [kept.drafted for kept in rounds[:2]] == [(0,), (5,)]
+    assert rounds[0].calls == 0
+
+
+def prefilled(rows: int) -> tuple[CausalTarget, Context]:
+    target = CausalTarget(
+        reader("llava"), HIDDEN, checks=False, late=True, at_once=True, awaits=HIDDEN
+    )
+    noise = KeyedNoise.seeded(0, rows, torch.device("cpu"))
+    return target, target.prefill(Request(shown(0, rows), Sampling(), noise, 8))
+
+
+@torch.no_grad()
+def offered(rows: int) -> tuple[Any, Any]:
+    """What a prompt read with a draft, or before it, offers; and the states of the draft."""
+    target, context = prefilled(rows)
+    drafted = torch.tensor([[30, 40, 50]] * rows)
+    scores = target.score(context, Draft.chain(drafted, Kind.DET))
+    return context.shared, scores.features["hidden"]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_states_of_a_prompt_are_those_without_the_draft_behind_it(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (apart, before), (together, behind) = offered(rows), offered(rows)
+    seen = shown(0, rows)["attention_mask"].bool()
+    for name in ("hidden", "embeds"):
+        assert together[name].shape == apart[name].shape
+        torch.testing.assert_close(together[name][seen], apart[name][seen], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(behind, before, atol=1e-4, rtol=1e-4)
+    own = causal._offered
+    monkeypatch.setattr(causal, "_offered", lambda offer, states, nodes: own(offer, states, 1))
+    assert offered(rows)[0]["hidden"].shape != apart["hidden"].shape  # two of the draft are there
+
+
+def test_a_draft_left_in_the_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: what the tests above would say of a draft that stays in the memory."""
+    bound = robot(NAME, radius=0.0)
+
+    def said(scene: int) -> bool:
+        (wanted,) = plain(1, scene=scene)
+        done = remembering([[wanted[0], *wanted[:6]]])
+        return act(bound, [done], scene=scene)[0] == [wanted]
+
+    assert all(said(scene) for scene in (0, 0, 1, 2))
+    own = Memory.advance
+
+    def forgetful(self: Memory, steps: list[int]) -> None:
+        own(self, [max(step, -1) for step in steps])
+
+    monkeypatch.setattr(Memory, "advance", forgetful)
+    assert not all(said(scene) for scene in (0, 1, 2))
+
+
+def test_a_prompt_that_sees_its_draft_is_found() -> None:
+    """PaliGemma's prefix would read the draft: it is read before, and stays exact."""
+    target = reader("paligemma")
+    noise = KeyedNoise.seeded(0, 1, torch.device("cpu"))
+    request = Request(toys.inputs("paligemma", 0, 1), Sampling(), noise, 8)
+    made = CausalTarget(target, HIDDEN, checks=False, late=True, at_once=True, awaits=HIDDEN)
+    draft = Draft.chain(torch.tensor([[30, 40, 50]]), Kind.DET)
+    with torch.no_grad():
+        calls = [made.score(made.prefill(request), draft).calls for _ in range(2)]
+    assert calls == [0, 1]  # compared, and then read before
+    drafted = Opening.of(target, request, draft)
+    assert drafted is not None
+    assert drafted.is_trusted is False
+
+
+def test_a_component_passes_by_its_own_distance() -> None:
+    """Every kept number lies within the radius of what the policy says behind those before it."""
+    bound = robot(NAME, radius=9.0)
+    (wanted,) = plain(1)
+    near = [one + (5 if one < 130 else -5) for one in wanted[:6]] + wanted[6:]
+    found, rounds = act(bound, [remembering([near])])
+    assert found[0][0] == near[0] != wanted[0]
+    assert rounds[0].accepted[0] >= 1
+    assert SPACE.dims[6].group == "gripper"
+    assert not bound.recipe.exact
+
+
+def test_states_that_are_wanted_before_are_refused() -> None:
+    with pytest.raises(ValueError, match="wants hidden of that"):
+        CausalTarget(reader("llava"), HIDDEN, late=True)
