@@ -3,12 +3,17 @@
     python demos/robot.py                                    # the bundled policy and its table
     python demos/robot.py --recipe spec-vla --recipe hold-last --episodes 5
     python demos/robot.py --model DIR --drafter DIR --world metaworld
+    python demos/robot.py --recipe spec-vla --length 6 --episodes 200 --robots 20  # success alone
 
 Every way acts in the same episodes, in closed loop: what it does is what it sees next. The table
 has success, calls of the target per action, acceptance length, control frequency, jitter (p50 and
 p99 in milliseconds) and whether every token was as plain decoding has it: always, of recipes that
 claim to be exact (in float32, as the zoo is loaded). Writes an animation of the first episode, all
 ways side by side, and a map of where each component of its actions came from.
+
+With --robots so many episodes run at once, in one batch. The table then has what does not depend on
+the clock: success with its 95 % interval (Wilson), and on paired episodes how many only this way or
+only plain decoding solved (McNemar, with its p).
 """
 
 from __future__ import annotations
@@ -27,7 +32,8 @@ from mmspec.cli.output import progress
 from mmspec.modalities.animation import save
 from mmspec.modalities.vla.acceptance import acceptance_map
 from mmspec.modalities.vla.animation import frames
-from mmspec.modalities.vla.judging import pace
+from mmspec.modalities.vla.asking import held_out
+from mmspec.modalities.vla.judging import mcnemar, pace, wilson
 from mmspec.modalities.vla.rollout import Rollout
 
 console = Console(highlight=False)
@@ -43,6 +49,8 @@ def main(
     episodes: Annotated[int, typer.Option(min=1, help="How many.")] = 3,
     steps: Annotated[int | None, typer.Option(min=1, help="Of an episode at most.")] = None,
     deadline_ms: Annotated[float | None, typer.Option(help="Of an action.")] = None,
+    length: Annotated[int | None, typer.Option(min=1, help="Drafted tokens, in chains.")] = None,
+    robots: Annotated[int, typer.Option(min=1, help="Episodes that run at once.")] = 1,
     seed: int = 0,
     out: Annotated[Path, typer.Option(help="Folder of the pictures.")] = Path(),
 ) -> None:
@@ -52,24 +60,56 @@ def main(
     said = {"world": world, "instruction": instruction, "steps": steps, "deadline_ms": deadline_ms}
     try:
         loaded = opened(model, "vla", drafter, chosen, seed, **said)
+        how = {} if length is None else {"length": length}
+        ways = {"plain": loaded.fast("plain")}
+        ways |= {name: loaded.fast(name, **how) for name in chosen}
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    ways = {name: loaded.fast(name) for name in ("plain", *chosen)}
     request = loaded.asker.request([])
     for fast in ways.values():
         fast.rollout(**{**request, "steps": 1}, seed=seed)  # warm-up
     went: dict[str, list[Rollout]] = {name: [] for name in ways}
     with progress(False) as bar:
-        for index in range(episodes):
+        for index in range(0, episodes, robots):
+            count = min(robots, episodes - index)
             for place, (name, fast) in enumerate(ways.items()):
-                bar("episodes", index * len(ways) + place, episodes * len(ways))
-                went[name].append(loaded.ask(fast, request, seed + index))
+                bar("episodes", index * len(ways) + place * count, episodes * len(ways))
+                if robots == 1:
+                    went[name].append(loaded.ask(fast, request, seed + index))
+                else:
+                    worlds = [held_out(world) for _ in range(count)]
+                    asked = {**request, "environment": worlds}
+                    went[name] += loaded.ask(fast, asked, seed + index)
+    if robots > 1:
+        _success(went)
+        return
     _table(went, ways)
     first = {name: column[0] for name, column in went.items()}
     written = [out / "robot.gif", out / "robot.png"]
     save(written[0], frames(first))
     acceptance_map(first).save(written[1])
     console.print(f"written to {out.resolve()}: {', '.join(file.name for file in written)}")
+
+
+def _success(went: dict[str, list[Rollout]]) -> None:
+    table = Table(box=None, padding=(0, 1))
+    table.add_column("recipe", no_wrap=True)
+    for title in ("success", "95 %", "only this", "only plain", "p", "steps", "calls"):
+        table.add_column(title)
+    plain = [one.is_success for one in went["plain"]]
+    for name, column in went.items():
+        solved = [one.is_success for one in column]
+        found, (low, high) = mcnemar(solved, plain), wilson(sum(solved), len(solved))
+        every = [step for one in column for step in one.steps]
+        table.add_row(
+            name,
+            f"{sum(solved)} of {len(solved)}",
+            f"{low:.1%} to {high:.1%}",
+            *(f"{found[title]:.3g}" for title in ("only this", "only plain", "p")),
+            f"{fmean(len(one.actions) for one in column):.1f}",
+            f"{fmean(one.target_calls for one in every):.2f}",
+        )
+    console.print(table)
 
 
 def _table(went: dict[str, list[Rollout]], ways: dict[str, Any]) -> None:

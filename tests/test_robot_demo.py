@@ -14,22 +14,33 @@ from tests.modalities.vla.policies import policy, processor
 DEMO = Path(__file__).parents[1] / "demos" / "robot.py"
 
 
-def test_the_demo_acts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    policy().save_pretrained(tmp_path / "policy")
-    processor().save_pretrained(tmp_path / "policy")
-    demo = runpy.run_path(str(DEMO))
-    demo["main"](
-        model=str(tmp_path / "policy"),
-        drafter=None,
-        recipe=["hold-last", "hold-last-tolerance"],
-        world="table",
-        instruction=None,
-        episodes=2,
-        steps=3,
-        deadline_ms=None,
-        seed=4,
-        out=tmp_path,
-    )
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("demo")
+    policy().save_pretrained(folder / "policy")
+    processor().save_pretrained(folder / "policy")
+    named = {"model": str(folder / "policy"), "drafter": None, "world": "table"}
+    how = {"instruction": None, "deadline_ms": None, "length": None, "robots": 1}
+    return {**named, **how, "recipe": ["hold-last", "hold-last-tolerance"], "steps": 3, "seed": 4}
+
+
+def test_episodes_at_once_are_those_one_by_one(
+    asked: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Calls per action of every way; nothing is written, and the rest is not of the clock."""
+    main, calls = runpy.run_path(str(DEMO))["main"], []
+    for robots, column in ((1, 3), (3, -1)):
+        main(**{**asked, "robots": robots, "length": 6}, episodes=3, out=tmp_path)
+        lines = [line for line in capsys.readouterr().out.splitlines() if " of 3 " in line]
+        calls.append([line.split()[column + 2 if column > 0 else column] for line in lines])
+    assert len(calls[0]) == 3
+    assert calls[0] == calls[1]
+
+
+def test_the_demo_acts(
+    asked: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runpy.run_path(str(DEMO))["main"](**asked, episodes=2, out=tmp_path)
     printed = capsys.readouterr().out
     rows = {line.split()[0]: line for line in printed.splitlines() if " of 2 " in line}
     assert list(rows) == ["plain", "hold-last", "hold-last-tolerance"]

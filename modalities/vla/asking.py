@@ -26,7 +26,7 @@ class PolicyAsker:
     def __init__(self, source: str, model: Any, settings: PolicySettings, **options: Any) -> None:
         self.source, self.settings = source, settings
         self.processor = asking.processor(source, model, sees=True, **options)
-        self.world = make_world(settings.world, **_held_out(settings.world))
+        self.world = held_out(settings.world)
         said = {name: getattr(settings, name) for name in CALLS}
         self.said = {name: value for name, value in said.items() if value is not None}
         if settings.temperature > 0:
@@ -87,6 +87,6 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
     return examining_tokens.examine(target, drafter, session, reader)
 
 
-def _held_out(world: str) -> dict[str, Any]:
-    """Goals that the zoo's policy has not seen, where the world knows a difference."""
-    return {"split": "held-out"} if world == "table" else {}
+def held_out(world: str) -> Any:
+    """A world, with goals that the zoo's policy has not seen where it knows a difference."""
+    return make_world(world, **({"split": "held-out"} if world == "table" else {}))
