@@ -158,5 +158,5 @@ def prompt_lookup(kit: Kit) -> Drafter:
 
 def length_of(kit: Kit) -> Length:
     if not isinstance(kit.shape, Chain):
-        raise ValueError("copies are chains; give length= instead of tree=")
+        raise ValueError("this recipe drafts chains; give length= instead of tree=")
     return kit.shape.length
