@@ -15,6 +15,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from mmspec.models.prismatic import OpenVLAForActionPrediction
 from mmspec.models.prismatic_config import OpenVLAConfig
+from mmspec.training.expansion import expand
 from mmspec.zoo.scene import COLOURS, DIGITS, SHAPES, SIZES
 
 PIXELS, PATCH = 72, 12
@@ -101,20 +102,10 @@ def build(
 def grown(
     model: OpenVLAForActionPrediction, tokenizer: PreTrainedTokenizerFast, layers: int = LAYERS
 ) -> OpenVLAForActionPrediction:
-    """A policy of so many layers that says what a shallower one says.
-
-    Behind each layer stand copies of it that add nothing yet (block expansion, Wu et al. 2024): a
-    deep narrow model learns the longer the deeper it is, and costs as much in every step.
-    """
+    """A policy of so many layers that says what a shallower one says."""
     config: Any = model.config
     deep = build(tokenizer, config.norm_stats[KEY]["action"], layers)
-    old, new = (one.language_model.model.layers for one in (model, deep))
-    copies = len(new) // len(old)
     weights = {k: v for k, v in model.state_dict().items() if ".layers." not in k}
     deep.load_state_dict(weights, strict=False)
-    for number, layer in enumerate(new):
-        layer.load_state_dict(old[number // copies].state_dict())
-        if number % copies:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
+    expand(*(one.language_model.model.layers for one in (model, deep)))
     return deep
