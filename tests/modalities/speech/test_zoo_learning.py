@@ -8,12 +8,22 @@ import pytest
 import torch
 from torch.nn import functional
 
-from mmspec.modalities.speech.recognition.zoo import granite, whisper, whisper_learning
+from mmspec.modalities.speech.recognition.zoo import (
+    granite,
+    granite_learning,
+    spans,
+    whisper,
+    whisper_learning,
+)
 from mmspec.modalities.speech.recognition.zoo.ctc import LABELS, ctc_loss, letters
 from mmspec.modalities.speech.recognition.zoo.evaluate import word_errors
+from mmspec.modalities.speech.recognition.zoo.guided_attention import LetterPlaces, unheard
+from mmspec.modalities.speech.recognition.zoo.spans import HeardSpan
 from mmspec.modalities.speech.recognition.zoo.windows import HearingWindow, Segment, joined
 from mmspec.modalities.speech.zoo.recordings import recordings
 from mmspec.modalities.speech.zoo.speaking import RATE_HZ
+from mmspec.training.expansion import expand
+from mmspec.training.fitting import Course, Fall
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +94,75 @@ def test_word_errors_are_counted_over_all() -> None:
     found = word_errors(["a red ring", "a star"], ["a ring", "a big star"])
     assert (found.wrong, found.said) == (2, 5)
     assert found.rate == 0.4
+
+
+# --- learning to listen ---------------------------------------------------------------------------
+
+
+def spoken(text: str, pause: int = 3) -> HeardSpan:
+    """Two frames a letter, a pause behind each; a state is the number of its frame."""
+    step = 2 + pause
+    states = torch.arange(len(text) * step).float()[:, None].expand(-1, granite.WIDTH)
+    frames = tuple((at * step, at * step + 2) for at in range(len(text)))
+    return HeardSpan((states / 16).half(), text, frames)
+
+
+def test_a_span_has_the_sound_of_its_words_alone() -> None:
+    whole = spoken("a red ring")
+    same = whole.words(0, 3)
+    assert (same.text, same.frames) == (whole.text, whole.frames)
+    assert torch.equal(same.states, whole.states)
+    middle = whole.words(1, 1)
+    assert middle.text == "red"
+    begin = int(16 * middle.states[0, 0])
+    said = [(begin + start, begin + stop) for start, stop in middle.frames]
+    assert said == list(whole.frames[2:5])
+    assert whole.frames[1][0] < begin <= whole.frames[2][0]
+    end = begin + len(middle.states)
+    assert whole.frames[4][1] <= end <= whole.frames[5][1]
+    assert spoken("").words(0, 1).text == ""
+
+
+def test_lessons_grow_from_words_to_sentences_and_keep_to_their_places() -> None:
+    pool = [spoken("is the red ring above the blue star", 0), spoken("a star", 0)]
+    made, drawn = spans.lessons(pool, 200, 3, 40, 0), list[list[HeardSpan]]()
+    while sum(map(len, drawn)) < 512:
+        drawn.append(next(made))
+    counts = [len(one.text.split()) for batch in drawn for one in batch]
+    assert counts.count(1) > len(counts) / 2
+    for batch in drawn:
+        assert sum(-(-len(one.states) // 3) + len(one.text) + 1 for one in batch) <= 200
+    while len(drawn) < 200:
+        drawn.append(next(made))
+    assert {one.text for batch in drawn[-20:] for one in batch} == {one.text for one in pool}
+
+
+def test_guided_attention_looks_where_a_letter_is_heard() -> None:
+    places = LetterPlaces(*torch.tensor([[0, 5, 1], [0, 6, 3]]).unbind(1))
+    right = torch.full((1, 2, 8, 8), 1 / 8)
+    right[0, 0, 5], right[0, 0, 6] = torch.eye(8)[1], torch.eye(8)[3]
+    wrong = right.roll(1, dims=-1)
+    found = [float(unheard([one] * 3, places)) for one in (right, wrong)]
+    assert found[0] == pytest.approx(0, abs=1e-3)
+    assert found[1] > 5
+    with pytest.raises(ValueError, match="eager"):
+        unheard([], places)
+
+
+def test_a_text_model_that_listens_is_grown_and_says_the_same() -> None:
+    reader = granite.build_processor()
+    model = granite.build(reader.tokenizer, granite.SHALLOW).train()
+    losses: list[float] = []
+    course = Course(progress=lambda *told: losses.append(told[3]))
+    pool = [spoken("a red ring", 1), spoken("a star", 1)]
+    granite_learning.learn_to_write(model, reader, pool, 8, Fall(8, 2e-3), course)
+    assert losses[-1] < losses[0]
+    deep = granite.grown(model, reader.tokenizer)
+    inner, other = (one.model.language_model.eval() for one in (model, deep))
+    ids = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        states = [one(ids).last_hidden_state for one in (inner, other)]
+    assert torch.equal(*states)
+    assert len(other.layers) == granite.TEXT_LAYERS
+    with pytest.raises(ValueError, match="multiple"):
+        expand(inner.layers, other.layers[:3])

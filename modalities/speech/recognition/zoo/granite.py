@@ -26,9 +26,11 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from mmspec.modalities.speech.recognition.hearing import ASKED, chat
 from mmspec.modalities.speech.recognition.zoo.ctc import LABELS, letters
+from mmspec.training.expansion import expand
 
 WIDTH, HEADS = 96, 4
 ENCODER_LAYERS, TEXT_LAYERS = 3, 12
+SHALLOW = 4  # layers of the text model that learn first
 MELS = 80
 BLOCK, QUERIES = 3, 1  # frames that the projector looks at together, embeddings it makes of them
 MOST = 80  # tokens of a transcript
@@ -69,14 +71,14 @@ def build_processor() -> GraniteSpeechProcessor:
     return GraniteSpeechProcessor(extractor, tokenizer, AUDIO, chat_template=TEMPLATE)
 
 
-def build(tokenizer: PreTrainedTokenizerFast) -> Any:
-    """The model, untrained."""
+def build(tokenizer: PreTrainedTokenizerFast, layers: int = TEXT_LAYERS) -> Any:
+    """The model, untrained, with so many layers of text."""
     ids: Any = tokenizer.convert_tokens_to_ids
     text = GraniteConfig(
         vocab_size=len(tokenizer),
         hidden_size=WIDTH,
         intermediate_size=WIDTH * 4 // 3,
-        num_hidden_layers=TEXT_LAYERS,
+        num_hidden_layers=layers,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS // 2,
         max_position_embeddings=512,
@@ -121,6 +123,15 @@ def build(tokenizer: PreTrainedTokenizerFast) -> Any:
         tie_word_embeddings=False,
     )
     return GraniteSpeechForConditionalGeneration(config)
+
+
+def grown(model: Any, tokenizer: PreTrainedTokenizerFast) -> Any:
+    """A model of `TEXT_LAYERS` that writes what a shallower one writes."""
+    deep = build(tokenizer)
+    shared = {k: v for k, v in model.state_dict().items() if "language_model.layers." not in k}
+    deep.load_state_dict(shared, strict=False)
+    expand(*(one.model.language_model.layers for one in (model, deep)))
+    return deep
 
 
 def transcribe(

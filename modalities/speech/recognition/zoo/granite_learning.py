@@ -13,15 +13,20 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GraniteSpeechProcessor
 
+from mmspec.codes.ctc import align
 from mmspec.modalities.speech.recognition.hearing import ASKED, chat
 from mmspec.modalities.speech.recognition.zoo.ctc import ctc_loss
 from mmspec.modalities.speech.recognition.zoo.granite import AUDIO, BLOCK, QUERIES
+from mmspec.modalities.speech.recognition.zoo.guided_attention import LetterPlaces, unheard
 from mmspec.modalities.speech.recognition.zoo.misreading import misread
+from mmspec.modalities.speech.recognition.zoo.spans import HeardSpan, lessons
 from mmspec.modalities.speech.recognition.zoo.windows import windows
 from mmspec.training.fitting import Course, Fall, divided, fit
 
 IGNORED = -100
 _LONGEST_S = 4.0
+_GUIDANCE = 0.3  # weight of attention beside the letters
+_PLACES = 1500  # of a batch: letters and embeddings of sound
 _AT_ONCE = 64
 _ASKED = (ASKED, "", "", "")  # what is asked beside the sound; mostly nothing, which is quick
 
@@ -69,67 +74,93 @@ def learn_to_hear(
 
 
 @torch.no_grad()
-def heard(model: Any, taught: GraniteLesson) -> list[Tensor]:
-    """What the encoder makes of each recording: (T, D) float16."""
-    encode = model.model.encoder.eval()
-    return [encode(one[None].float()).last_hidden_state[0].half() for one in taught.features]
+def heard(model: Any, taught: GraniteLesson) -> list[HeardSpan]:
+    """What the encoder makes of each recording, and where its CTC head hears each letter."""
+    encoder, found = model.model.encoder.eval(), []
+    for features, text in zip(taught.features, taught.texts, strict=True):
+        states = encoder(features[None].float()).last_hidden_state[0]
+        letters = align(encoder.out(states).log_softmax(-1), [ord(one) for one in text])
+        found.append(HeardSpan(states.half(), text, tuple((r.start, r.stop) for r in letters)))
+    return found
 
 
 def learn_to_write(
     model: Any,
     processor: GraniteSpeechProcessor,
-    states: Sequence[Tensor],
-    taught: GraniteLesson,
-    batch: int,
+    pool: Sequence[HeardSpan],
+    growing: int,
     fall: Fall,
     course: Course,
 ) -> None:
-    """Train the projector and the language model on what the frozen encoder made."""
+    """Train the projector and the language model on what the frozen encoder made.
+
+    For so many `growing` batches spans grow from words to sentences, and attention is guided if
+    there are any; else all are sentences.
+    """
     generator = np.random.default_rng((course.seed, 6))
     noise = torch.Generator().manual_seed(course.seed)
+    inner, is_guided = model.model, growing > 0
+    inner.language_model.set_attn_implementation("eager" if is_guided else "sdpa")
 
-    def loss_of(picked: np.ndarray) -> Tensor:
+    def loss_of(spans: list[HeardSpan]) -> Tensor:
         asked = _ASKED[generator.integers(len(_ASKED))]
-        ids, labels, mask = _batch(processor, states, taught, picked, asked)
-        ids = misread(ids, labels != IGNORED, noise)
-        sounds = pad_sequence([states[i].float() for i in picked], batch_first=True)
-        inner = model.model
-        embeds = inner.get_merged_audio_embeddings(ids, inner.projector(sounds), mask)
-        hidden = inner.language_model(inputs_embeds=embeds, use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden) / model.config.text_config.logits_scaling
-        return functional.cross_entropy(
-            logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
+        batch = _batch(processor, spans, asked)
+        ids = misread(batch.ids, batch.labels != IGNORED, noise)
+        sounds = pad_sequence([one.states.float() for one in spans], batch_first=True)
+        embeds = inner.get_merged_audio_embeddings(ids, inner.projector(sounds), batch.mask)
+        made = inner.language_model(
+            inputs_embeds=embeds, use_cache=False, output_attentions=is_guided
         )
+        logits = model.lm_head(made.last_hidden_state) / model.config.text_config.logits_scaling
+        loss = functional.cross_entropy(
+            logits[:, :-1].float().flatten(0, 1),
+            batch.labels[:, 1:].flatten(),
+            ignore_index=IGNORED,
+        )
+        return loss + _GUIDANCE * unheard(made.attentions, batch.places) if is_guided else loss
 
     learnt = [
-        *model.model.projector.parameters(),
-        *model.model.language_model.parameters(),
+        *inner.projector.parameters(),
+        *inner.language_model.parameters(),
         *model.lm_head.parameters(),
     ]
-    items = _alike([len(one) for one in states], batch, course.seed)
-    matrices, others = divided(model.model.language_model.layers, learnt)
+    items = lessons(pool, _PLACES, BLOCK // QUERIES, course.cut(growing), course.seed)
+    matrices, others = divided(inner.language_model.layers, learnt)
     fit(others, items, loss_of, fall, "write", course, matrices=matrices)
+    inner.language_model.set_attn_implementation("sdpa")
+
+
+@dataclass(frozen=True)
+class WrittenBatch:
+    """ids, labels: (B, L), padded on the right. mask: (B, n), which audio embeddings there are."""
+
+    ids: Tensor
+    labels: Tensor
+    mask: Tensor
+    places: LetterPlaces
 
 
 def _batch(
-    processor: GraniteSpeechProcessor,
-    states: Sequence[Tensor],
-    taught: GraniteLesson,
-    picked: np.ndarray,
-    asked: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """ids, labels: (B, L), padded on the right. mask: (B, n), which audio embeddings there are."""
+    processor: GraniteSpeechProcessor, spans: Sequence[HeardSpan], asked: str
+) -> WrittenBatch:
     tokenizer: Any = processor.tokenizer
-    counts = [-(-len(states[i]) // BLOCK) * QUERIES for i in picked]
-    opening, rows, labels = chat(processor, asked), [], []
-    for i, count in zip(picked, counts, strict=True):
+    counts = [-(-len(one.states) // BLOCK) * QUERIES for one in spans]
+    opening, rows, labels, places = chat(processor, asked), [], [], []
+    first = len(tokenizer(opening.split(AUDIO)[0]).input_ids)
+    for row, (one, count) in enumerate(zip(spans, counts, strict=True)):
         before = tokenizer(opening.replace(AUDIO, AUDIO * count)).input_ids
-        after = [*tokenizer(taught.texts[i]).input_ids, tokenizer.eos_token_id]
+        after = [*tokenizer(one.text).input_ids, tokenizer.eos_token_id]
         rows.append(torch.tensor(before + after))
         labels.append(torch.tensor([IGNORED] * len(before) + after))
+        for number, (start, stop) in enumerate(one.frames):
+            block = (start + stop - 1) // 2 // (BLOCK // QUERIES)
+            places.append((row, len(before) - 1 + number, first + block))
     mask = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
     ids = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
-    return ids, pad_sequence(labels, batch_first=True, padding_value=IGNORED), mask
+    told = LetterPlaces(*torch.tensor(places, dtype=torch.long).reshape(-1, 3).unbind(1))
+    return WrittenBatch(
+        ids, pad_sequence(labels, batch_first=True, padding_value=IGNORED), mask, told
+    )
 
 
 def _alike(lengths: Sequence[int], batch: int, seed: int) -> Iterator[np.ndarray]:

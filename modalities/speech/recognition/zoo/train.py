@@ -46,26 +46,28 @@ Hear = Callable[[Any, Any, Sequence[Tensor]], list[str]]
 class HearingPlan:
     """How a recogniser is trained: `hearing` of its encoder, then `writing` on what that hears.
 
-    Both learn from a pool of windows; `together` from another one. A language model learns to write
-    from two, and in the end once more from the first.
+    Whisper learns both from a pool of windows, and `together` from another one. Granite learns
+    all from two, and to write first with few layers, then with all of them.
     """
 
     pool: int
-    writing: Fall
-    hearing: Fall | None = None  # a drafter has its target's encoder
-    together: Fall | None = None
+    writing: tuple[Fall, ...]
+    hearing: tuple[Fall, ...] = ()  # a drafter has its target's encoder
+    together: tuple[Fall, ...] = ()
 
-    def courses(self) -> tuple[Fall, Fall]:
-        """`hearing` and `together`, of a recogniser that has an encoder of its own."""
-        assert self.hearing is not None
-        assert self.together is not None
-        return self.hearing, self.together
+    @property
+    def falls(self) -> tuple[Fall, ...]:
+        return (*self.hearing, *self.writing, *self.together)
 
 
 PLANS = {
-    "whisper": HearingPlan(6000, Fall(700, 1.5e-3), Fall(1000, 2e-3), Fall(1800, 1e-3)),
-    "whisper-drafter": HearingPlan(3000, Fall(900, 3e-3)),
-    "granite-speech": HearingPlan(4000, Fall(600, 2e-3), Fall(500, 2e-3), Fall(450, 2e-3)),
+    "whisper": HearingPlan(
+        6000, (Fall(700, 1.5e-3),), (Fall(1000, 2e-3),), together=(Fall(1800, 1e-3),)
+    ),
+    "whisper-drafter": HearingPlan(3000, (Fall(900, 3e-3),)),
+    "granite-speech": HearingPlan(
+        5000, (Fall(1000, 2e-3), Fall(600, 1e-3)), (Fall(600, 2e-3), Fall(600, 1e-3))
+    ),
 }
 
 
@@ -75,9 +77,8 @@ def train(
     """Teach an encoder to hear, then a decoder to write; a drafter, to write as its target does."""
     course, plan = Course(seed, steps, progress), PLANS[entry.name]
     model = _TRAINERS[entry.name](entry, folder, plan, course)
-    falls = (plan.hearing, plan.writing, plan.together)
     return {
-        "steps": sum(course.cut(fall.steps) for fall in falls if fall is not None),
+        "steps": sum(course.cut(fall.steps) for fall in plan.falls),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
@@ -109,7 +110,7 @@ def _rate(hear: Hear, model: Any, reader: Any, count: int, room: Room | None) ->
 
 
 def _whisper(entry: Entry, folder: Path, plan: HearingPlan, course: Course) -> Any:
-    hearing, together = plan.courses()
+    [hearing], [writing], [together] = plan.hearing, plan.writing, plan.together
     reader = whisper.build_processor()
     model = whisper.build(reader.tokenizer).train()
     taught = whisper_learning.lesson(reader, plan.pool, course)
@@ -117,7 +118,7 @@ def _whisper(entry: Entry, folder: Path, plan: HearingPlan, course: Course) -> A
     with _kept(model, reader, whisper, folder):
         whisper_learning.learn_to_hear(model, taught, BATCH, hearing, course)
         states = whisper_learning.heard(model, taught)
-        whisper_learning.learn_to_write(model, states, taught, BATCH, plan.writing, course)
+        whisper_learning.learn_to_write(model, states, taught, BATCH, writing, course)
         later = course.later(1)
         others = whisper_learning.lesson(reader, plan.pool, later)
         whisper_learning.learn_together(model, others, BATCH, together, later)
@@ -127,28 +128,33 @@ def _whisper(entry: Entry, folder: Path, plan: HearingPlan, course: Course) -> A
 def _drafter(entry: Entry, folder: Path, plan: HearingPlan, course: Course) -> Any:
     """A decoder of one layer on its target's encoder."""
     assert entry.target is not None
+    [writing] = plan.writing
     target, reader = teacher(entry.target), whisper.build_processor()
     taught = whisper_learning.lesson(reader, plan.pool, course)
     states = whisper_learning.heard(target, taught)
     model = whisper.build_drafter(reader.tokenizer, target).train()
     with _kept(model, reader, whisper, folder):
-        whisper_learning.learn_to_follow(model, target, states, taught, BATCH, plan.writing, course)
+        whisper_learning.learn_to_follow(model, target, states, taught, BATCH, writing, course)
     return model
 
 
 def _granite(entry: Entry, folder: Path, plan: HearingPlan, course: Course) -> Any:
-    hearing, together = plan.courses()
     reader = granite.build_processor()
-    model = granite.build(reader.tokenizer).train()
-    taught = granite_learning.lesson(reader, plan.pool, course)
+    tokenizer = reader.tokenizer
+    model = granite.build(tokenizer, granite.SHALLOW).train()
+    first, second = (granite_learning.lesson(reader, plan.pool, course.later(i)) for i in range(2))
+    taught = granite_learning.together(first, second)
+    few, many = plan.writing
     with _kept(model, reader, granite, folder):
-        granite_learning.learn_to_hear(model, taught, BATCH, hearing, course)
-        others = granite_learning.lesson(reader, plan.pool, course.later(1))
-        both = granite_learning.together(taught, others)
-        states = granite_learning.heard(model, both)
-        write = granite_learning.learn_to_write
-        write(model, reader, states, both, BATCH, plan.writing, course)
-        write(model, reader, states[: len(taught.texts)], taught, BATCH, together, course)
+        for number, hearing in enumerate(plan.hearing):
+            later = course.later(2 * number)
+            granite_learning.learn_to_hear(model, taught, BATCH, hearing, later)
+        pool = granite_learning.heard(model, taught)
+        growing = few.steps // 2
+        granite_learning.learn_to_write(model, reader, pool, growing, few, course)
+    model = granite.grown(model, tokenizer).train()
+    with _kept(model, reader, granite, folder):
+        granite_learning.learn_to_write(model, reader, pool, 0, many, course.later(1))
     return model
 
 
