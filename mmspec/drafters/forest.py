@@ -71,14 +71,14 @@ class Forest:
         for row, nodes in enumerate(wanted):
             for at, node in enumerate(nodes):
                 self.places[row][node] = self.columns + at
-        visible = torch.zeros(self.context.batch, width, self.columns + width, dtype=torch.bool)
-        own = torch.arange(width)
-        visible[:, own, self.columns + own] = True
-        for row, nodes in enumerate(wanted):
-            for at, node in enumerate(nodes):
-                visible[row, at, self._line(row, node)] = True
+        seen = [
+            self._seen(row, nodes[at] if at < len(nodes) else -1, self.columns + at, width)
+            for row, nodes in enumerate(wanted)
+            for at in range(width)
+        ]
+        visible = torch.tensor(seen, device=device).view(len(wanted), width, -1)
         block, deep = torch.tensor(tokens, device=device), torch.tensor(depths, device=device)
-        nodes_read = Nodes(block, Layout(deep, visible.to(device)), tuple(self.blocks))
+        nodes_read = Nodes(block, Layout(deep, visible), tuple(self.blocks))
         law = self.model.say(self.context, self.state, nodes_read)
         self.blocks.append(block)
         self.columns += width
@@ -125,11 +125,12 @@ class Forest:
         pairs = zip(wanted, values, strict=True)
         return [self._filled([own[node] for node in row], width, 0) for row, own in pairs]
 
-    def _line(self, row: int, node: int) -> list[int]:
-        """Columns of a node and of what it hangs from."""
-        columns = []
+    def _seen(self, row: int, node: int, own: int, width: int) -> list[bool]:
+        """Which columns a node sees: what it hangs from, and its `own`; of -1, that alone."""
+        columns = [False] * (self.columns + width)
+        columns[own] = True
         while node >= 0:
-            columns.append(self.places[row][node])
+            columns[self.places[row][node]] = True
             node = self.parents[row][node]
         return columns
 

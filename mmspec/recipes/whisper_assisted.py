@@ -4,7 +4,8 @@ Gandhi et al. 2023 (Distil-Whisper, arXiv 2311.00430). `drafter` is a decoder al
 (`WhisperForCausalLM`), a whole model whose encoder has the target's weights, or any other draft
 model; the first two are handed the target's encoder states, so a sound is encoded once. Exact.
 transformers' own assistance takes one row at a time and no fall-back of temperatures; this takes
-both. Drafts end where the best token has less than 0.4, as they do there, and with the text.
+both. Drafts end where the best token has less than 0.4, as they do there, and with the text; they
+are up to 64 tokens long, so that what a sure draft model says of one sentence is read at once.
 """
 
 from mmspec.drafters.neural.shared_encoder import SHARED_ENCODER, ending
@@ -14,7 +15,7 @@ from mmspec.verifiers.coupled import Coupled
 
 RECIPE = Recipe(
     architecture=ending,
-    execution=Recycled(most=32, window=None),
+    execution=Recycled(most=64, window=None),
     verifier=Coupled(),
     sees="auto",
     draft_model=(SHARED_ENCODER,),
