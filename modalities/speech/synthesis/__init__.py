@@ -25,9 +25,8 @@ def owns(source: Source) -> bool:
 
 @dataclass(frozen=True)
 class SpeechSettings(VoiceSettings):
-    """Codes are drawn, because greedy speech tends to loop."""
+    """Codes are drawn if nothing is said, because greedy speech tends to loop."""
 
-    temperature: float = setting(1.0, "0 is greedy.", min=0)
     repetition_aware: bool = setting(False, "Codes that repeat are drawn anew from the whole law.")
 
 

@@ -41,7 +41,7 @@ def prepare(
     return {
         **given,
         **inputs,
-        **_drawn(given, own["repetition_aware"]),
+        **_drawn(given, bound.model.generation_config, own["repetition_aware"]),
         "max_new_tokens": _room(bound, codec, length, given.get("max_new_tokens"), own["seconds"]),
         "eos_token_id": layout.end,
         "suppress_tokens": layout.others(bound.backbone.vocabulary),
@@ -143,9 +143,13 @@ def _room(bound: BoundTokens, codec: Codec, length: int, asked: Any, seconds: An
     return int(asked)
 
 
-def _drawn(given: Mapping[str, Any], aware: Any) -> dict[str, Any]:
-    """How codes are drawn: at temperature 1 if nothing is said, away from repetitions if asked."""
-    said = {name: given[name] for name in ("temperature", "top_k", "top_p") if given.get(name)}
+def _drawn(given: Mapping[str, Any], config: Any, aware: Any) -> dict[str, Any]:
+    """How codes are drawn: as the model's generation configuration says, but not greedily unless
+    asked, and among all of them; away from repetitions if asked.
+    """
+    told = {name: given.get(name) for name in ("temperature", "top_k", "top_p")}
+    own = {"temperature": config.temperature, "top_p": config.top_p}
+    said = {name: value for name in told if (value := told[name] or own.get(name))}
     greedy = given.get("do_sample") is False or given.get("temperature") == 0
     made: dict[str, Any] = {} if greedy else {"do_sample": True, "top_k": given.get("top_k") or 0}
     if aware is None:

@@ -58,7 +58,7 @@ learned from was spoken by espeak-ng. The folder `codec` of the target, an X-cod
 makes sound of its codes, 50 a second out of 1024; `speech_codes` in `config.json` says which ids
 they are. Text is read word by word; words outside the Scene world are `<unk>`.
 """
-TEMPERATURE, CHAIN = 0.8, 4  # where speech and acceptance are measured
+TEMPERATURE, CHAIN = 0.8, 4  # at which it speaks if nothing is said, and where it is measured
 NOTES = f"""\
 `word error rate` is that of the zoo's recogniser `whisper` on held-out sentences, spoken at
 temperature {TEMPERATURE}; `espeak word error rate` is that of espeak-ng's own speech, `codec word
@@ -104,6 +104,7 @@ def train(
     model: Any = models.speaker(plan.shape)
 
     def save() -> None:
+        model.generation_config.update(do_sample=True, temperature=TEMPERATURE)
         model.half().save_pretrained(folder)
         models.tokenizer().save_pretrained(folder)
         if entry.target is None:
