@@ -229,3 +229,16 @@ def test_a_stream_of_a_codec_that_norms_over_time_never_takes_sound_back() -> No
         heard_so_far, frames = now, frames + len(kept.tokens[0])
     assert torch.equal(heard_so_far, fast.synthesize(texts(1), voice="ada", **HOW).waveform)
     assert len(heard_so_far) == (frames - 1) * HOP  # all but the end
+
+
+def test_what_is_not_said_the_generation_configuration_says() -> None:
+    def codes(**settings: Any) -> list[int]:
+        said = speaking("plain").synthesize("a red ring", seed=1, max_new_tokens=25, **settings)
+        return list(said.codes[0][0].tolist())
+
+    own = codes()
+    assert own == codes(temperature=0.8)
+    assert own != codes(temperature=2.0)
+    aware = codes(repetition_aware=True)
+    assert aware == codes(repetition_aware=True, temperature=0.8)
+    assert aware != codes(repetition_aware=True, temperature=2.0)
