@@ -22,18 +22,22 @@ def vocabulary() -> tuple[str, ...]:
 
 
 def word_tokenizer(
-    special: tuple[str, ...], template: str | None = None, **settings: Any
+    special: tuple[str, ...],
+    template: str | None = None,
+    more: tuple[str, ...] = (),
+    **settings: Any,
 ) -> PreTrainedTokenizerFast:
     """Lower case, one token per word or mark; decoding joins with spaces but not before marks.
 
-    `template` puts special tokens around a text, as in "<bos> $A". `settings` name the tokens for
+    `template` puts special tokens around a text, as in "<bos> $A"; `more` are words that scenes do
+    not need, behind theirs. `settings` name the tokens for
     bos, eos, pad and unk, and may be any others that a fast tokenizer takes.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
-    table = {word: i for i, word in enumerate([*special, *vocabulary()])}
+    table = {word: i for i, word in enumerate([*special, *vocabulary(), *more])}
     core = Tokenizer(models.WordLevel(table, unk_token=settings["unk_token"]))
     core.normalizer = normalizers.Lowercase()
     core.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -44,9 +48,12 @@ def word_tokenizer(
         around = [(word, table[word]) for word in template.split() if word in table]
         core.post_processor = TemplateProcessing(single=template, special_tokens=around)
     others = [word for word in special if word not in settings.values()]
-    usual = {"bos_token": None, "additional_special_tokens": others, "padding_side": "left"}
+    usual = {
+        "bos_token": None,
+        "additional_special_tokens": others,
+        "padding_side": "left",
+        "model_max_length": 512,
+    }
     build: Any = PreTrainedTokenizerFast
-    tokenizer: PreTrainedTokenizerFast = build(
-        tokenizer_object=core, model_max_length=512, **usual | settings
-    )
+    tokenizer: PreTrainedTokenizerFast = build(tokenizer_object=core, **usual | settings)
     return tokenizer

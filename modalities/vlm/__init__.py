@@ -23,7 +23,7 @@ class LanguageSettings:
     """
 
     image: str | None = setting(None, "A picture file, or zoo:scene.")
-    video: str | None = setting(None, "A video file, or a folder of pictures.")
+    video: str | None = setting(None, "A video file, a folder of pictures, or zoo:clip.")
     frames: int | None = setting(None, "Frames of the video, evenly spread; 16 if not said.", min=1)
     fps: float | None = setting(None, "Frames of the video a second, in the place of --frames.")
     max_new_tokens: int = setting(64, "Tokens to write at most.", min=1)

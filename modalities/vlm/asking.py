@@ -17,8 +17,9 @@ from mmspec.modalities.vlm import LanguageSettings, clips
 from mmspec.modalities.vlm.plug import load, session
 from mmspec.modality import Finding
 from mmspec.targets.visual import FRAMES
+from mmspec.zoo import moving
 
-SCENE = "zoo:scene"
+SCENE, CLIP = "zoo:scene", "zoo:clip"
 BUNDLED = Path(str(files("mmspec"))) / "zoo" / "scene.png"
 
 
@@ -143,6 +144,9 @@ def _check_filming(source: str, model: Any, settings: LanguageSettings) -> None:
 
 def _clip(settings: LanguageSettings) -> clips.VideoClip:
     assert settings.video is not None
+    if settings.video == CLIP:
+        frames = settings.frames or (None if settings.fps else moving.FRAMES)
+        return clips.read(moving.BUNDLED_CLIP.render(), frames, settings.fps, moving.RATE_HZ)
     return clips.read(settings.video, settings.frames, settings.fps)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 
@@ -14,10 +14,14 @@ from mmspec.bench.workload import Scored, facts_right, grouped, repeated
 from mmspec.modalities import measures
 from mmspec.modalities.measures import of_requests
 from mmspec.modalities.vlm import toys
+from mmspec.modalities.vlm.asking import CLIP
+from mmspec.modalities.vlm.clips import read
 from mmspec.modality import Answer, Selection, Workload
 from mmspec.recipe import Recipe
-from mmspec.zoo import language
+from mmspec.zoo import language, moving
+from mmspec.zoo.happenings import clip_examples, score_clip
 
+T = TypeVar("T")
 LOOK = "Describe the picture in detail."
 QUESTIONS = (
     "Write a short story about a lighthouse keeper and her dog.",
@@ -31,19 +35,33 @@ def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Wor
     """Held-out scenes for models of the zoo, judged by facts; else what the user asks."""
     batch = selection.batch
     is_zoo = asker.source.startswith("zoo:") and asker.sees
+    if is_zoo and selection.prompts is None and settings.video == CLIP:
+        return _of_clips(model, asker, settings, selection)
     is_asked = settings.image is not None or settings.video is not None
     if is_zoo and selection.prompts is None and not is_asked:
         examples = language.examples(selection.count, "held-out", selection.seed, settings.kind)
         groups = grouped(examples, batch)
         asked = [_shown(asker, group) for group in groups]
         shown = [example for group in groups for example in group]
-        quality = facts_right(partial(_facts, asker.processor, shown))
+        quality = facts_right(partial(_facts, asker.processor, shown, language.score))
         return of_requests(model, asked, quality, batch, selection.drafter)
     bundled = Image.open(zoo.bundled_scene()).convert("RGB")
     images = [bundled] * batch if asker.sees and not is_asked else None
     texts = repeated(selection.prompts or ([LOOK] if asker.sees else QUESTIONS), batch)
     asked = [asker.request(group, images=images) for group in texts]
     return of_requests(model, asked, None, batch, selection.drafter)
+
+
+def _of_clips(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
+    """Held-out clips of moving scenes, judged by facts."""
+    examples = clip_examples(selection.count, "held-out", selection.seed, settings.kind)
+    asked, shown = [], []
+    for group in grouped(examples, selection.batch):
+        films = [read(one.frames, moving.FRAMES, rate_hz=moving.RATE_HZ) for one in group]
+        asked.append(asker.request([one.prompt for one in group], films=films))
+        shown += group
+    quality = facts_right(partial(_facts, asker.processor, shown, score_clip))
+    return of_requests(model, asked, quality, selection.batch, selection.drafter)
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
@@ -61,9 +79,12 @@ def _shown(asker: Any, examples: Sequence[language.Example]) -> dict[str, Any]:
 
 
 def _facts(
-    processor: Any, examples: Sequence[language.Example], answers: Sequence[Answer]
+    processor: Any,
+    examples: Sequence[T],
+    score: Callable[[T, str], tuple[int, int]],
+    answers: Sequence[Answer],
 ) -> Scored:
     rows = [row for answer in answers for row in answer.values]
     texts = [processor.tokenizer.decode(row, skip_special_tokens=True) for row in rows]
     pairs = zip(examples, texts, strict=True)
-    return [language.score(example, text) for example, text in pairs]
+    return [score(example, text) for example, text in pairs]

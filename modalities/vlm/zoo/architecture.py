@@ -37,6 +37,7 @@ class LanguageShape:
 
 LLAVA_TARGET = LanguageShape(24, 96, 192, 3, vision_layers=3, vision_width=96)
 QWEN_TARGET = LanguageShape(24, 96, 192, 3, vision_layers=3, vision_width=64)
+CLIP_TARGET = LanguageShape(24, 96, 192, 3, vision_layers=3, vision_width=64)
 SIGHTED = LanguageShape(1, 128, 256, 4, vision_layers=1, vision_width=64)
 BLIND = LanguageShape(1, 128, 256, 4)
 
@@ -99,6 +100,20 @@ def qwen(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTrained
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=True,
     )
+    return Qwen2_5_VLForConditionalGeneration(config)
+
+
+def clip_qwen(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """A Qwen2.5-VL model for clips of some seconds: a step in time is as wide as one in space.
+
+    Time has the two fastest angles, rows the next, columns the rest; most of these are so slow that
+    a word finds what it is about anywhere in the clip.
+    """
+    config: Any = qwen(shape, tokenizer).config
+    half = shape.width // shape.heads // 2
+    config.text_config.rope_parameters |= {"mrope_section": [2, 1, half - 3]}
+    config.text_config.max_position_embeddings = 2048
+    config.vision_config.tokens_per_second = 1
     return Qwen2_5_VLForConditionalGeneration(config)
 
 

@@ -14,7 +14,8 @@ from transformers import (
 )
 
 from mmspec.zoo.boards import PIXELS
-from mmspec.zoo.tokenizer import word_tokenizer
+from mmspec.zoo.happenings import clip_words
+from mmspec.zoo.tokenizer import vocabulary, word_tokenizer
 
 LLAVA_PATCH = 8
 QWEN_PATCH, QWEN_MERGE = 4, 2
@@ -79,8 +80,11 @@ def llava_processor() -> ProcessorMixin:
     return processor
 
 
-def qwen_processor() -> ProcessorMixin:
-    """The processor of the Qwen2.5-VL pair: 36 image tokens for a square picture."""
+def qwen_processor(**more: Any) -> ProcessorMixin:
+    """The processor of the Qwen2.5-VL pair: 36 image tokens for a square picture.
+
+    `more` is for its tokenizer.
+    """
     settings: dict[str, Any] = {
         "size": {"shortest_edge": PIXELS**2, "longest_edge": PIXELS**2},
         "patch_size": QWEN_PATCH,
@@ -91,6 +95,7 @@ def qwen_processor() -> ProcessorMixin:
     }
     tokenizer = word_tokenizer(
         _QWEN_SPECIAL,
+        **more,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         unk_token="<|unk|>",
@@ -98,8 +103,14 @@ def qwen_processor() -> ProcessorMixin:
     build: Any = Qwen2_5_VLProcessor
     processor: ProcessorMixin = build(
         image_processor=Qwen2VLImageProcessor(**settings),
-        video_processor=Qwen2VLVideoProcessor(**settings),
+        video_processor=Qwen2VLVideoProcessor(**settings, cap_pixels_per_frame=False),
         tokenizer=tokenizer,
         chat_template=_QWEN_CHAT,
     )
     return processor
+
+
+def clip_processor() -> ProcessorMixin:
+    """The processor of the pair for clips: 36 tokens for two frames."""
+    words = tuple(word for word in clip_words() if word not in vocabulary())
+    return qwen_processor(more=words, model_max_length=2048)

@@ -1,0 +1,97 @@
+"""Moving scenes: what is drawn, what is said of it, and how an answer is judged."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmspec.zoo.happenings import ClipExample, clip_examples, clip_words, score_clip, tell
+from mmspec.zoo.language import words
+from mmspec.zoo.moving import BUNDLED_CLIP, FRAMES, MovingScene, moving_scenes
+
+SOME = moving_scenes(60, "train") + moving_scenes(30, "held-out")
+
+
+def test_a_number_makes_one_clip() -> None:
+    again = moving_scenes(60, "train") + moving_scenes(30, "held-out")
+    assert again == SOME
+    assert [tell(scene, number) for scene, number in SOME] == [tell(*one) for one in again]
+
+
+def test_no_clip_is_on_both_sides() -> None:
+    assert {scene.split for scene, _ in SOME[:60]} == {"train"}
+    assert {scene.split for scene, _ in SOME[60:]} == {"held-out"}
+
+
+@pytest.mark.parametrize("scene", [scene for scene, _ in SOME[:20]] + [BUNDLED_CLIP])
+def test_things_move_one_after_the_other_and_never_meet(scene: MovingScene) -> None:
+    ends = [0, *(move.last for move in scene.moves)]
+    starts = [*(move.first for move in scene.moves), FRAMES - 1]
+    assert all(last < first for last, first in zip(ends, starts, strict=True))
+    for frame in range(FRAMES):
+        places = [
+            (t.column + t.shift[0], t.row + t.shift[1], t.radius) for t in scene.at(frame).things
+        ]
+        for i, (x, y, r) in enumerate(places):
+            assert 0.4 < x + 0.5 < 2.6
+            assert 0.4 < y + 0.5 < 2.6
+            for u, v, other in places[:i]:
+                assert np.hypot(x - u, y - v) > 0.95 * (r + other)
+
+
+def test_frames_show_what_is_told() -> None:
+    frames = [np.asarray(frame).astype(int) for frame in BUNDLED_CLIP.render(96)]
+    changed = [np.abs(a - b).max() > 60 for a, b in itertools.pairwise(frames)]
+    moving = [
+        any(move.first <= at < move.last for move in BUNDLED_CLIP.moves) for at in range(FRAMES - 1)
+    ]
+    assert changed == moving
+    for frame, row, column in ((0, 0, 0), (-1, 0, 2)):  # the star, orange
+        cell = frames[frame][32 * row : 32 * row + 32, 32 * column : 32 * column + 32]
+        assert (np.abs(cell - np.array([244, 128, 18])).max(-1) < 30).mean() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["caption", "question"])
+def test_right_answers_are_right_and_others_are_not(kind: Any) -> None:
+    examples = clip_examples(40, "train", kind=kind, size=24)
+    assert all(score_clip(one, one.answer) == (len(one.facts),) * 2 for one in examples)
+    assert all(score_clip(one, "")[0] == 0 for one in examples)
+    assert {word for one in examples for word in words(one.answer)} <= set(clip_words())
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "lost"),
+    [
+        ("moves right", "moves left", 1),
+        ("to top right.", "to top.", 1),
+        ("orange star moves", "orange ring moves", 2),  # and so the order
+        ("at last the orange star is at top right", "at last the orange star is at top", 1),
+        ("at first the large orange star is at top left", "at first the orange star is at left", 1),
+    ],
+)
+def test_a_wrong_word_costs_its_fact(right: str, wrong: str, lost: int) -> None:
+    prompt, answer, facts = tell(BUNDLED_CLIP, 0, "caption")
+    example = ClipExample([], prompt, answer, facts)
+    assert right in answer
+    said = answer.replace(right, wrong, 1)
+    assert score_clip(example, said) == (len(facts) - lost, len(facts))
+
+
+def test_what_is_made_up_counts_as_wrong() -> None:
+    prompt, answer, facts = tell(BUNDLED_CLIP, 0, "caption")
+    example = ClipExample([], prompt, answer, facts)
+    more = answer + " the red cross moves up from bottom to top."
+    right, asked = score_clip(example, more)
+    assert asked == len(facts) + 1
+    assert right == len(facts) - 1  # and the order is not that one
+
+
+def test_order_counts() -> None:
+    prompt, answer, facts = tell(BUNDLED_CLIP, 0, "caption")
+    first, second = (s for s in answer.split(". ") if " moves " in s)
+    swapped = answer.replace(first, "@").replace(second, first).replace("@", second)
+    example = ClipExample([], prompt, answer, facts)
+    assert score_clip(example, swapped) == (len(facts) - 1, len(facts))
