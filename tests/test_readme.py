@@ -23,6 +23,7 @@ from mmspec.cli.app import commands as app_commands
 from mmspec.cli.groups import RecipeGroup
 from mmspec.modalities.speech import sound
 from mmspec.modalities.speech.frames import toys as frames
+from mmspec.modalities.vlm.asking import CLIP, SCENE
 from mmspec.zoo import language
 from tests.modalities.speech import recognisers
 from tests.modalities.vla import policies
@@ -114,7 +115,8 @@ def test_every_command_that_is_shown_exists(page: str, command: str) -> None:
         if name == "--recipe" and value.islower():
             assert value in {*recipes.names(), "all"}, f"{command}: no recipe {value}"
         if name.startswith("zoo:"):
-            assert name == "zoo:NAME" or zoo.is_present(name.removeprefix("zoo:")), command
+            bundled = ("zoo:NAME", SCENE, CLIP)
+            assert name in bundled or zoo.is_present(name.removeprefix("zoo:")), command
 
 
 @pytest.mark.parametrize("page", PAGES)
