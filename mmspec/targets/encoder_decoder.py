@@ -7,6 +7,7 @@ reads are `source_ids`, and `source_mask` hides their padding.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,10 +35,11 @@ class EncoderDecoder(Reader):
     def __init__(self, model: Any, family: Family) -> None:
         self.model, self.family = model, family
         self.config = model.config.get_text_config(decoder=True)
-        self.cache_config = model.config
+        self.cache_config = copy.copy(self.config)  # one that is not copied whenever it is asked
+        self.cache_config.is_encoder_decoder = False  # for its decoder
         self.names = _hf.forward_names(model)
         self.is_placed = "decoder_position_ids" in self.names
-        self.can_branch = self.is_placed and SlotCache(model.config).can_branch
+        self.can_branch = self.is_placed and SlotCache(self.cache_config).can_branch
         self.obstacle = None if self.can_branch else "takes no decoder_position_ids"
         self.stepwise = set[str]() if self.is_placed else set(USES)
 
