@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mmspec import _hf
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
+from mmspec.targets.inputs import leading
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
 from mmspec.targets.reader import USES, Reader, step, takes_masks
 from mmspec.targets.thinned import replaced, without_layers
@@ -110,35 +111,41 @@ class Backbone(Reader):
         out = self.model(**prepared, return_dict=True)
         pads = leading(mask, batch)
         gaps = None if mask is None or int((mask == 0).sum()) == sum(pads) else mask
-        rope, offsets, axes = next_rope(prepared.get("position_ids"), batch, length)
-        last = self.last_position
-        if self.border is not None and max(rope) <= self.border.length:
-            last = self.border.length - 1
-        like = torch.empty(0, dtype=self.model.dtype, device=self.device)
-        more = self._carried(inputs, prepared, out, past)
         is_stepwise = USES[batch > 1] in self.stepwise
-        is_shared = batch == 1 or (self.can_branch and not is_stepwise)
-        rows = [slice(0, batch)] if is_shared else [slice(at, at + 1) for at in range(batch)]
         if gaps is not None and is_stepwise:
             raise ValueError(
                 f"{type(self.model).__name__} is read in its own steps, and attention_mask hides "
                 "tokens inside a prompt; drop them and pad on the left"
             )
+        rope, offsets, axes = next_rope(prepared.get("position_ids"), batch, length)
+        end = PromptEnd(length, pads, rope, offsets, axes, is_stepwise, gaps, sizes)
+        carried = self._carried(inputs, prepared, out, past)
+        is_shared = batch == 1 or (self.can_branch and not is_stepwise)
+        rows = [slice(0, batch)] if is_shared else [slice(at, at + 1) for at in range(batch)]
         memories = []
         for row in rows:
             own = cache if is_shared else cache.row(self.cache_config, row.start)
-            one = Memory(own, length, pads[row], rope[row], like, self.window, self.bare)
-            one.offsets = None if offsets is None else offsets[:, row]
-            one.axes, one.last = axes and max(axes, self.family.rope_axes), last
-            one.is_stepwise = is_stepwise
-            one.carried = {name: _row(value, row, batch) for name, value in more.items()}
-            if gaps is not None:
-                hide(one, gaps[row])
-            if sizes is not None:
-                weigh(one, sizes[row])
+            one = self._memory(own, end, row)
+            one.carried = {name: _row(value, row, batch) for name, value in carried.items()}
             memories.append(one)
         memory = memories[0] if is_shared else RowMemories(memories)
         return memory, self.divided(out.logits[:, -1]), out
+
+    def _memory(self, cache: SlotCache, end: PromptEnd, rows: slice) -> Memory:
+        """What the blocks of some rows are read behind."""
+        pads, rope = end.pads[rows], end.rope[rows]
+        like = torch.empty(0, dtype=self.model.dtype, device=self.device)
+        one = Memory(cache, end.length, pads, rope, like, self.window, self.bare)
+        one.offsets = None if end.offsets is None else end.offsets[:, rows]
+        one.axes, one.last = end.axes and max(end.axes, self.family.rope_axes), self.last_position
+        if self.border is not None and max(end.rope) <= self.border.length:
+            one.last = self.border.length - 1
+        one.is_stepwise = end.is_stepwise
+        if end.gaps is not None:
+            hide(one, end.gaps[rows])
+        if end.sizes is not None:
+            weigh(one, end.sizes[rows])
+        return one
 
     def read(
         self, memory: Memory | RowMemories, block: TokenBlock, hidden: bool = False
@@ -238,28 +245,18 @@ class Backbone(Reader):
         return twin
 
 
-def leading(attention_mask: Tensor | None, batch: int) -> list[int]:
-    """Left padding per row; raises ValueError for padding on the right."""
-    if attention_mask is None:
-        return [0] * batch
-    if not bool(attention_mask[:, -1].all()):
-        raise ValueError(
-            "attention_mask (given, or told by the padding token) hides tokens after a prompt; pad "
-            "on the left (processor.tokenizer.padding_side = 'left')"
-        )
-    pads: list[int] = (attention_mask.cumsum(-1) == 0).sum(-1).tolist()
-    return pads
+@dataclass(frozen=True)
+class PromptEnd:
+    """Where a prompt of B rows, padded on the left, has left off."""
 
-
-def padding(attention_mask: Tensor | None, batch: int) -> list[int]:
-    """The same; raises ValueError for padding between tokens, too."""
-    pads = leading(attention_mask, batch)
-    if attention_mask is not None and int((attention_mask == 0).sum()) != sum(pads):
-        raise ValueError(
-            "attention_mask hides tokens inside a prompt, which cannot be left out here; drop them "
-            "and pad on the left"
-        )
-    return pads
+    length: int  # slots
+    pads: list[int]  # (B,)
+    rope: list[int]  # (B,) rotary position of the token behind it
+    offsets: Tensor | None  # (axes, B, 1) what each axis adds to that
+    axes: int
+    is_stepwise: bool  # whether the model places tokens by itself
+    gaps: Tensor | None  # (B, L) 0 = hidden, where tokens in it are
+    sizes: Tensor | None  # (B, L) how often a slot counts
 
 
 def next_rope(

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.declared import answered_by
-from mmspec.targets.backbone import FULL, ROOM, layer_kinds_of, padding
+from mmspec.targets.backbone import FULL, ROOM, layer_kinds_of
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.family import Family
+from mmspec.targets.inputs import padding
 from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.reader import Reader, check_kernel
 from mmspec.targets.thinned import without_layers

@@ -49,6 +49,30 @@ def check_inputs(
     _check_mask("attention_mask", given.get("attention_mask"))
 
 
+def leading(attention_mask: Tensor | None, batch: int) -> list[int]:
+    """Left padding per row; raises ValueError for padding on the right."""
+    if attention_mask is None:
+        return [0] * batch
+    if not bool(attention_mask[:, -1].all()):
+        raise ValueError(
+            "attention_mask (given, or told by the padding token) hides tokens after a prompt; pad "
+            "on the left (processor.tokenizer.padding_side = 'left')"
+        )
+    pads: list[int] = (attention_mask.cumsum(-1) == 0).sum(-1).tolist()
+    return pads
+
+
+def padding(attention_mask: Tensor | None, batch: int) -> list[int]:
+    """The same; raises ValueError for padding between tokens, too."""
+    pads = leading(attention_mask, batch)
+    if attention_mask is not None and int((attention_mask == 0).sum()) != sum(pads):
+        raise ValueError(
+            "attention_mask hides tokens inside a prompt, which cannot be left out here; drop them "
+            "and pad on the left"
+        )
+    return pads
+
+
 def words(reader: Any, count: int, inputs: Mapping[str, Any] | None = None) -> list[int]:
     """Ids that stand for words, as many different ones as there are; those of a request first."""
     ids = None if inputs is None else inputs.get("input_ids")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmspec import _hf
 from mmspec.compressors.contract import Compressed
-from mmspec.targets.backbone import padding
+from mmspec.targets.inputs import padding
 from mmspec.targets.reader import Reader
 
 _TYPES = "token_type_ids"  # Gemma 3 and PaliGemma let some prompt tokens see ahead
