@@ -23,6 +23,30 @@ REPLAYED = 8  # requests whose forwards are made again alone
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
 
 
+def raced(
+    requests: Sequence[Mapping[str, Any]],
+    plain: Accelerated,
+    ours: Callable[[Any], Contestant],
+    own: Callable[[Accelerated], Contestant],
+    **more: Any,
+) -> Workload:
+    """Requests for our loop and the model's own; `more` are further fields of the workload."""
+    both: dict[str, Any] = {"settings": settings_of(requests), **more}
+    return Workload(
+        timed=requests,
+        plain=ours(plain),
+        fast=ours,
+        baselines={OWN: own(plain)},
+        **both,
+        **placed(plain.model),
+    )
+
+
+def settings_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What is said of how to answer: words and numbers of the first request."""
+    return {name: one for name, one in requests[0].items() if isinstance(one, str | int | float)}
+
+
 def of_requests(
     model: Any,
     requests: Sequence[Mapping[str, Any]],
@@ -37,7 +61,7 @@ def of_requests(
     ) -> tuple[Mapping[str, Contestant], Mapping[str, str]]:
         return stock(model, drafter, requests, batch, seed, progress)
 
-    said = {name: value for name, value in requests[0].items() if _is_setting(value)}
+    said = settings_of(requests)
     return Workload(
         timed=requests,
         plain=SpeculativeGenerate(accelerate(model, "plain")),
@@ -120,7 +144,3 @@ def _checks(toys: Tiny, fast: Accelerated, recipe: Recipe, trial: Trial) -> Iter
     plain = None if is_plain else SpeculativeGenerate(accelerate(fast.model, "plain"))
     sampled = [{**one, "do_sample": True, "temperature": 1.0} for one in bare]
     yield checks.seeded_equality(plan, plain, mine, sampled, trial)
-
-
-def _is_setting(value: Any) -> bool:
-    return isinstance(value, str | int | float | bool)

@@ -8,14 +8,14 @@ enter it are worth teaching. Chosen token by token, for training alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmspec.targets.attention_tap import ROWS, LayerTap, bias_of, check_tappable
+from mmspec.targets.attention_tap import ROWS, AttentionCall, LayerTap, check_tappable
 from mmspec.targets.hooks import LayerStatesHook
 from mmspec.targets.reader import Reader
 
@@ -74,8 +74,8 @@ class EntropyTap(LayerTap):
         super().__init__({layer: backbone.layers[layer] for layer in layers})
         self.noted: dict[int, list[Tensor]] = {layer: [] for layer in layers}  # (B, q) each
 
-    def hear(self, layer: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self.noted[layer].append(entropy_of(*args, **kwargs))
+    def hear(self, layer: int, call: AttentionCall) -> None:
+        self.noted[layer].append(entropy_of(call))
 
     def offer(self, last: int) -> Tensor:  # (k, R, last)
         """Entropies of the last so many places, in the order of the layers.
@@ -92,30 +92,16 @@ class EntropyTap(LayerTap):
         return torch.stack([torch.cat([one[:, -last:] for one in noted]) for noted in rows])
 
 
-def entropy_of(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:  # (B, q)
-    """Entropy of every query's attention in nats, mean over heads.
-
-    The arguments are those of torch's `scaled_dot_product_attention`: query (B, heads, q, d), key
-    (B, G, S, d).
-    """
-    groups = key.shape[1]
-    asked = query.float() * (query.shape[-1] ** -0.5 if scale is None else scale)
-    asked, keys = asked.unflatten(1, (groups, -1)), key[:, :, None].float().mT
-    bias = bias_of(attn_mask, is_causal, query, key, query.shape[2])
+def entropy_of(call: AttentionCall) -> Tensor:  # (B, q)
+    """Entropy of every query's attention in nats, mean over heads."""
+    groups, count = call.key.shape[1], call.query.shape[2]
+    asked, keys = call.asked(count), call.key[:, :, None].float().mT
+    bias = call.bias(count)
     if bias is not None:
         shared = bias.shape[1] == 1
         bias = bias[:, :, None] if shared else bias.unflatten(1, (groups, -1))
     found = []
-    for first in range(0, query.shape[2], ROWS):
+    for first in range(0, count, ROWS):
         lines = slice(first, first + ROWS)
         scores = asked[:, :, :, lines] @ keys  # (B, G, g, r, S)
         if bias is not None:

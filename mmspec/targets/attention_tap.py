@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -30,12 +30,52 @@ ROWS = 64  # queries at a time: their attention to all slots may be large
 OFFERED = frozenset({FIRST, LAST, MEAN, HEADS})
 
 
+class AttentionCall(NamedTuple):
+    """The arguments of a call of torch's `scaled_dot_product_attention`, in its order."""
+
+    query: Tensor  # (B, heads, q, d)
+    key: Tensor  # (B, G, S, d)
+    value: Tensor  # (B, G, S, d)
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+    @property
+    def factor(self) -> float:
+        """Of the products of queries and keys."""
+        return float(self.query.shape[-1] ** -0.5) if self.scale is None else self.scale
+
+    def asked(self, most: int) -> Tensor:  # (B, G, g, R, d)
+        """The last `most` queries by the head of keys that they meet, and scaled."""
+        queries = self.query[:, :, -most:].float().unflatten(1, (self.key.shape[1], -1))
+        scaled: Tensor = queries * self.factor
+        return scaled
+
+    def bias(self, most: int) -> Tensor | None:  # (1 or B, 1 or heads, R, S)
+        """What is added to the scores of the last `most` queries."""
+        hide, mask = torch.finfo(torch.float32).min, self.attn_mask
+        if mask is not None:
+            mask = mask[..., -most:, :]
+            if mask.dtype != torch.bool:
+                hidden = mask < torch.finfo(mask.dtype).min / 2
+                return mask.float().masked_fill(hidden, hide)
+        elif self.is_causal:
+            size = (self.query.shape[2], self.key.shape[2])
+            ones = torch.ones(size, dtype=torch.bool, device=self.query.device)
+            mask = ones.tril()[None, None, -most:]
+        if mask is None:
+            return None
+        return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, hide)
+
+
 class KernelTap(TorchFunctionMode, ABC):
     """While entered, is told of every call of the fused kernel, which runs as it would."""
 
     @abstractmethod
-    def note(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Look at the arguments of one call."""
+    def note(self, call: AttentionCall) -> None:
+        """Look at one call."""
 
     def __torch_function__(
         self,
@@ -46,7 +86,7 @@ class KernelTap(TorchFunctionMode, ABC):
     ) -> Any:
         kwargs = kwargs or {}
         if func is functional.scaled_dot_product_attention:
-            self.note(args, kwargs)
+            self.note(AttentionCall(*args, **kwargs))
         return func(*args, **kwargs)
 
 
@@ -60,8 +100,8 @@ class LayerTap(KernelTap, ABC):
         self._hooks: list[Any] = []
 
     @abstractmethod
-    def hear(self, layer: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Look at the arguments of a layer's call."""
+    def hear(self, layer: int, call: AttentionCall) -> None:
+        """Look at a layer's call."""
 
     def __enter__(self) -> Self:
         for index, layer in self.layers.items():
@@ -76,10 +116,10 @@ class LayerTap(KernelTap, ABC):
         for hook in self._hooks:
             hook.remove()
 
-    def note(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def note(self, call: AttentionCall) -> None:
         if self._listening is not None:
             layer, self._listening = self._listening, None
-            self.hear(layer, args, kwargs)
+            self.hear(layer, call)
 
     def _switch(self, layer: int | None) -> Callable[..., None]:
         def listen(*_: Any) -> None:
@@ -106,8 +146,8 @@ class AttentionTap(LayerTap):
         self.last: dict[int, Tensor] = {}  # layer -> (B, G, L) of the last token
         self.mean: dict[int, Tensor] = {}  # layer -> (B, G, L) of the question
 
-    def hear(self, layer: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self.last[layer], self.mean[layer] = attention_of(self.rows, *args, **kwargs)
+    def hear(self, layer: int, call: AttentionCall) -> None:
+        self.last[layer], self.mean[layer] = attention_of(self.rows, call)
 
     def offer(self) -> dict[str, Any]:
         """What was wanted, by name. Padding is included and 0."""
@@ -164,26 +204,16 @@ def full_layers(config: Any) -> list[int]:
 
 
 def attention_of(
-    rows: Sequence[int],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    rows: Sequence[int], call: AttentionCall
 ) -> tuple[Tensor, Tensor]:  # (B, G, S) each
     """Attention of the last query, and its mean over the last `rows[b]` queries of row b.
 
     Mean over the query heads of each of the G heads of keys, which transformers repeats for some
-    calls and not for others, so that G is the number of heads of either. The other arguments are
-    those of torch's `scaled_dot_product_attention`: query (B, heads, q, d), key (B, G, S, d).
+    calls and not for others, so that G is the number of heads of either.
     """
-    most = max(rows, default=1)
-    asked = query[:, :, -most:].float().unflatten(1, (key.shape[1], -1))  # (B, G, g, R, d)
-    asked = asked * (query.shape[-1] ** -0.5 if scale is None else scale)
-    bias = bias_of(attn_mask, is_causal, query, key, most)
+    query, key, most = call.query, call.key, max(rows, default=1)
+    bias = call.bias(most)
+    asked = call.asked(most)
     counts = torch.tensor(list(rows) or [1] * len(query), device=query.device)[:, None]
     back = torch.arange(most, 0, -1, device=query.device)  # the last query is 1 back
     weights = (back <= counts) / counts  # (B, R)
@@ -203,24 +233,6 @@ def attention_of(
             mean[:, group] += (attention * weights[:, lines, None]).sum(1)
             last[:, group] = attention[:, -1]
     return last, mean
-
-
-def bias_of(
-    mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor, most: int
-) -> Tensor | None:  # (1 or B, 1 or heads, R, S)
-    """What is added to the scores of the last `most` queries."""
-    hide = torch.finfo(torch.float32).min
-    if mask is not None:
-        mask = mask[..., -most:, :]
-        if mask.dtype != torch.bool:
-            hidden = mask < torch.finfo(mask.dtype).min / 2
-            return mask.float().masked_fill(hidden, hide)
-    elif is_causal:
-        ones = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
-        mask = ones.tril()[None, None, -most:]
-    if mask is None:
-        return None
-    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, hide)
 
 
 class ClassTokenTap(KernelTap):
@@ -248,16 +260,14 @@ class ClassTokenTap(KernelTap):
         self.attention: list[Tensor] = []  # per picture (n,)
         self._seen = 0
 
-    def note(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def note(self, call: AttentionCall) -> None:
         if self._seen == self.call:
-            named = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
-            self.attention = list(_class_attention(named))
+            self.attention = list(_class_attention(call))
         self._seen += 1
 
 
-def _class_attention(call: Mapping[str, Any]) -> Tensor:  # (pictures, n)
+def _class_attention(call: AttentionCall) -> Tensor:  # (pictures, n)
     """Attention of the first query, mean over heads, without its own share."""
-    query, key, scale = call["query"][:, :, :1].float(), call["key"].float(), call.get("scale")
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = call.query[:, :, :1].float() @ call.key.float().mT * call.factor
     attention: Tensor = scores.softmax(-1).mean(1)
     return attention[:, 0, 1:]

@@ -54,14 +54,21 @@ def head_loss(
     Smooth L1 between the states, plus `weight` times the cross entropy against the target's law,
     over the tokens of the lesson; the states that go in carry uniform noise of +-`noise`.
     """
-    read = read_lesson(reader, lesson, *told_to(head, reader))
-    prompt = head_prompt(head, reader, shaken(read.prompt, noise))
+    read, prompt = read_noisy(reader, head, lesson, noise)
     out = through_prompt(head, prompt)[:, -read.next.shape[1] :][read.real]
     wanted = read.next[read.real]
     law = reader.head(wanted).float().softmax(-1)
     said = reader.head(out).float().log_softmax(-1)
     spoken: Tensor = (law * said).sum(-1).mean()
     return functional.smooth_l1_loss(out, wanted) - weight * spoken
+
+
+def read_noisy(
+    reader: Reader, head: StateHead, lesson: Lesson, noise: float
+) -> tuple[ReadLesson, HeadPrompt]:
+    """A lesson as it was read, and as a head reads it with uniform noise of +-`noise` on states."""
+    read = read_lesson(reader, lesson, *told_to(head, reader))
+    return read, head_prompt(head, reader, shaken(read.prompt, noise))
 
 
 def told_to(head: StateHead, reader: Reader) -> tuple[str, frozenset[str]]:

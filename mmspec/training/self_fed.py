@@ -32,7 +32,7 @@ from mmspec.training.heads import (
     check_continues,
     new_head,
     read_lesson,
-    shaken,
+    read_noisy,
     told_to,
 )
 from mmspec.training.losses import soft_cross_entropy, top_cross_entropy
@@ -109,8 +109,7 @@ def aligned_loss(
     HASS (Zhang et al. 2024): harmonised objective and context. top_weight=0 leaves the likeliest
     tokens out (HiViS).
     """
-    read = read_lesson(reader, lesson, *told_to(head, reader))
-    prompt = head_prompt(head, reader, shaken(read.prompt, noise))
+    read, prompt = read_noisy(reader, head, lesson, noise)
     length = read.next.shape[1]
     laws = reader.head(read.next)
     count = min(passes, length)

@@ -13,17 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmspec.drafters.neural.head_prompt import head_prompt
 from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.targets.reader import Reader
 from mmspec.training.heads import (
     Lesson,
     check_continues,
     new_head,
-    read_lesson,
-    shaken,
+    read_noisy,
     through_prompt,
-    told_to,
 )
 from mmspec.training.losses import list_mle, soft_cross_entropy, total_variation
 from mmspec.training.trainable import HeadTraining
@@ -33,8 +30,7 @@ def text_loss(
     reader: Reader, head: FeatureHead, lesson: Lesson, noise: float = 0.1, weight: float = 0.1
 ) -> Tensor:  # ()
     """Stage 1: smooth L1 + `weight` (cross entropy + 0.1 ListMLE of the 10 likeliest)."""
-    read = read_lesson(reader, lesson, *told_to(head, reader))
-    prompt = head_prompt(head, reader, shaken(read.prompt, noise))
+    read, prompt = read_noisy(reader, head, lesson, noise)
     own = through_prompt(head, prompt)[:, -read.next.shape[1] :][read.real]
     wanted = read.next[read.real]
     said, law = reader.head(own), reader.head(wanted)
@@ -50,8 +46,7 @@ def vispec_loss(
     The first pass reads the target's states; each further one reads what the pass before said, one
     slot later, behind the first state of the target's.
     """
-    read = read_lesson(reader, lesson, *told_to(head, reader))
-    prompt = head_prompt(head, reader, shaken(read.prompt, noise))
+    read, prompt = read_noisy(reader, head, lesson, noise)
     law = reader.head(read.next[read.real])
     total = torch.zeros((), device=law.device)
     for _ in range(passes):

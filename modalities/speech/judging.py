@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
 
+from torch import Tensor
+
 from mmspec.api import Accelerated
 from mmspec.modalities.speech.listening import listener, word_errors
 from mmspec.modality import Answer, Answers, Quality
+
+
+@dataclass(frozen=True)
+class OwnAudio:
+    """What a model's own way gave."""
+
+    waveforms: list[Tensor]
+    sampling_rate: int
 
 
 def heard(requests: Sequence[Mapping[str, Any]]) -> tuple[list[Quality], dict[str, str]]:

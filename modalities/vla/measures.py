@@ -16,7 +16,6 @@ from transformers import LogitsProcessor
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench import checks, constant
 from mmspec.bench.certificate import Check, Trial
-from mmspec.bench.environment import placed
 from mmspec.bench.progress import Progress
 from mmspec.drafters.plain import Silent
 from mmspec.modalities import measures
@@ -30,7 +29,6 @@ from mmspec.modalities.vla.step_stats import TARGET, ActionStep
 from mmspec.modality import Answer, Contestant, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
-OWN = "generate"
 HELD = ("hold-last", "hold-last-tolerance")  # peers that every recipe of actions must beat
 CERTIFIED = 8  # steps of an episode that certificates look at
 EVALUATED = 4  # episodes in which the target is asked by itself at every step, for the errors
@@ -66,12 +64,12 @@ def of_requests(model: Any, requests: Sequence[Request], **parts: Any) -> Worklo
         held = {name.replace("-", "_"): accelerate(model, name, **parts) for name in HELD}
         return {name: SpeculativePolicy(one) for name, one in held.items()}, {}
 
-    said = {name: one for name, one in requests[0].items() if isinstance(one, str | int | float)}
-    return Workload(
-        timed=requests,
-        plain=SpeculativePolicy(plain),
-        fast=SpeculativePolicy,
-        baselines={OWN: OwnPolicy(plain)},
+    said = measures.settings_of(requests)
+    return measures.raced(
+        requests,
+        plain,
+        SpeculativePolicy,
+        OwnPolicy,
         peers=peers,
         controls=partial(constant.controls, model, **parts),
         judged=[{**one, "evaluate": True} for one in requests[:EVALUATED]],
@@ -79,7 +77,6 @@ def of_requests(model: Any, requests: Sequence[Request], **parts: Any) -> Worklo
         extras=extras,
         is_greedy=not said.get("temperature"),
         settings={name: one for name, one in said.items() if name != "episode"},
-        **placed(model),
     )
 
 

@@ -27,7 +27,7 @@ from mmspec.targets.attention_entropy import (
     entropy_of,
     narrowest,
 )
-from mmspec.targets.attention_tap import LAST, AttentionTap
+from mmspec.targets.attention_tap import LAST, AttentionCall, AttentionTap
 from mmspec.targets.causal import questions
 from mmspec.training.dream import DREAM, dream_loss
 from mmspec.training.heads import Lesson, read_lesson, told_to
@@ -99,7 +99,7 @@ def test_candidate_layers_are_the_published_ones() -> None:
 
 def test_uniform_attention_over_t_tokens_has_entropy_log_t() -> None:
     keys = torch.randn(2, 2, 90, 8, generator=torch.Generator().manual_seed(0))
-    found = entropy_of(torch.zeros(2, 4, 90, 8), keys, keys, is_causal=True)
+    found = entropy_of(AttentionCall(torch.zeros(2, 4, 90, 8), keys, keys, is_causal=True))
     expected = torch.tensor([log(t + 1) for t in range(90)])
     assert_close(found, expected.expand(2, -1), atol=1e-4, rtol=0)
 

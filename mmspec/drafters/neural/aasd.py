@@ -12,14 +12,14 @@ from mmspec.draft import Drafter
 from mmspec.drafters.growth import DraftModel, Nodes
 from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.kv import ProjectedKv, check_viewable
-from mmspec.drafters.neural.small_model import committed, draft_law, head_of_target
+from mmspec.drafters.neural.small_model import committed, draft_law, head_of_target, unread_block
 from mmspec.drafters.neural.target_states import check_heads
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.aasd import AasdHead
 from mmspec.recipe import STATES, Kit
 from mmspec.targets.context import Context
 from mmspec.targets.kv_view import KvView
-from mmspec.targets.memory import Memory, TokenBlock, block
+from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.reader import Reader
 
 
@@ -67,12 +67,7 @@ class AasdDraft(DraftModel):
         return kv.open(context, self.backbone, [self.head.config.kv_layer])
 
     def listen(self, context: Context, state: KvView | None) -> Categorical:
-        waiting = context.waiting()
-        if len({len(row) for row in waiting}) > 1:
-            raise ValueError(
-                "rows wait for different numbers of tokens; a gate needs a draft model"
-            )
-        said = self._read(context, state, block(waiting, None, context.memory.like))[:, -1:]
+        said = self._read(context, state, unread_block(context))[:, -1:]
         return draft_law(context, self.backbone.head(said), committed(context))
 
     def say(self, context: Context, state: KvView | None, nodes: Nodes) -> Categorical:

@@ -17,6 +17,7 @@ from mmspec.drafters.neural.small_model import (
     committed,
     draft_law,
     head_of_target,
+    unread_block,
 )
 from mmspec.drafters.neural.target_states import (
     check_heads,
@@ -77,12 +78,7 @@ class KangarooDraft(DraftModel):
         return _Early(memory, [own[:0] for own in states[:, 0]])
 
     def listen(self, context: Context, state: _Early) -> Categorical:
-        waiting = context.waiting()
-        if len({len(row) for row in waiting}) > 1:
-            raise ValueError(
-                "rows wait for different numbers of tokens; a gate needs a draft model"
-            )
-        early = self._shallow(context, block(waiting, None, context.memory.like))
+        early = self._shallow(context, unread_block(context))
         own = [torch.cat((fresh, new)) for fresh, new in zip(state.fresh, early, strict=True)]
         states = side_by_side(own)
         layout = block([[0] * len(rows) for rows in own], None, state.memory.like)

@@ -11,13 +11,13 @@ from mmspec.declared import answered_by
 from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.growth import Chain, DraftModel, Nodes
 from mmspec.drafters.neural.kv import Kv, SameKv, kv_of
-from mmspec.drafters.neural.small_model import Autoregressive, committed, draft_law
+from mmspec.drafters.neural.small_model import Autoregressive, committed, draft_law, unread_block
 from mmspec.errors import check_number, is_whole
 from mmspec.laws.categorical import Categorical
 from mmspec.recipe import Kit, Recipe
 from mmspec.targets.context import Context
 from mmspec.targets.kv_view import KvView
-from mmspec.targets.memory import Memory, block
+from mmspec.targets.memory import Memory
 from mmspec.targets.reader import Reader
 
 
@@ -72,12 +72,7 @@ class SharedBackbone(DraftModel):
         return self.kv.open(context, self.backbone, self.layers)
 
     def listen(self, context: Context, state: KvView | None) -> Categorical:
-        waiting = context.waiting()
-        if len({len(row) for row in waiting}) > 1:
-            raise ValueError(
-                "rows wait for different numbers of tokens; a gate needs a draft model"
-            )
-        layout = block(waiting, None, context.memory.like)
+        layout = unread_block(context)
         tap = None if state is None else self.kv.renewal(context, self.backbone, state)
         if state is None or tap is None:
             logits, _ = self.thin.read(_memory(context, state), layout)

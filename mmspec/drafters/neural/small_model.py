@@ -193,6 +193,17 @@ def committed(context: Context) -> Prefix | None:
     return lambda row, _: context.prefix(row)
 
 
+def unread_block(context: Context) -> TokenBlock:
+    """The tokens that wait to be read, for draft models that read behind what the target keeps.
+
+    Raises ValueError where rows wait for different numbers of them.
+    """
+    waiting = context.waiting()
+    if len({len(row) for row in waiting}) > 1:
+        raise ValueError("rows wait for different numbers of tokens; a gate needs a draft model")
+    return block(waiting, None, context.memory.like)
+
+
 def small_model(kit: Kit) -> Drafter:
     """An independent draft model that sees what the recipe says, or a head on the target."""
     if isinstance(kit.drafter, Reader):

@@ -23,7 +23,7 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from mmspec.models.heads.state_head import SlotRotaryEmbedding, StateHeadConfig
-from mmspec.models.llama_layers import LlamaLayers, through
+from mmspec.models.llama_layers import LlamaHead
 from mmspec.models.reading import read
 from mmspec.targets.attention_tap import full_layers
 
@@ -102,7 +102,7 @@ def run_means(slots: int, size: int) -> Tensor:  # (m, n)
     return means.contiguous()
 
 
-class AasdHead(LlamaLayers):
+class AasdHead(LlamaHead):
     """Embeddings of tokens, and the target's keys and values, to what its output head reads."""
 
     config: AasdHeadConfig
@@ -125,11 +125,6 @@ class AasdHead(LlamaLayers):
             module.keys.copy_(means.expand_as(module.keys))
             module.values.copy_(means.expand_as(module.values))
 
-    @property
-    def feature_size(self) -> int:
-        """Width of the target's embeddings and states."""
-        return self.config.hidden_size
-
     def forward(
         self, embeds: Tensor, attention_mask: Tensor | None, position_ids: Tensor, memory: Any
     ) -> Tensor:
@@ -139,16 +134,7 @@ class AasdHead(LlamaLayers):
         written behind them. `attention_mask` is (1 or B, 1, q, L) and additive; `position_ids` (1
         or B, q), or (3, B, q) with M-RoPE.
         """
-        behind = through(
-            [self.layer],
-            embeds,
-            lambda places: self.rotary_emb(embeds, position_ids=places),
-            config=self.config,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=memory,
-            use_cache=True,
-        )
+        behind = self.behind([self.layer], embeds, attention_mask, position_ids, memory)
         normed: Tensor = self.norm(behind)
         return normed
 

@@ -12,17 +12,16 @@ import torch
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench import checks
 from mmspec.bench.certificate import Check, Trial, outcome
-from mmspec.bench.environment import placed
 from mmspec.bench.frequency import Subject
 from mmspec.bench.workload import repeated
 from mmspec.drafters.plain import Silent
+from mmspec.modalities import measures
 from mmspec.modalities.speech.frames import toys
-from mmspec.modalities.speech.judging import heard, timing
+from mmspec.modalities.speech.judging import OwnAudio, heard, timing
 from mmspec.modalities.speech.spoken import Speech
 from mmspec.modality import Answer, Contestant, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
-OWN = "generate"
 TEXTS = ("A calm piano over soft rain.",)
 MOST = 500  # samples of a tiny model
 APART = 1e-4  # of samples: rounding of the same codes in other batches
@@ -43,19 +42,8 @@ def of_requests(
     """Requests are arguments of `synthesize`."""
     plain = accelerate(model, "frame-plain", processor=processor)
     qualities, missing = heard(requests)
-    said = {name: one for name, one in requests[0].items() if isinstance(one, str | int | float)}
-    return Workload(
-        timed=requests,
-        plain=SpeculativeFrames(plain),
-        fast=SpeculativeFrames,
-        baselines={OWN: OwnFrames(plain)},
-        missing=missing,
-        qualities=qualities,
-        extras=timing,
-        batch=batch,
-        settings=said,
-        **placed(model),
-    )
+    more = {"missing": missing, "qualities": qualities, "extras": timing, "batch": batch}
+    return measures.raced(requests, plain, SpeculativeFrames, OwnFrames, **more)
 
 
 class SpeculativeFrames(Speculative):
@@ -65,14 +53,6 @@ class SpeculativeFrames(Speculative):
         out: Speech = self.fast.synthesize(**request, seed=seed)
         stats, codes = out.stats, [row.T.tolist() for row in out.codes]
         return Answer(codes, stats.num_new_tokens, stats.target_calls, stats.exact, out, stats)
-
-
-@dataclass(frozen=True)
-class OwnSound:
-    """What the model's own way gave."""
-
-    waveforms: list[torch.Tensor]
-    sampling_rate: int
 
 
 @dataclass(frozen=True)
@@ -86,7 +66,7 @@ class OwnFrames(Contestant):
         inputs, how = session.asked(request)
         torch.manual_seed(seed)
         waveforms = session.reader.own_sound(inputs, how)
-        sound = OwnSound(waveforms, session.codec.sampling_rate)
+        sound = OwnAudio(waveforms, session.codec.sampling_rate)
         frames = sum(len(one) // session.codec.hop for one in waveforms)
         steps = session.reader.steps(frames // len(waveforms))
         return Answer(None, len(waveforms) * steps, steps - 1, output=sound)

@@ -12,11 +12,10 @@ import torch
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench import checks, constant
 from mmspec.bench.certificate import Check, Trial
-from mmspec.bench.environment import placed
 from mmspec.bench.workload import grouped, repeated
 from mmspec.drafters.plain import Silent
 from mmspec.modalities import measures
-from mmspec.modalities.speech.judging import heard, timing
+from mmspec.modalities.speech.judging import OwnAudio, heard, timing
 from mmspec.modalities.speech.spoken import Speech
 from mmspec.modalities.speech.synthesis import toys
 from mmspec.modalities.speech.synthesis.plug import SpeechSession
@@ -24,7 +23,6 @@ from mmspec.modalities.speech.zoo.sentences import sentence
 from mmspec.modality import Answer, Contestant, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
-OWN = "generate"
 REPLAYED = 4  # requests whose forwards are made again alone
 QUESTIONS = ("The weather was fine, so we walked to the harbour.",)
 Request = Mapping[str, Any]
@@ -48,21 +46,18 @@ def of_requests(model: Any, requests: Sequence[Request], batch: int = 1, **parts
     parts["modality"] = "tts"
     plain = accelerate(model, "plain", **parts)
     ears, why = heard(requests)
-    said = {name: one for name, one in requests[0].items() if isinstance(one, str | int | float)}
-    return Workload(
-        timed=requests,
-        plain=SpeculativeSpeech(plain),
-        fast=SpeculativeSpeech,
-        baselines={OWN: OwnSpeech(plain)},
+    return measures.raced(
+        requests,
+        plain,
+        SpeculativeSpeech,
+        OwnSpeech,
         missing=why,
         controls=partial(constant.controls, model, **parts),
         qualities=ears,
         extras=timing,
         batch=batch,
-        is_greedy=said.get("temperature") == 0,
+        is_greedy=measures.settings_of(requests).get("temperature") == 0,
         replayed=REPLAYED,
-        settings=said,
-        **placed(model),
     )
 
 
@@ -103,14 +98,6 @@ class OwnSpeech(Contestant):
 
     def first(self, request: Request, seed: int) -> Answer:
         return self.answer({**_endless(request), "max_new_tokens": 1}, seed)
-
-
-@dataclass(frozen=True)
-class OwnAudio:
-    """What the model's own way gave."""
-
-    waveforms: list[torch.Tensor]
-    sampling_rate: int
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
