@@ -14,6 +14,7 @@ import torch
 import mmspec
 from mmspec.bench import Comparison, Row, compare, growth, scale
 from mmspec.bench.aggregate import histogram, over_accepted_mass, tokens_per_target_call
+from mmspec.bench.forwards import Replay
 from mmspec.bench.race import race
 from mmspec.bench.row import Found, _mean, row
 from mmspec.bench.workload import agreement, facts_right, repeated
@@ -227,12 +228,23 @@ def test_statistics_of_requests_are_pooled() -> None:
     assert over_accepted_mass(stats) is None
 
 
-def test_a_published_shape_is_measured_at_the_asked_acceptance() -> None:
+def test_a_published_shape_is_measured_at_the_asked_acceptance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a clock on which every forward takes a second, and what is around it another one."""
+
+    def counted(contestants: Any, inputs: Any, repeats: int, *_: Any) -> Any:
+        calls = contestants[0].answer(inputs).stats.target_calls
+        return [[(2.0 * calls, Replay(0.0, float(calls)))] * repeats]
+
+    monkeypatch.setattr(import_module("mmspec.bench.scale"), "run_and_replay", counted)
     found = scale("tiny", contexts=(32,), rates=(0.0, 1.0), room=25, repeats=1, device="cpu")
     plain, never, always = found.points
     assert plain.tokens_per_target_call == never.tokens_per_target_call == 1
     assert always.tokens_per_target_call == pytest.approx(6)
-    assert always.ideal_speedup > plain.ideal_speedup
+    assert plain.ideal_speedup == never.ideal_speedup == 1
+    assert always.ideal_speedup == pytest.approx(6)
+    assert {one.engine_efficiency for one in found.points} == {0.5}
     assert json.dumps(found.to_dict())
 
 

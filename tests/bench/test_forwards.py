@@ -106,7 +106,18 @@ def test_efficiency_is_a_share() -> None:
     request = {**toys.inputs("llama"), "do_sample": False, "max_new_tokens": ROOM}
     entered = {"plain": SpeculativeGenerate(fast)}
     found = efficiencies(entered, [request], 2, 0, torch.device("cpu"))
-    assert 0.1 < found["plain"].share < 1.2
+    assert found["plain"].share == found["plain"].forwards / found["plain"].wall > 0
+
+
+def test_medians_of_the_requests_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = iter([[(2.0, 1.0), (9.0, 0.5), (3.0, 7.0)], [(1.0, 1.0)] * 3])
+
+    def timed(*_: Any) -> Any:
+        return [[(run, Replay(0.25, alone - 0.25)) for run, alone in next(turns)]]
+
+    monkeypatch.setattr(efficiency, "run_and_replay", timed)
+    found = efficiencies({"one": Slow()}, [{}, {}], 3, 0, torch.device("cpu"))["one"]
+    assert (found.wall, found.forwards, found.share) == (4.0, 2.0, 0.5)
 
 
 class Slow:
