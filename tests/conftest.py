@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from dataclasses import replace
 from functools import cache
@@ -18,6 +19,14 @@ import mmspec
 from mmspec import recipes
 from mmspec.bench.tiny import random_drafter
 from tests import toys
+
+gc.disable()  # what is imported and collected stays: looking through it again and again is slow
+
+
+def pytest_collection_finish() -> None:
+    """All that there is now outlives every test."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +49,9 @@ def unchecked(fast: mmspec.Accelerated) -> mmspec.Accelerated:
     return fast
 
 
-def noisy(family: str, scale: float = 0.04, seed: int = 5) -> Any:
+def noisy(family: str, scale: float = 0.04, seed: int = 5, **how: Any) -> Any:
     """A copy of the family's toy with noise on its weights: a drafter that is right in part."""
-    copy = toys.model(family)
+    copy = toys.model(family, **how)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in copy.parameters():
@@ -53,16 +62,16 @@ def noisy(family: str, scale: float = 0.04, seed: int = 5) -> Any:
 
 
 @cache
-def _drafter(family: str) -> Any:
-    return noisy(family)
+def _drafter(family: str, layers: int) -> Any:
+    return noisy(family, layers=layers)
 
 
-def partner(recipe: str, family: str) -> Any:
+def partner(recipe: str, family: str, layers: int = 3) -> Any:
     """What a recipe drafts with for a family's toy: a model right in part, a head, or nothing."""
     plan = recipes.get(recipe)
     if not plan.takes_drafter:
         return None
-    model = _drafter(family)
+    model = _drafter(family, layers)
     if any(kind.accepts(model) for kind in plan.draft_model):
         return model
-    return random_drafter(plan, toys.model(family))
+    return random_drafter(plan, toys.model(family, layers=layers))

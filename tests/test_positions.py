@@ -15,14 +15,14 @@ from tests import toys
 from tests.conftest import noisy, partner
 from tests.covering import covering
 
-ROOM = 12
+ROOM = 9
 HYBRID = ("lfm2_vl", "qwen3_5")
 Request = dict[str, Tensor]
 
 
 def check(family: str, request: Request) -> None:
     """Greedy tokens of a chain and, where there are branches, of a tree."""
-    model, drafter = toys.model(family), noisy(family)
+    model, drafter = toys.model(family, layers=2), noisy(family, layers=2)
     settings: dict[str, Any] = {"max_new_tokens": ROOM, "do_sample": False}
     expected = model.generate(**request, **settings)
     shapes: list[dict[str, Any]] = [{"length": 3}]
@@ -80,18 +80,18 @@ def test_a_prompt_that_ends_on_a_picture(family: str, batch: dict[str, Any]) -> 
 @pytest.mark.parametrize("recipe", ["ibed", "prompt-lookup", "swift", "eagle"])
 def test_views_and_borrowed_memories_stand_there_too(recipe: str) -> None:
     """A drafter that is right by construction is accepted only where its positions are right."""
-    model, request = toys.model("qwen2_5_vl"), ending_on_a_picture("qwen2_5_vl", 2)
+    model, request = toys.model("qwen2_5_vl", layers=3), ending_on_a_picture("qwen2_5_vl", 2)
     settings: dict[str, Any] = {"max_new_tokens": ROOM, "do_sample": False}
     expected = model.generate(**request, **settings)
     own: dict[str, Any] = {"views": ["pixels", "nothing"]} if recipe == "ibed" else {}
-    fast = mmspec.accelerate(model, recipe, drafter=partner(recipe, "qwen2_5_vl"), **own)
+    fast = mmspec.accelerate(model, recipe, drafter=partner(recipe, "qwen2_5_vl", 3), **own)
     assert torch.equal(fast.generate(**request, **settings).sequences, expected)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_copy_stands_where_the_target_does(batch: int) -> None:
     request = ending_on_a_picture("qwen2_5_vl", batch)
-    model = toys.model("qwen2_5_vl")
+    model = toys.model("qwen2_5_vl", layers=2)
     fast = mmspec.accelerate(model, "ibed", drafter=model, views=["pixels", "pixels"], length=4)
     out = fast.generate(**request, max_new_tokens=21, do_sample=False)
     assert out.stats.target_calls == 4

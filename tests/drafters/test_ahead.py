@@ -22,14 +22,14 @@ from tests import toys
 from tests.conftest import noisy
 from tests.covering import covering
 
-ROOM = 25
+ROOM = 17
 SCHEDULES = ("pearl", "hippo", "parallelvlm")
 WINDOWS = [(2, 0), (4, 0), (4, 2), (4, 4)]  # length, refill
 
 
 @lru_cache(maxsize=4)
 def pair(family: str) -> tuple[Any, Any]:
-    return toys.model(family), noisy(family, 0.02)
+    return toys.model(family, layers=2), noisy(family, 0.02, layers=2)
 
 
 def rounds(model: Any, drafter: Any, request: Any, **parts: Any) -> tuple[Any, list[Round]]:
@@ -72,8 +72,8 @@ def test_clips_are_drafted_ahead_of(name: str) -> None:
 @pytest.mark.parametrize(("length", "refill"), [(4, 0), (4, 4), (3, 0), (2, 0)])
 def test_a_copy_is_ready_every_time(length: int, refill: int) -> None:
     """All accepted: `length` tokens a round, the first window asked for or waited for."""
-    model, request = toys.model("llava"), toys.inputs("llava", batch=2)
-    _, seen = rounds(model, toys.model("llava"), request, length=length, refill=refill)
+    model, request = toys.model("llava", layers=2), toys.inputs("llava", batch=2)
+    _, seen = rounds(model, toys.model("llava", layers=2), request, length=length, refill=refill)
     asked = [kept for kept in seen if kept.calls]
     first = 1 + refill  # a token is read off the prefill before
     assert [len(kept.tokens[0]) for kept in asked[:2]] == [first, length]
@@ -86,7 +86,7 @@ def test_a_copy_is_ready_every_time(length: int, refill: int) -> None:
 
 def test_nothing_is_drafted_twice() -> None:
     """As many draft forwards as tokens of windows; beside the last round there is nothing to do."""
-    model, copy = toys.model("llava"), toys.model("llava")
+    model, copy = toys.model("llava", layers=2), toys.model("llava", layers=2)
     reads: list[int] = []
     copy.model.language_model.register_forward_pre_hook(lambda *_: reads.append(1))
     out, seen = rounds(model, copy, toys.inputs("llava"), length=4)
@@ -111,7 +111,7 @@ def test_a_thread_does_what_the_loop_would(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_error_beside_the_target_retires_the_drafter() -> None:
-    model, copy = toys.model("llava"), toys.model("llava")
+    model, copy = toys.model("llava", layers=2), toys.model("llava", layers=2)
     request, calls = toys.inputs("llava"), []
 
     def breaks(*_: Any) -> None:
@@ -136,7 +136,7 @@ def test_rejection_keeps_the_law(refill: int) -> None:
     plan = replace(recipes.get("pearl"), verifier=Recursive(), options={"refill": refill})
     fast = writers.bound(plan, 1)
     fast.session.bound.drafter = replace(fast.session.bound.drafter, window=3)
-    found = frequencies(writers.writing(fast), samples=6000)
+    found = frequencies(writers.writing(fast), samples=3000)
     assert found.passes(1e-6), found
 
 
@@ -171,4 +171,6 @@ def test_what_cannot_be_drafted_ahead(parts: dict[str, Any], message: str) -> No
 
 def test_a_recurrent_drafter_cannot_forget() -> None:
     with pytest.raises(ValueError, match="a memory of its own that can forget"):
-        mmspec.accelerate(toys.model("llama"), "pearl", drafter=toys.model("lfm2"))
+        mmspec.accelerate(
+            toys.model("llama", layers=2), "pearl", drafter=toys.model("lfm2", layers=2)
+        )

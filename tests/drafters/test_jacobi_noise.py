@@ -24,7 +24,7 @@ from tests.drafters.tables import TableTarget, sample, z_score
 from tests.toys import painters
 
 TARGET = TableTarget(size=2, room=6, scale=2.0, seed=4)
-ROWS = 12_000
+ROWS = 6_000
 
 
 def space(size: int) -> Space:

@@ -50,7 +50,7 @@ from tests.verifiers.drawn_laws import by_prefix
 ROOT = Path(__file__).resolve().parents[2]
 SIDE = 10  # codes in a row: more than the window of any recipe that writes rows side by side
 PICTURES = 8
-TEXTS, LENGTH = 48, 20
+TEXTS, LENGTH = 24, 20
 SAMPLES = 300  # of chains and of patches
 ALPHA = 1e-6  # of one measure; what is drawn is the same in every run
 BINS = 10
