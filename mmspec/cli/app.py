@@ -264,13 +264,9 @@ def train(
     held_out: Annotated[
         int, typer.Option(min=1, help="Questions, a fifth at most, that acceptance is measured on.")
     ] = 32,
-    every: Annotated[
-        int, typer.Option(min=1, help="Steps between checkpoints, each with a measurement.")
-    ] = 100,
+    every: Annotated[int, typer.Option(min=1, help="Steps between measured checkpoints.")] = 100,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 128,
-    max_length: Annotated[
-        int, typer.Option(min=4, help="Tokens of question and answer; longer ones are left out.")
-    ] = 2048,
+    max_length: Annotated[int, typer.Option(min=4, help="Longer examples are left out.")] = 2048,
     temperature: Annotated[float, typer.Option(min=0, help="Of the target's answers.")] = 0.0,
     seed: int = 0,
     knobs: Annotated[

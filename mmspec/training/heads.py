@@ -54,13 +54,20 @@ def head_loss(
     Smooth L1 between the states, plus `weight` times the cross entropy against the target's law,
     over the tokens of the lesson; the states that go in carry uniform noise of +-`noise`.
     """
-    read, prompt = read_noisy(reader, head, lesson, noise)
-    out = through_prompt(head, prompt)[:, -read.next.shape[1] :][read.real]
-    wanted = read.next[read.real]
+    out, wanted = said_and_wanted(reader, head, lesson, noise)
     law = reader.head(wanted).float().softmax(-1)
     said = reader.head(out).float().log_softmax(-1)
     spoken: Tensor = (law * said).sum(-1).mean()
     return functional.smooth_l1_loss(out, wanted) - weight * spoken
+
+
+def said_and_wanted(
+    reader: Reader, head: StateHead, lesson: Lesson, noise: float
+) -> tuple[Tensor, Tensor]:  # (n, D) each
+    """What a head gives at the n real tokens of a lesson, and the states that they lead to."""
+    read, prompt = read_noisy(reader, head, lesson, noise)
+    said = through_prompt(head, prompt)[:, -read.next.shape[1] :]
+    return said[read.real], read.next[read.real]
 
 
 def read_noisy(

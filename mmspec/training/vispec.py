@@ -20,6 +20,7 @@ from mmspec.training.heads import (
     check_continues,
     new_head,
     read_noisy,
+    said_and_wanted,
     through_prompt,
 )
 from mmspec.training.losses import list_mle, soft_cross_entropy, total_variation
@@ -30,9 +31,7 @@ def text_loss(
     reader: Reader, head: FeatureHead, lesson: Lesson, noise: float = 0.1, weight: float = 0.1
 ) -> Tensor:  # ()
     """Stage 1: smooth L1 + `weight` (cross entropy + 0.1 ListMLE of the 10 likeliest)."""
-    read, prompt = read_noisy(reader, head, lesson, noise)
-    own = through_prompt(head, prompt)[:, -read.next.shape[1] :][read.real]
-    wanted = read.next[read.real]
+    own, wanted = said_and_wanted(reader, head, lesson, noise)
     said, law = reader.head(own), reader.head(wanted)
     spoken = soft_cross_entropy(said, law) + 0.1 * list_mle(said, law)
     return functional.smooth_l1_loss(own, wanted) + weight * spoken
