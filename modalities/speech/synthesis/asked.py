@@ -151,7 +151,9 @@ def _drawn(given: Mapping[str, Any], config: Any, aware: Any) -> dict[str, Any]:
     own = {"temperature": config.temperature, "top_p": config.top_p}
     said = {name: value for name in told if (value := told[name] or own.get(name))}
     greedy = given.get("do_sample") is False or given.get("temperature") == 0
-    made: dict[str, Any] = {} if greedy else {"do_sample": True, "top_k": given.get("top_k") or 0}
+    made: dict[str, Any] = {"do_sample": True, "top_k": given.get("top_k") or 0}
+    if greedy:  # the model's own generate() knows no temperature of 0
+        made = {"do_sample": False, "temperature": 1.0}
     if aware is None:
         return made
     check_flag("repetition_aware", aware)

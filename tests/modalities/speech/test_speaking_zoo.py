@@ -239,6 +239,7 @@ def test_what_is_not_said_the_generation_configuration_says() -> None:
     own = codes()
     assert own == codes(temperature=0.8)
     assert own != codes(temperature=2.0)
+    assert codes(temperature=0) == codes(do_sample=False) != own
     aware = codes(repetition_aware=True)
     assert aware == codes(repetition_aware=True, temperature=0.8)
     assert aware != codes(repetition_aware=True, temperature=2.0)
