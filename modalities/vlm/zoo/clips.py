@@ -33,6 +33,7 @@ from mmspec.modalities.vlm.zoo.loading import load
 from mmspec.modalities.vlm.zoo.processors import clip_processor
 from mmspec.modalities.vlm.zoo.train import save
 from mmspec.modality import Entry
+from mmspec.training.expansion import expand
 from mmspec.training.fitting import Course, Fall, chunks, divided, fit
 from mmspec.training.reporting import Report
 from mmspec.zoo.happenings import ClipExample, clip_examples, score_clip, tell
@@ -196,20 +197,11 @@ def looked_at(model: Any, clips: SeenClips, course: Course) -> Tensor:  # -> (N,
 
 @torch.no_grad()
 def deepened(model: Any, processor: Any, shape: LanguageShape) -> Any:
-    """A model of more layers that says what a shallower one says.
-
-    Behind each layer stand copies of it that add nothing yet (block expansion, Wu et al. 2024).
-    """
+    """A model of more layers that says what a shallower one says."""
     deep: Any = clip_qwen(shape, processor.tokenizer)
     weights = {k: v for k, v in model.state_dict().items() if "language_model.layers." not in k}
     deep.load_state_dict(weights, strict=False)
-    old, new = (one.model.language_model.layers for one in (model, deep))
-    copies = len(new) // len(old)
-    for number, layer in enumerate(new):
-        layer.load_state_dict(old[number // copies].state_dict())
-        if number % copies:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
+    expand(model.model.language_model.layers, deep.model.language_model.layers)
     deep.train()
     return deep
 
