@@ -19,12 +19,14 @@ from mmspec.targets.backbone import Backbone
 from mmspec.targets.check import check, check_unasked, has_room
 from mmspec.targets.context import Context, Request
 from mmspec.targets.ctc import hear, remembered
-from mmspec.targets.encoder_decoder import EncoderDecoder
+from mmspec.targets.encoder_decoder import EncoderDecoder, source_of, with_source
 from mmspec.targets.hooks import HiddenStateHook, LayerStatesHook, SnapshotHook, wanted_layers
 from mmspec.targets.late import Opening, Unread
 from mmspec.targets.memory import Memory, RowMemories, block
 from mmspec.targets.reader import Reader
 from mmspec.targets.turns import prompt_slots, whole_mask
+
+BEFORE = frozenset({"ctc", "source"})  # what is known of a prompt before it is read
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,12 @@ class CausalTarget:
     after the prefill, "vision" (the picture encoders' outputs by modality), "cls" (what the class
     token of the vision tower attends to, (n,) per picture), attention of several kinds (see
     `mmspec.targets.attention_tap`), "states" (hidden states embedded and early on, (2, B, L, H)),
-    "ctc" (a `Heard`: what the labels of a recogniser's encoder say), and, with "hidden", "embeds"
-    and "hidden" of the whole prompt, (B, L, H) each, and "positions", (B, L) or (axes, B, L), where
-    the decoder is told them. "layers:2,8,13" are hidden states of these layers by Hugging Face
-    index, side by side: (B, N + 1, 3H) with the scores, (B, L, 3H) after the prefill, with the same
-    beside them. Under guidance hidden states are those of both branches, 2B rows.
+    "ctc" (a `Heard`: what the labels of a recogniser's encoder say), "source" (the encoder's own
+    output; both known early), and, with "hidden", "embeds" and "hidden" of the whole prompt,
+    (B, L, H) each, and "positions", (B, L) or (axes, B, L), where the decoder is told them.
+    "layers:2,8,13" are hidden states of these layers by Hugging Face index, side by side:
+    (B, N + 1, 3H) with the scores, (B, L, 3H) after the prefill, with the same beside them. Under
+    guidance hidden states are those of both branches, 2B rows.
     Recurrent models replay lazily: their state stays at the last point where everything was
     accepted, and the tokens kept since then stay pending and are read again with the next draft.
     No forward is spent on that until `longest_replay` tokens wait.
@@ -59,7 +62,7 @@ class CausalTarget:
     awaits: frozenset[str] = frozenset()  # what is then wanted behind the first draft only
 
     def __post_init__(self) -> None:
-        early = sorted(self.wants - {"ctc"} - self.awaits) if self.late else []
+        early = sorted(self.wants - BEFORE - self.awaits) if self.late else []
         if early:
             raise ValueError(
                 f"the first token is drafted before the prompt is read, and the drafter wants "
@@ -81,12 +84,14 @@ class CausalTarget:
         if "ctc" in self.wants:
             assert self.backbone.family.ctc is not None  # or it could not be bound
             offer["ctc"] = hear(self.backbone.model, self.backbone.family.ctc, request.inputs)
+        if "source" in self.wants:
+            offer["source"] = source_of(self.backbone, request.inputs)
+        told = with_source(request, offer)
         if self.late:
-            slots = prompt_slots(request.inputs, request.past)
-            rows = len(request.noise.rows)
-            unread = Unread(slots, rows, lambda: self._read_all(request, offer), offer)
+            slots, rows = prompt_slots(request.inputs, request.past), len(request.noise.rows)
+            unread = Unread(slots, rows, lambda: self._read_all(told, offer), offer)
             return self._context(request, unread, [slots] * rows, self.backbone.vocabulary, offer)
-        memory, logits = self._read_all(request, offer)
+        memory, logits = self._read_all(told, offer)
         context = self._context(request, memory, memory.kept, logits.shape[-1], offer)
         position = context.position()
         law = request.sampling.law(logits[:, None], prefix(context, None), position)
@@ -198,14 +203,14 @@ class CausalTarget:
         both ways, and by itself where it reads otherwise. States of the prompt are offered then,
         without those of the draft; where more than states is wanted, nothing is read at once.
         """
-        if unread.found is not None or self.wants - {"ctc", "hidden", "logits"}:
+        if unread.found is not None or self.wants - BEFORE - {"hidden", "logits"}:
             return None
         is_told = "hidden" in self.wants
         if not draft.nodes:
             unread.opened()
             last = {"hidden": unread.offer["hidden"][:, -1:]} if is_told else {}
             return None if unread.logits is None else (unread.logits[:, None], last)
-        opening = Opening.of(self.backbone, context.request, draft)
+        opening = Opening.of(self.backbone, with_source(context.request, context.shared), draft)
         if opening is None or opening.is_trusted is False:
             return None
         if opening.is_trusted:
@@ -222,7 +227,7 @@ class CausalTarget:
     def keep(self, context: Context, draft: Draft, kept: Round) -> Context:
         """Commit what was kept: cache slots first, then the history."""
         memory = context.memory
-        if kept.calls or _is_read(memory):
+        if kept.calls or (isinstance(memory, Unread) and memory.found is not None):
             memory = _opened(memory)
             memory.commit(_alive(context), kept.path, draft.nodes)
         for history, tokens in zip(context.history, kept.tokens, strict=True):
@@ -300,11 +305,6 @@ def _offered(offer: dict[str, Any], states: HiddenStateHook, nodes: int) -> dict
     told = states.positions
     offer["positions"] = None if told is None else told[..., :-nodes]
     return {"hidden": states.hidden[:, -nodes - 1 :]}
-
-
-def _is_read(memory: Any) -> bool:
-    """Whether a prompt was read in this round."""
-    return isinstance(memory, Unread) and memory.found is not None
 
 
 def _refuse_if_readable(

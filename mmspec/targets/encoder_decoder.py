@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from mmspec import _hf
 from mmspec.targets.backbone import ROOM, last_position_of
 from mmspec.targets.cache import SlotCache
+from mmspec.targets.context import Request
 from mmspec.targets.family import Family
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
 from mmspec.targets.reader import USES, Reader, step
@@ -39,19 +41,25 @@ class EncoderDecoder(Reader):
         self.cache_config.is_encoder_decoder = False  # for its decoder
         self.names = _hf.forward_names(model)
         self.is_placed = "decoder_position_ids" in self.names
-        self.can_branch = self.is_placed and SlotCache(self.cache_config).can_branch
+        self._slots = SlotCache(self.cache_config)  # an empty one, to take others after
+        self.can_branch = self.is_placed and self._slots.can_branch
         self.obstacle = None if self.can_branch else "takes no decoder_position_ids"
         self.stepwise = set[str]() if self.is_placed else set(USES)
 
     def prefill(
-        self, inputs: Mapping[str, Any], room: int
+        self, inputs: Mapping[str, Any], room: int, scored: int = 1
     ) -> tuple[Memory | RowMemories, Tensor, Mapping[str, Any]]:
-        """Encode the source and read the decoder's prompt, which every row has in equal length."""
+        """Encode the source and read the decoder's prompt, which every row has in equal length.
+
+        The output holds logits of all places, so of the last `scored` ones.
+        """
         ids = inputs["input_ids"]
         batch, length = ids.shape
-        slots = SlotCache(self.cache_config, length + min(room, ROOM))
+        kept = self._slots
+        slots = kept.emptied() if kept.can_branch else SlotCache(self.cache_config)
+        slots.plan.capacity = length + min(room, ROOM)
         slots.plan_uniform(0, length)
-        source, mask = self._encoded(inputs), inputs.get("source_mask")
+        source, mask = self.encoded(inputs), inputs.get("source_mask")
         memory = self._memory(slots, length, batch, source, mask)
         positions = torch.arange(length, device=ids.device)[None].expand(batch, -1)
         out = self._forward(memory, ids, positions, None)
@@ -63,7 +71,7 @@ class EncoderDecoder(Reader):
 
     def own_inputs(self, inputs: Mapping[str, Any], memory: Any) -> Mapping[str, Any]:
         """A request as the model's own preparation takes it, its source encoded."""
-        encoded = {"encoder_outputs": self._encoded(inputs)}
+        encoded = {"encoder_outputs": self.encoded(inputs)}
         mask = inputs.get("source_mask")
         return {"input_ids": inputs["input_ids"], "attention_mask": mask, **encoded}
 
@@ -96,7 +104,7 @@ class EncoderDecoder(Reader):
             "left out or shared with a draft; use a draft model, or prompt-lookup"
         )
 
-    def _encoded(self, inputs: Mapping[str, Any]) -> Any:
+    def encoded(self, inputs: Mapping[str, Any]) -> Any:
         """What the encoder makes of the source, or what the request brings along."""
         if inputs.get("encoder_outputs") is not None:
             return inputs["encoder_outputs"]
@@ -111,7 +119,7 @@ class EncoderDecoder(Reader):
         like = torch.empty(0, dtype=self.model.dtype, device=self.device)
         memory = Memory(slots, length, [0] * batch, [length] * batch, like)
         memory.last = last_position_of(self.config)
-        memory.beside = EncoderDecoderCache(slots, DynamicCache(config=self.cache_config))
+        memory.beside = EncoderDecoderCache(slots, DynamicCache())
         memory.source, memory.carried = source, {} if mask is None else {"attention_mask": mask}
         return memory
 
@@ -155,6 +163,19 @@ class EncoderDecoder(Reader):
             **placed,
             **memory.carried,
         )
+
+
+def source_of(reader: Reader, inputs: Mapping[str, Any]) -> Any:
+    """What the encoder makes of a request's source, for all that read it."""
+    assert isinstance(reader, EncoderDecoder)  # or nobody could share it
+    return reader.encoded(inputs)
+
+
+def with_source(request: Request, offer: Mapping[str, Any]) -> Request:
+    """The request with the `source_of` it, where that is offered."""
+    if "source" not in offer:
+        return request
+    return replace(request, inputs={**request.inputs, "encoder_outputs": offer["source"]})
 
 
 def source_inputs(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from torch import Tensor
 IDS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "decoder_input_ids")
 AXES = {**dict.fromkeys(IDS, 2), "inputs_embeds": 3}
 SHAPES = {2: "(rows, tokens)", 3: "(rows, tokens, width)"}
-BESIDE = ("pixel_", "input_features", "input_values", "audio_", "caption")  # not of its tokens
+# what is not of a prompt's tokens
+BESIDE = ("pixel_", "input_features", "input_values", "audio_", "caption", "source_")
 MEDIA = ("pixel_values", "pixel_values_videos", "input_features", "caption", "caption_mask")
 
 

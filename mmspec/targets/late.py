@@ -21,6 +21,7 @@ from mmspec.draft import Draft
 from mmspec.targets.backbone import Backbone, windows_of
 from mmspec.targets.check import configured, difference, margin
 from mmspec.targets.context import Request
+from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.inputs import lengthened
 from mmspec.targets.memory import Memory, RowMemories
 from mmspec.targets.reader import Reader
@@ -81,7 +82,7 @@ def forget() -> None:
 class Opening:
     """A prompt that nobody has read yet, and a chain of drafted tokens right behind it."""
 
-    reader: Backbone
+    reader: Backbone | EncoderDecoder
     request: Request
     draft: Draft
 
@@ -89,9 +90,9 @@ class Opening:
     def of(cls, reader: Reader, request: Request, draft: Draft) -> Opening | None:
         """None where the two cannot be read together, whatever the class does with them."""
         inputs = request.inputs
-        if not isinstance(reader, Backbone) or not reader.can_branch or reader.model.training:
+        if not isinstance(reader, Backbone | EncoderDecoder) or not reader.can_branch:
             return None
-        if request.past is not None or inputs.get("sizes") is not None:
+        if reader.model.training or request.past is not None or inputs.get("sizes") is not None:
             return None
         if not draft.is_chain or not draft.nodes or draft.reading is not None:
             return None

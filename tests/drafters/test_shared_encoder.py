@@ -14,6 +14,8 @@ import torch
 import transformers
 
 import mmspec
+from mmspec.drafters.recycled import Recycled
+from mmspec.targets.late import Opening
 from tests import toys
 from tests.conftest import noisy
 from tests.covering import covering
@@ -41,6 +43,17 @@ def sharing() -> Any:
     made = noisy("whisper", 0.1)
     made.get_encoder().load_state_dict(target().get_encoder().state_dict())
     return made
+
+
+@contextmanager
+def decoded(model: Any) -> Iterator[list[None]]:
+    """One entry per forward of a model's decoder."""
+    calls: list[None] = []
+    hook = model.get_decoder().register_forward_hook(lambda *_: calls.append(None))
+    try:
+        yield calls
+    finally:
+        hook.remove()
 
 
 MODELS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -85,6 +98,22 @@ def test_four_ragged_rows_are_the_targets(name: str, shape: dict[str, Any]) -> N
     plain = mmspec.decode_plain(target(), **request, **drawn)
     assert torch.equal(fast.generate(**request, **drawn).sequences, plain.sequences)
     assert out.stats.num_accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_prompt_is_read_with_its_first_draft(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, long = target(), Recycled(64, 0.0)
+    fast = mmspec.accelerate(model, "whisper-assisted", drafter=decoder_of(model), tree=long)
+    request = {**toys.inputs("whisper", batch=batch), "max_new_tokens": ROOM}
+    expected = model.generate(**request, do_sample=False)
+    fast.generate(**request)  # asks whether the class reads both alike
+    counts = []
+    for agrees in (True, False):
+        monkeypatch.setattr(Opening, "is_trusted", agrees)
+        with decoded(model) as calls:
+            assert torch.equal(fast.generate(**request).sequences, expected)
+        counts.append(len(calls))
+    assert counts == [1, 2]
 
 
 def test_the_sound_is_encoded_once() -> None:

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel
@@ -24,9 +24,9 @@ from mmspec.models.loading import load_causal
 from mmspec.recipe import DraftModelKind, Kit
 from mmspec.targets.context import Context
 from mmspec.targets.encoder_decoder import EncoderDecoder
-from mmspec.targets.memory import RowMemories
 from mmspec.targets.reader import Reader
 
+SOURCE = "source"  # what is wanted of the target
 ENCODER = "encoder"  # what such a draft model sees
 
 
@@ -35,16 +35,12 @@ class SharedEncoder(Sight):
     """The decoder's prompt, and the encoder states of the target."""
 
     name: str = ENCODER
+    wants: ClassVar[frozenset[str]] = frozenset({SOURCE})
 
     def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]:
-        given, memory = context.request.inputs, context.memory
-        if isinstance(memory, RowMemories):
-            states = torch.cat([row.source[0] for row in memory.rows])
-            source = type(memory.rows[0].source)(last_hidden_state=states)
-        else:
-            source = memory.source
+        given = context.request.inputs
         kept = {name: given.get(name) for name in ("input_ids", "source_mask")}
-        return {**kept, "encoder_outputs": source}
+        return {**kept, "encoder_outputs": context.shared[SOURCE]}
 
 
 @dataclass(frozen=True)
@@ -140,11 +136,15 @@ def whole(model: Any, target: Reader) -> Any:
 
 
 def shared_encoder(kit: Kit) -> Drafter:
-    """A small decoder on the target's encoder; a draft model of its own where that is none."""
+    """A small decoder on the target's encoder; a draft model of its own where that is none.
+
+    What hears by itself drafts the first token, too, so that prompt and draft are one forward.
+    """
     if kit.sees != ENCODER:
         return small_model(kit)
     assert isinstance(kit.drafter, Reader)
-    return grown(kit, SmallModel(kit.drafter, SharedEncoder()))
+    made = grown(kit, SmallModel(kit.drafter, SharedEncoder()))
+    return replace(made, opens=kit.target.can_branch)
 
 
 def ending(kit: Kit) -> Drafter:

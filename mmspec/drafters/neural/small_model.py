@@ -119,10 +119,13 @@ class SmallModel(DraftModel):
 
     def begin(self, context: Context) -> _Reading:
         inputs = self.sight.inputs(context, self.backbone)
-        memory, _, _ = self.backbone.prefill(inputs, room=context.request.room + 64)
-        return _Reading(memory, [context.prompt[row] for row in range(context.batch)])
+        memory, logits, _ = self.backbone.prefill(inputs, room=context.request.room + 64)
+        return _Reading(memory, [context.prompt[row] for row in range(context.batch)], logits)
 
     def listen(self, context: Context, state: _Reading) -> Categorical:
+        told, state.told = state.told, None
+        if told is not None and state.read == [len(row) for row in context.history]:
+            return draft_law(context, told[:, None], committed(context))
         back = [
             -1 if read == len(row) and not finished else 0  # nothing new: its last token, again
             for read, row, finished in zip(
@@ -154,6 +157,7 @@ class _Reading:
 
     memory: Memory | RowMemories
     read: list[int]
+    told: Tensor | None = None  # (B, V) logits behind the prompt, for who drafts its first token
 
 
 def waiting_block(
@@ -234,7 +238,7 @@ def head_of_target(kit: Kit) -> Drafter:
     return Autoregressive(kit.drafter, shape)
 
 
-def grown(kit: Kit, model: DraftModel) -> Drafter:
+def grown(kit: Kit, model: DraftModel) -> Autoregressive:
     """Grow the recipe's shape out of `model`. Raises ValueError for a tree that it cannot read."""
     assert kit.drafter is not None
     if not (kit.drafter.can_branch or isinstance(kit.shape, Chain)):
