@@ -51,7 +51,10 @@ class OutcomeRecorder:
 
     def __post_init__(self) -> None:
         if self.keeps_scores:
-            self.target = replace(self.target, wants=self.target.wants | {"logits"})
+            own = self.target
+            later = {"logits"} if own.at_once else set()  # those of the prompt come with a draft
+            wants, awaits = own.wants | {"logits"}, own.awaits | later
+            self.target = replace(own, wants=wants, awaits=awaits)
 
     def prefill(self, request: Request) -> Context:
         context = self.target.prefill(request)

@@ -138,7 +138,10 @@ def test_transcripts_with_a_small_decoder() -> None:
     )
     plain = mmspec.accelerate(model, "plain", processor=processor())
     clips = [noise(seconds, at) for at, seconds in enumerate((0.3, 1.0, 2.0, 3.0))]
-    for how in ({}, {"timestamps": True}):
+    falls = {"temperature": (0.0, 0.5), "logprob_threshold": 0.0, "seed": 3}  # for sure
+    previous = {"condition_on_prev_tokens": True, "timestamps": True}
+    few: dict[str, Any] = {"max_new_tokens": 8}
+    for how in ({}, {"timestamps": True}, {"max_new_tokens": 1}, {**previous, **few}, falls | few):
         ours, theirs = (
             one.transcribe(clips, sampling_rate=RATE_HZ, **how) for one in (fast, plain)
         )

@@ -1,8 +1,8 @@
 """`transcribe`: sounds in, words out, whatever their number, length and rate.
 
 Sounds that a recogniser hears at once are one batch, if it is greedy. A sound longer than Whisper's
-window, and one that is sampled, is asked by itself: its noise is that of its place in the list, so
-no sound depends on what it came with.
+window, one that is told what it said before, and one that is sampled, is asked by itself: its noise
+is that of its place in the list, so no sound depends on what it came with.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def transcribe(
         raise ValueError(f"row_ids={list(rows)} are not one per sound, of which are {len(sounds)}")
     found: dict[int, Transcript] = {}
     is_drawn = _is_drawn(session.model, given)
-    for group in _groups(sounds, hearing.window(processor), is_drawn):
+    alone = is_drawn or _is_conditioned(session.model, given)
+    for group in _groups(sounds, hearing.window(processor), alone):
         heard = [sounds[at] for at in group]
         asked = _asked(session.model, processor, heard, own, given)
         drawn = {"row_ids": [rows[at] for at in group]} if is_drawn else {}
@@ -141,9 +142,19 @@ def _is_drawn(model: Any, given: Mapping[str, Any]) -> bool:
     return bool(made.get("do_sample", model.generation_config.do_sample))
 
 
-def _groups(sounds: Sequence[Sound], window: float, is_drawn: bool) -> list[list[int]]:
+def _is_conditioned(model: Any, given: Mapping[str, Any]) -> bool:
+    """Whether Whisper is told what it wrote before: rows would have prompts of several lengths."""
+    asked = given.get("condition_on_prev_tokens")
+    if asked is None:
+        asked = vars(given.get("generation_config") or model.generation_config).get(
+            "condition_on_prev_tokens"
+        )
+    return bool(asked)
+
+
+def _groups(sounds: Sequence[Sound], window: float, alone: bool) -> list[list[int]]:
     """Which sounds are asked together."""
-    short = [at for at, one in enumerate(sounds) if one.seconds <= window and not is_drawn]
+    short = [at for at, one in enumerate(sounds) if one.seconds <= window and not alone]
     rest = [[at] for at in range(len(sounds)) if at not in short]
     return [*([short] if short else []), *rest]
 
