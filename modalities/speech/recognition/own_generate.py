@@ -153,7 +153,8 @@ def _check_language(model: Any, given: Mapping[str, Any]) -> None:
 def _forced(model: Any, forced: Any, given: Mapping[str, Any]) -> Any:
     """A configuration that begins with these tokens, (place, id) from place 1 on.
 
-    Raises ValueError where a language or a task is told as well, which Whisper obeys instead.
+    They come before a language and a task of the checkpoint's own. Raises ValueError where these
+    are told as well, which Whisper obeys instead, and for what are no such tokens.
     """
     told = [name for name in ("language", "task") if given.get(name) is not None]
     if told:
@@ -161,6 +162,17 @@ def _forced(model: Any, forced: Any, given: Mapping[str, Any]) -> Any:
             f"forced_decoder_ids and {' and '.join(told)} both say how the transcript begins; give "
             "one of them"
         )
+    vocabulary = int(model.config.vocab_size)
+    try:
+        pairs = [[int(place), int(token)] for place, token in forced]
+    except (TypeError, ValueError):
+        pairs = []
+    is_row = all(place == at + 1 for at, (place, _) in enumerate(pairs))
+    if not pairs or not is_row or not all(0 <= token < vocabulary for _, token in pairs):
+        raise ValueError(
+            f"forced_decoder_ids={described(forced)} are no pairs (place, id) with places from 1 "
+            f"on and ids below {vocabulary}; give what processor.get_decoder_prompt_ids() makes"
+        )
     config = copy.deepcopy(given.get("generation_config") or model.generation_config)
-    config.forced_decoder_ids = [list(pair) for pair in forced]
+    config.forced_decoder_ids, config.language, config.task = pairs, None, None
     return config

@@ -78,7 +78,7 @@ def _inputs(
     texts = [text] if isinstance(text, str) else text
     if not isinstance(texts, list | tuple) or not texts:
         raise ValueError(f"text={described(text)} is neither a text nor a list of texts; give one")
-    voices = [voice] * len(texts) if voice is None or isinstance(voice, str) else list(voice)
+    voices = voice if isinstance(voice, list | tuple) else [voice] * len(texts)
     if len(voices) != len(texts):
         raise ValueError(
             f"{len(texts)} texts have {len(voices)} voices; give one for all, or one for each"

@@ -92,7 +92,7 @@ class SpeechCodes:
         """The id of a speaker; the first one where none is named. Raises ValueError."""
         if name is None:
             return next(iter(self.voices.values()), None)
-        if name not in self.voices:
+        if not isinstance(name, str) or name not in self.voices:
             known = ", ".join(self.voices) or "none; leave it out"
             raise ValueError(f"voice={name!r} is not known; choose one of {known}")
         return self.voices[name]

@@ -176,6 +176,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "too long": ({"text": "red " * 70}, "has 64 places"),
     "too many codes": ({"text": "red", "max_new_tokens": 70}, "do not fit"),
     "unknown voice": ({"text": "red", "voice": "eve"}, "choose one of anna, ben"),
+    "no voice": ({"text": "red", "voice": 3}, "voice=3 is not known"),
     "voices": ({"text": "red", "voice": VOICES}, "1 texts have 2 voices"),
     "both lengths": ({"text": "red", "seconds": 1, "max_new_tokens": 4}, "give one"),
     "eos": ({"text": "red", "eos_token_id": 3}, "eos_token_id cannot be given"),

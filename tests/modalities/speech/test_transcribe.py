@@ -191,6 +191,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"language": "en", "forced_decoder_ids": [(1, 29)]},
         "forced_decoder_ids and language both",
     ),
+    "no beginning": (CLIPS[0], {"forced_decoder_ids": "de"}, r"'de' are no pairs \(place, id\)"),
+    "an id of nothing": (CLIPS[0], {"forced_decoder_ids": [(1, 9999)]}, "9999.*ids below"),
     "words for nobody": (CLIPS[0], {"prompt": "please"}, "prompt='please'.*prompt_ids"),
     "timed words": (CLIPS[0], {"return_token_timestamps": True}, "return_token_timestamps=True"),
     "beams": (CLIPS[0], {"num_beams": 2}, "num_beams=2.*not beams"),
@@ -215,6 +217,19 @@ def test_without_marks_of_time_long_sounds_are_refused() -> None:
         own_fast.transcribe(CLIPS[2], sampling_rate=RATE_HZ)
     with pytest.raises(ValueError, match=r"processor lies.*processor=\.\.\."):
         mmspec.accelerate(untimed).transcribe(CLIPS[0], sampling_rate=RATE_HZ)
+
+
+def test_forced_tokens_come_before_the_language_of_a_checkpoint() -> None:
+    told, free = whisper(), whisper()
+    told.generation_config.update(language="<|en|>", task="transcribe")
+    found = [
+        mmspec.accelerate(one, processor=processor())
+        .transcribe(CLIPS[1], sampling_rate=RATE_HZ, forced_decoder_ids=[(1, 29), (2, 31)])
+        .text
+        for one in (told, free)
+    ]
+    plain = mmspec.accelerate(told, processor=processor())
+    assert found[0] == found[1] != plain.transcribe(CLIPS[1], sampling_rate=RATE_HZ).text
 
 
 def test_inside_a_pipeline_of_transformers() -> None:
