@@ -10,12 +10,14 @@ import torch
 from transformers import AutoProcessor, FeatureExtractionMixin, ProcessorMixin
 
 from mmspec import _hf
+from mmspec.errors import described
 from mmspec.modalities.speech.recognition import own_generate
 from mmspec.modalities.speech.sound import Sound
 from mmspec.models.loading import word_reader
 
 ASKED = "can you transcribe the speech into a written format?"  # as Granite was trained to hear it
 FEWEST, PER_SECOND = 32, 16  # tokens of a transcript, at most
+SHORTEST_S = 0.1  # that features are made of, where nobody fills a window with silence
 _EXTRACTORS = ("feature_extractor", "audio_processor")  # what processors call theirs
 
 
@@ -60,9 +62,18 @@ def inputs(
     """Tensors of a request, a row per sound, on the model's device and in its type.
 
     `prompt` is what a language model is asked; `language` is for those that are told it there.
-    Raises ValueError for a prompt where nobody reads words.
+    Raises ValueError for a prompt that is no text, or where nobody reads words, and for a sound
+    that is too short to be heard whole.
     """
     rate = rate_hz(processor)
+    if prompt is not None and not isinstance(prompt, str):
+        raise ValueError(f"prompt={described(prompt)} is no text; give words")
+    brief = min(sounds, key=lambda sound: sound.seconds)
+    if brief.seconds < SHORTEST_S and window(processor) == float("inf"):
+        raise ValueError(
+            f"a sound of {brief.seconds:.4f} s is too short for {type(model).__name__}, which "
+            f"hears sounds whole; give {SHORTEST_S:g} s at least, with silence around it"
+        )
     waves = [sound.at(rate).samples.numpy() for sound in sounds]
     if model.config.is_encoder_decoder:
         if prompt is not None:

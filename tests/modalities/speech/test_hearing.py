@@ -55,6 +55,16 @@ def test_the_padding_of_a_sound_is_not_heard() -> None:
         assert torch.equal(hooked, expected)
 
 
+def test_what_is_too_short_to_be_heard_whole_is_refused() -> None:
+    extractor = hf.Wav2Vec2FeatureExtractor(do_normalize=False)
+    fast = mmspec.accelerate(moonshine(), "prompt-lookup", processor=extractor)
+    for short in (torch.ones(1), [torch.zeros(8000), torch.zeros(1500)]):
+        with pytest.raises(ValueError, match=r"of 0\.\d+ s is too short .* 0\.1 s at least"):
+            fast.transcribe(short, sampling_rate=16000)
+    with pytest.raises(ValueError, match="prompt=5 is no text"):
+        fast.transcribe(torch.zeros(8000), sampling_rate=16000, prompt=5)
+
+
 OWNED = {
     "WhisperForConditionalGeneration": True,
     "MoonshineForConditionalGeneration": True,
