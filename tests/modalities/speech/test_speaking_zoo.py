@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from torch import Tensor
 
 import mmspec
 from mmspec import zoo
+from mmspec.modalities.speech import recognition
+from mmspec.modalities.speech import zoo as speech_zoo
 from mmspec.modalities.speech.codecs import load_codec
 from mmspec.modalities.speech.synthesis.zoo import models
 from mmspec.modalities.speech.synthesis.zoo.codec import HOP, codec
@@ -197,6 +201,27 @@ def test_the_codec_gives_back_voices_it_never_heard() -> None:
         apart.append(distance(made.decode(found[None]), one))
         shuffled.append(distance(made.decode(found[torch.randperm(len(found))][None]), one))
     assert sum(apart) / 3 < 0.5 * sum(shuffled) / 3
+
+
+def test_the_ear_reads_what_is_said_and_nothing_else() -> None:
+    """The recogniser that judges was taught without a codec, and makes no words of disorder."""
+    teaching = [file for one in (recognition, speech_zoo) for file in files_beside(one)]
+    assert len(teaching) > 10
+    assert not [file for file in teaching if "speech.synthesis" in file.read_text()]
+    made, said = load_codec(zoo.path("codec-lm") / "codec"), [one.text for one in recordings()[:3]]
+    generator = torch.Generator().manual_seed(0)
+    found = [torch.tensor(coded(made.model, one)) for one in recorded()]
+    mixed = [row[torch.randperm(len(row), generator=generator)] for row in found]
+    right, wrong = (
+        word_error_rate(said, [made.decode(row[None]) for row in codes])["word_error_rate"]
+        for codes in (found, mixed)
+    )
+    assert right < 0.3 < 0.9 < wrong
+
+
+def files_beside(module: ModuleType) -> list[Path]:
+    assert module.__file__ is not None
+    return [*Path(module.__file__).parent.rglob("*.py")]
 
 
 def distance(wave: Tensor, wanted: CodecInput) -> float:
