@@ -51,6 +51,11 @@ class DraftModel(ABC):
         """How many tokens behind the committed ones it can speak of; None = any number."""
         return None
 
+    @declared
+    def parallel(self) -> bool:
+        """Whether nodes of one depth share their law, whatever stands before them."""
+        return False
+
     def begin(self, context: Context) -> Any:
         """What is remembered of a request."""
         return None
@@ -161,6 +166,10 @@ class Shape(ABC):
     def within(self, reach: int) -> Shape:
         """For a draft model that speaks of so many tokens; sizes that were asked for stay."""
         return self
+
+    def check(self, model: DraftModel) -> None:
+        """Raises ValueError for a draft model that it cannot be grown out of."""
+        return
 
     def begin(self) -> Any:
         return None

@@ -14,6 +14,7 @@ _NAMED = {  # a shape by its name, loaded when it is asked for
     "dynamic": "dynamic_tree.DynamicTree",
     "best-first": "best_first.BestFirstTree",
     "entropy": "entropy_tree.EntropyTree",
+    "parallel": "parallel_tree.ParallelTree",
 }
 
 

@@ -11,12 +11,15 @@ said), `keep` "draft" or "target". Put `hold-last-tolerance` of the same radius 
 Neither paper joins these parts: reconstructed as said under `oft-draft`, and the rest is ours.
 """
 
-from mmspec.draft import Drafter
-from mmspec.drafters.actions.slots import HeldThenSlots
+from mmspec.draft import Drafter, Kind
+from mmspec.drafters.actions.history import FromHistory, HoldLast
+from mmspec.drafters.actions.opened import Opened
+from mmspec.drafters.actions.windows import WindowedSlots
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.length import Fixed
-from mmspec.drafters.lookup.prompt_lookup import length_of
 from mmspec.drafters.neural.action_slots import ACTION_SLOTS, ActionSlotsDraft
+from mmspec.drafters.neural.small_model import Autoregressive
+from mmspec.drafters.parallel_tree import ParallelTree
 from mmspec.recipe import STATES, Deferred, Kit, Recipe
 from mmspec.training.action_slots import ACTION_SLOTS_TRAINING
 from mmspec.verifiers.action_tolerance import (
@@ -26,17 +29,21 @@ from mmspec.verifiers.action_tolerance import (
     within_radius,
 )
 
+MOST = 64  # tokens of an answer, or as many as are left
+
 
 def held_then_slots(kit: Kit) -> Drafter:
     """The last action, and slots that know how far a token may lie off."""
     assert isinstance(kit.drafter, ActionSlotsDraft)
-    bins = fixed_radius(kit).bins
-    return HeldThenSlots(kit.drafter, kit.space, bins, length_of(kit))
+    length = kit.shape.length if isinstance(kit.shape, Chain) else Fixed(MOST)
+    held = FromHistory(kit.space, HoldLast(), length, 1)
+    slots = WindowedSlots(kit.drafter, kit.space, fixed_radius(kit).bins)
+    return Opened(held, Autoregressive(slots, kit.shape, Kind.DET))
 
 
 RECIPE = Recipe(
     architecture=held_then_slots,
-    execution=Chain(Fixed(64)),  # or as many as there are tokens left
+    execution=ParallelTree(nodes=24, depth=MOST),
     verifier=Deferred(within_radius, "longest path within a radius of bins", kinds=KINDS),
     optimisation="cross entropy of every slot",
     sees=STATES,

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from mmspec import recipes
 from mmspec.codes.actions import ActionCodes
 from mmspec.draft import Draft, Kind
-from mmspec.drafters.actions.slots import middles
+from mmspec.drafters.actions.windows import windows
+from mmspec.drafters.growth import Chain
+from mmspec.drafters.length import Fixed
 from mmspec.laws.noise import KeyedNoise
 from mmspec.laws.sampling import Sampling
+from mmspec.modalities.tokens import BoundTokens
 from mmspec.targets import causal, late
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request
@@ -36,6 +41,11 @@ NAME = "oft-draft-tolerance"
 HIDDEN = frozenset({"hidden"})
 
 
+def chained(**options: Any) -> BoundTokens:
+    """The recipe, drafting chains."""
+    return robot(replace(recipes.get(NAME), execution=Chain(Fixed(64))), **options)
+
+
 @pytest.fixture(autouse=True)
 def _asked_anew() -> Iterator[None]:
     late.forget()
@@ -43,20 +53,27 @@ def _asked_anew() -> Iterator[None]:
     late.forget()
 
 
-def test_the_middle_of_a_law_is_where_most_of_it_lies() -> None:
-    """By counting, bin by bin; without a radius it is the likeliest bin, at the ends they stop."""
+def test_windows_hold_the_most_that_is_left_of_a_law() -> None:
+    """By counting, bin by bin; without a radius they are the likeliest, at the ends they stop."""
     codes, generator = ActionCodes(20, 12), torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(2, 4, 25, generator=generator)
     radii = torch.tensor([0, 1, 3, 12])
-    found = middles(logits, codes, radii)
+    found = windows(logits, codes, radii, 3).exp()
     law = logits[..., 8:20].softmax(-1)
     for row in range(2):
         for slot, radius in enumerate(radii.tolist()):
-            mass = [law[row, slot, max(x - radius, 0) : x + radius + 1].sum() for x in range(12)]
-            assert mass[int(found[row, slot]) - 8] == pytest.approx(float(max(mass)))
-    assert torch.equal(found[:, 0] - 8, law[:, 0].argmax(-1))
+            left, wanted = law[row, slot].clone(), torch.zeros(25)
+            for _ in range(3):
+                mass = [float(left[max(x - radius, 0) : x + radius + 1].sum()) for x in range(12)]
+                best = mass.index(max(mass))
+                wanted[best + 8] += mass[best]
+                left[max(best - radius, 0) : best + radius + 1] = 0
+            torch.testing.assert_close(found[row, slot], wanted)
+    assert torch.equal(found[:, 0].argmax(-1) - 8, law[:, 0].argmax(-1))
+    assert bool((found[:, 3] > 0).sum(-1).eq(1).all())  # one window holds all
     shape = torch.tensor([[[0.1, 0.3, 1e-9, 0.2, 0.2, 0.2]]]).log()
-    assert middles(shape, ActionCodes(6, 6), torch.tensor([1])).item() == 4
+    only = windows(shape, ActionCodes(6, 6), torch.tensor([1]), 1).exp()[0, 0].tolist()
+    assert only == pytest.approx([0, 0, 0, 0, 0.6, 0], abs=1e-6)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -75,7 +92,7 @@ def test_rows_that_keep_different_numbers_say_what_plain_decoding_says(sampling:
 
 def test_an_action_that_passes_costs_the_prompt_alone() -> None:
     (wanted,) = plain(1)
-    bound = robot(NAME, radius=0.0)
+    bound = chained(radius=0.0)
     act(bound, [remembering([wanted])])  # read both ways
     with forwards(bound.model) as read:
         found, rounds = act(bound, [remembering([wanted])])
@@ -90,11 +107,11 @@ def test_an_action_that_passes_costs_the_prompt_alone() -> None:
 
 
 def test_a_robot_that_did_nothing_yet_is_drafted_for_by_slots() -> None:
-    bound = robot(NAME, radius=0.0)
-    found, rounds = act(bound, [remembering([])])
-    assert found == plain(1)
-    assert [kept.drafted for kept in rounds[:2]] == [(0,), (5,)]
-    assert rounds[0].calls == 0
+    for bound, drafted in ((chained(radius=0.0), 5), (robot(NAME, radius=0.0), 24)):
+        found, rounds = act(bound, [remembering([])])
+        assert found == plain(1)
+        assert [kept.drafted for kept in rounds[:2]] == [(0,), (drafted,)]
+        assert rounds[0].calls == 0
 
 
 def prefilled(rows: int) -> tuple[CausalTarget, Context]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ class ActionSlotsDraft(OfLastStates):
     """
 
     heads: ActionSlots
+    parallel: ClassVar[bool] = True
 
     def begin(self, context: Context) -> _Prompt:
         states = context.shared["hidden"]  # (R, L, D) of what was read just now
@@ -44,7 +46,7 @@ class ActionSlotsDraft(OfLastStates):
 
     def listen(self, context: Context, state: _Prompt) -> Categorical:
         self.fill(context, state)
-        return draft_law(context, self._at(state, 0), committed(context))
+        return draft_law(context, self.at(state, 0), committed(context))
 
     def fill(self, context: Context, state: _Prompt) -> Tensor:  # (B, S, V)
         """Logits of all slots; those of tokens that are said already say nothing."""
@@ -62,9 +64,10 @@ class ActionSlotsDraft(OfLastStates):
 
     def say(self, context: Context, state: _Prompt, nodes: Nodes) -> Categorical:
         ahead = nodes.layout.depths + 1
-        return draft_law(context, self._at(state, ahead), nodes.prefix(context), ahead)
+        return draft_law(context, self.at(state, ahead), nodes.prefix(context), ahead)
 
-    def _at(self, state: _Prompt, ahead: Tensor | int) -> Tensor:  # (1 or B, n) -> (B, n, V)
+    def at(self, state: _Prompt, ahead: Tensor | int) -> Tensor:  # (1 or B, n) -> (B, n, V)
+        """Logits of the slots so many tokens behind the next one."""
         assert state.logits is not None
         assert state.next is not None
         places = (state.next + ahead).clamp_max(self.heads.config.num_slots - 1)

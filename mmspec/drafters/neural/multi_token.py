@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class MultiTokenDraft(OfLastStates):
     """
 
     heads: TokenHeads
+    parallel: ClassVar[bool] = True
 
     @property
     def reach(self) -> int:

@@ -64,6 +64,9 @@ class Autoregressive(ChoosesKind, OfModel):
 
     choices = answered_by("shape.kinds")
 
+    def __post_init__(self) -> None:
+        self.shape.check(self.model)
+
     @property
     def trees(self) -> bool:
         """Whether it proposes anything but chains."""
