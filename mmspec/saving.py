@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from mmspec import zoo
 from mmspec.models.folder import configuration
 from mmspec.recipe import Recipe
 
@@ -33,10 +34,11 @@ def save(fast: Accelerated, folder: Path) -> None:
     if folder.is_file():
         raise ValueError(f"{folder} is a file; give save_pretrained a folder")
     recipe, parts = fast.recipe, _described(fast.recipe, fast.given)
+    name = fast.session.name or None
     content = {
         "recipe": recipe.name,
         "modality": fast.modality.name,
-        "target": fast.session.name or None,
+        "target": name and (zoo.name_of(name) or name),
         "parts": parts,
         "drafter": DRAFTER if recipe.takes_drafter else None,
     }

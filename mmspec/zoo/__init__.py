@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         info,
         is_present,
         modality,
+        name_of,
         names,
         path,
     )
@@ -33,6 +34,7 @@ __all__ = [
     "is_present",
     "load",
     "modality",
+    "name_of",
     "names",
     "path",
     "processor",
@@ -40,7 +42,9 @@ __all__ = [
     "vae",
 ]
 
-_CATALOGUE = (*("bundled_scene", "drafter_for", "info", "is_present", "modality", "names", "path"),)
+_CATALOGUE = (
+    *("bundled_scene", "drafter_for", "info", "is_present", "modality", "name_of", "names", "path"),
+)
 _HOMES = {
     "Entry": "mmspec.modality",
     **dict.fromkeys(_CATALOGUE, "mmspec.zoo.catalogue"),

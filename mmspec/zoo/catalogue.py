@@ -44,6 +44,11 @@ def path(name: str) -> Path:
     return Path(spec.origin).parent / "checkpoints" / entry.name
 
 
+def name_of(folder: str | Path) -> str | None:
+    """`zoo:NAME` of the checkpoint that lies in a folder, wherever the package was installed."""
+    return next((registry.ZOO + one for one in names() if path(one) == Path(folder)), None)
+
+
 def is_present(name: str) -> bool:
     """Whether a checkpoint has been trained: a model or a pipeline lies in its folder."""
     return holds_model(path(name))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from shutil import copyfile
 from threading import Lock
 from time import perf_counter
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers import AutoProcessor
 
 from mmspec import recipes, zoo
+from mmspec.codes.trajectories import FILE
 from mmspec.errors import reading, unknown_message
 from mmspec.modalities import tokens
 from mmspec.modalities.families import reader
@@ -112,6 +114,15 @@ class PolicySession(tokens.TokenSession):
         self.text = Text(first.bound, dict, partial(fresh_episodes, first.space))
         self.robots, self.pace = Robots(), AnswerPace()
         self.last: ActionStats | None = None
+
+    def save(self, folder: Path) -> None:
+        """The draft model's weights, and the trajectories beside them that the recipe looks in."""
+        super().save(folder)
+        model = self.bound.draft_model
+        if model is not None and self.recipe.options.get("store", "") is None:
+            stored = Path(model.model.config._name_or_path) / FILE
+            if stored.is_file():
+                copyfile(stored, folder / FILE)
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         """`generate` as the model's own; others as `PolicySession` says under their names."""

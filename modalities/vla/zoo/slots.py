@@ -18,7 +18,7 @@ from mmspec.modalities.vla.zoo.evaluate import acceptance
 from mmspec.modalities.vla.zoo.frames import frames
 from mmspec.modalities.vla.zoo.learning import ActionTeacher, shaken
 from mmspec.modalities.vla.zoo.loading import load, processor
-from mmspec.modalities.vla.zoo.train import POOL, space_of
+from mmspec.modalities.vla.zoo.train import space_of
 from mmspec.modality import Entry
 from mmspec.training.action_slots import ACTION_SLOTS_TRAINING, new_slots
 from mmspec.training.feature_cache import FeatureCache
@@ -42,8 +42,9 @@ step, so that no action is there to be held; on held-out scenes. Measured on the
 run in float32.
 """
 HELD_OUT = 100
+EPISODES = 600  # of its own
 SCENES, EACH = 6000, 2
-BATCH, SLOTS = 32, Fall(4500, 2e-3)
+BATCH, SLOTS = 32, Fall(12000, 2e-3)
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def lessons(
 
 def _own(target: Any, ears: Any, course: Course) -> list[Moment]:
     """All moments of the policy's episodes."""
-    seeds = range(course.cut(POOL))
+    seeds = range(course.cut(EPISODES))
     episodes = drive(target, ears, space_of(target), "train", seeds, course.progress)
     return [
         Moment(one.instruction, picture, said)

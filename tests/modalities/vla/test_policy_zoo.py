@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,3 +157,19 @@ def test_its_slots_and_what_is_held_end_an_action_in_about_one_call(policy: Any,
         assert np.array_equal(np.stack(found.states), np.stack(wanted.states))
     assert sum(calls) / len(calls) < 1.6
     assert 0 in calls  # where the last action passed with the prompt
+
+
+@pytest.mark.parametrize("recipe", ["heisd", "retrieval", "oft-draft-tolerance"])
+def test_what_was_saved_goes_on_elsewhere(recipe: str, tmp_path: Path) -> None:
+    """The target by its name, in its precision, and stored trajectories with the head."""
+    fast = mmspec.accelerate("zoo:vla", recipe)
+    fast.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "mmspec.json").read_text())["target"] == "zoo:vla"
+    again = mmspec.load(tmp_path)
+    assert next(again.model.parameters()).dtype == torch.float32
+    shown, told = TableReach("held-out").reset(seed=3)
+    for _ in range(2):
+        first, second = (
+            one.predict_action(shown["image"], told["instruction"]) for one in (fast, again)
+        )
+        assert first.tolist() == second.tolist()
