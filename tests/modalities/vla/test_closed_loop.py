@@ -12,6 +12,8 @@ import torch
 import mmspec
 from mmspec import recipes
 from mmspec.codes.trajectories import Trajectories
+from mmspec.drafters.neural.action_slots import ACTION_SLOTS
+from mmspec.modalities.families import reader
 from mmspec.modalities.vla.rollout import Rollout
 from mmspec.modalities.vla.worlds import make_world
 from tests.drafters.heads import untrained
@@ -20,6 +22,7 @@ from tests.toys import prismatic
 
 STEPS = 6  # a random policy reaches nothing; longer episodes are those of the zoo's
 EXACT = ("prompt-lookup", "suffix", "eagle-2", "coupled", "hold-last", "kalman")
+SLOTS = {"oft-draft": {}, "oft-draft-tolerance": {"radius": 0.0}}
 
 
 @cache
@@ -29,6 +32,8 @@ def world() -> Any:
 
 @cache
 def way(recipe: str) -> mmspec.Accelerated:
+    if recipe in SLOTS:
+        return fast(recipe, drafter=ACTION_SLOTS.random(reader(policy()), 0), **SLOTS[recipe])
     if recipe == "eagle-2":
         return fast(recipe, drafter=untrained(policy()))
     return fast(recipe, drafter=prismatic.openvla(1)) if recipe == "coupled" else fast(recipe)
@@ -57,7 +62,7 @@ def test_exact_recipes_go_the_same_way(recipe: str) -> None:
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize("recipe", EXACT)
+@pytest.mark.parametrize("recipe", [*EXACT, *SLOTS])
 def test_exact_recipes_go_the_same_way_from_fifty_starts(recipe: str) -> None:
     for seed in range(50):
         check_same(recipe, seed)
