@@ -189,3 +189,13 @@ def narrowed(tree: Tree, width: int) -> Tree:
         if parent in index and tree.kids[parent + 1].index(node) < width:
             index[node] = len(index) - 1
     return Tree(tuple(index[tree.parents[node]] for node in index if node >= 0))
+
+
+@lru_cache(maxsize=256)
+def trimmed(tree: Tree, depth: int) -> Tree:
+    """The tree without nodes deeper than `depth` tokens."""
+    if tree.depth <= depth:
+        return tree
+    left = [node for node in range(tree.nodes) if tree.depths[node] < depth]
+    index = {node: place for place, node in enumerate(left)} | {-1: -1}
+    return Tree(tuple(index[tree.parents[node]] for node in left))

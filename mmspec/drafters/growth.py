@@ -25,7 +25,7 @@ from mmspec.laws.sampling import Prefix
 from mmspec.recipe import LINEAR, TREE
 from mmspec.targets.context import Context
 from mmspec.targets.memory import TokenBlock
-from mmspec.trees import Tree, narrowed
+from mmspec.trees import Tree, narrowed, trimmed
 
 
 class DraftModel(ABC):
@@ -358,16 +358,6 @@ def _parent_rows(tree: Tree, device: torch.device) -> Tensor:  # (N,)
     places = _places(tree)
     rows = [0 if parent < 0 else 1 + places[parent] for parent in tree.parents]
     return torch.tensor(rows, device=device)
-
-
-@lru_cache(maxsize=256)
-def trimmed(tree: Tree, depth: int) -> Tree:
-    """The tree without nodes deeper than `depth` tokens."""
-    if tree.depth <= depth:
-        return tree
-    left = [node for node in range(tree.nodes) if tree.depths[node] < depth]
-    index = {node: place for place, node in enumerate(left)} | {-1: -1}
-    return Tree(tuple(index[tree.parents[node]] for node in left))
 
 
 def nothing(context: Context, laws: Sequence[Categorical] = ()) -> Sprout:

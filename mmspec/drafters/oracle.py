@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from mmspec.draft import Draft, Drafter, Kind
-from mmspec.drafters.growth import trimmed
 from mmspec.drafters.length import useful
 from mmspec.laws.noise import KeyedNoise, Lane
 from mmspec.targets.context import Context
-from mmspec.trees import Tree
+from mmspec.trees import Tree, trimmed
 
 
 class OnTree(Drafter):

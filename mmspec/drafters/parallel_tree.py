@@ -75,7 +75,7 @@ def likeliest(scores: Sequence[Sequence[float]], nodes: int) -> list[tuple[int, 
     law of depth 0   .6 .4        path    0    00    1    01   10
     law of depth 1   .7 .3        chance  .6   .42   .4   .18  .28    four nodes: 0, 00, 1, 10
     """
-    waiting = [(-scores[0][0], (0,))]
+    waiting: list[tuple[float, tuple[int, ...]]] = [(-scores[0][0], (0,))]
     found: list[tuple[int, ...]] = []
     while waiting and len(found) < nodes:
         far, path = heapq.heappop(waiting)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
-from mmspec.drafters.growth import StaticTree, trimmed
+from mmspec.drafters.growth import StaticTree
 from mmspec.drafters.length import useful
 from mmspec.recipe import Kit
 from mmspec.targets.context import Context
-from mmspec.trees import Tree
+from mmspec.trees import Tree, trimmed
 
 WIDTH = 8  # candidates remembered per token
 
