@@ -97,7 +97,7 @@ def test_a_chain(family: str, batch: str) -> None:
     check_with_a_drafter(family, batch, range(1), length=3)
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", [pytest.param("one", marks=pytest.mark.promise), "ragged"])
 @pytest.mark.parametrize("family", BRANCHING)
 def test_a_tree(family: str, batch: str) -> None:
     check_with_a_drafter(family, batch, range(1), tree=WIDE)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from mmspec import registry
+from tests.forks import Answered, forked
 
 ROOT = Path(__file__).resolve().parents[1]
 SHELVES = ("modalities", "compressors", "verifiers")
@@ -182,32 +181,62 @@ def _owner(name: str) -> str | None:
 
 @pytest.mark.parametrize("modality", registry.modalities())
 def test_the_light_half_needs_no_torch(modality: str) -> None:
+    done = light_halves()[modality]
+    assert done.status == 0, done.err
+
+
+@lru_cache(maxsize=1)
+def light_halves() -> dict[str, Answered]:
     code = (
         "import sys; from mmspec import registry; "
-        f"assert registry.get({modality!r}).settings is not None; "
-        "assert not {'torch', 'transformers', 'diffusers', 'numpy'} & {*sys.modules}"
+        "assert registry.get({!r}).settings is not None; "
+        "assert not {{'torch', 'transformers', 'diffusers', 'numpy'}} & {{*sys.modules}}"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    codes = {name: code.format(name) for name in registry.modalities()}
+    done = forked([*codes.values()])
+    return {name: done[code] for name, code in codes.items()}
 
 
 # modules of ours that a first `accelerate` of a vision-language model may import, beside the light
 # halves: every further modality has one, and it is read to know whose the model is
 MOST = 70
 FIRST = """
-import json, sys
 import mmspec
 from tests import toys
-model = toys.model("llava")
-before = {name for name in sys.modules if name.split(".")[0] == "mmspec"}
-mmspec.accelerate(model)
-print(json.dumps(sorted(n for n in sys.modules if n.split(".")[0] == "mmspec")))
+mmspec.accelerate(toys.model("llava"))
+"""
+PARTS: dict[str, tuple[str, set[str]]] = {  # what is imported; all that comes with it of a folder
+    "import mmspec.verifiers.exact": ("verifiers", {"exact", "walk"}),
+    "from mmspec.verifiers import named; named('coupled')": ("verifiers", {"coupled", "walk"}),
+    "from mmspec.compressors import named; named('identity')": (
+        "compressors",
+        {"identity", "contract", "selection"},
+    ),
+    "import mmspec.drafters.plain": ("drafters", {"plain"}),
+}
+TOLD = """
+import json, sys
+print(json.dumps([name for name in sys.modules if name.split(".")[0] == "mmspec"]))
 """
 
 
-def test_a_language_model_does_not_load_what_draws() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    loaded = [name for name in json.loads(done.stdout) if _owner(name) in (None, "vlm")]
+@pytest.fixture(scope="module")
+def imported() -> dict[str, list[str]]:
+    """Our modules, by the code that was run behind an import of toys, which are none of them."""
+    codes = {code: f"{code}\n{TOLD}" for code in (FIRST, *PARTS)}
+    done = forked([*codes.values()], "tests.toys")
+    assert not [one.err for one in done.values() if one.status]
+    return {name: json.loads(done[code].out) for name, code in codes.items()}
+
+
+def test_a_language_model_does_not_load_what_draws(imported: dict[str, list[str]]) -> None:
+    loaded = [name for name in imported[FIRST] if _owner(name) in (None, "vlm")]
     assert len(loaded) <= MOST, f"{len(loaded)}: {' '.join(loaded)}"
+
+
+@pytest.mark.parametrize("code", PARTS)
+def test_one_part_is_imported_without_the_others(code: str, imported: dict[str, list[str]]) -> None:
+    folder, wanted = PARTS[code]
+    above = f"mmspec.{folder}."
+    found = {name.removeprefix(above) for name in imported[code] if name.startswith(above)}
+    assert found == wanted

@@ -19,7 +19,7 @@ from mmspec.trees import Tree
 from tests import toys
 from tests.covering import covering
 
-ROOM = 8
+ROOM = 6
 WIDE = Tree.branching([2, 2, 1])
 SHAPES: dict[str, tuple[int, Any]] = {"chain": (1, 4), "tree": (1, WIDE), "ragged": (3, WIDE)}
 

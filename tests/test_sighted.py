@@ -30,7 +30,7 @@ def test_a_copy_of_the_target_needs_the_fewest_calls(family: str) -> None:
 @pytest.mark.parametrize("family", toys.VLMS)
 def test_another_picture_costs_acceptance_and_nothing_else(family: str) -> None:
     model, drafter = toys.model(family, layers=3), toys.model(family, layers=3)
-    request, how = toys.inputs(family), dict[str, Any](max_new_tokens=24, do_sample=False)
+    request, how = toys.inputs(family), dict[str, Any](max_new_tokens=16, do_sample=False)
     fast = mmspec.accelerate(model, "coupled", drafter=drafter, length=LENGTH)
     seeing = fast.generate(**request, **how)
     other = {"pixel_values": toys.blind(request)["pixel_values"]}

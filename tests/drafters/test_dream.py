@@ -191,7 +191,7 @@ def test_a_head_learns_to_draft_and_opens_its_gates(tmp_path: Any) -> None:
         return float(out.stats.mean_acceptance_length)
 
     before = accepted(head)
-    learn(DREAM, reader, head, endless(told), steps=60, rate=5e-3, law_weight=100.0)
+    learn(DREAM, reader, head, endless(told), steps=30, rate=5e-3, law_weight=100.0)
     assert accepted(head) > before + 0.3
     assert all(bool(gate) for name, gate in head.state_dict().items() if name.endswith("_gate"))
     head.save_pretrained(tmp_path)

@@ -145,9 +145,9 @@ def test_the_gate_learns_the_cheapest_branch_with_the_head() -> None:
             _lean(head, BRANCHES[(cheapest + 1) % 5])
             head.gate.down.bias.mul_(0.1)
         gate = [*head.gate.up.parameters(), *head.gate.down.parameters()]
-        optimiser = torch.optim.Adam(gate, lr=0.05)
+        optimiser = torch.optim.Adam(gate, lr=0.1)
         torch.manual_seed(0)
-        for _ in range(40):
+        for _ in range(20):
             optimiser.zero_grad()
             loss = elastic_loss(reader, head, told, noise=0.0, price=price)
             torch.autograd.backward(loss, inputs=gate)

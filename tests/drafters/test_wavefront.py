@@ -29,7 +29,7 @@ from tests.toys import painters
 GRID = Grid(2, 3, (0, 2))
 TARGET = TableTarget(size=2, room=6, scale=2.0, seed=4)
 RULED = Grid(2, 2, (0, 2), separator=2, header=(1,), footer=(0,))
-ROWS = 6_000
+ROWS = 3_000
 
 
 def held(grid: Grid, **rows: str) -> dict[int, DraftedCode]:
@@ -158,7 +158,7 @@ def test_the_codes_are_those_of_a_front_without_a_cache(window: int) -> None:
 def test_verified_the_front_is_exact(window: int) -> None:
     """Chi-square on all sequences; under the right law z > 3 has a chance of about 0.4 % a case."""
     assert abs(z_score(TARGET, Wavefront(window, GRID, Kind.IID), Recursive(), ROWS)) < 3
-    assert z_score(TARGET, Wavefront(window, GRID), Unchecked(), ROWS) > 50
+    assert z_score(TARGET, Wavefront(window, GRID), Unchecked(), ROWS // 3) > 10
 
 
 @pytest.mark.promise

@@ -44,9 +44,9 @@ class TopRanked:
 
 def greedy(walk: type[Recursive] | type[Longest], most: int, **shape: Any) -> Any:
     fast = mmspec.accelerate(
-        toys.model("llama"),
+        toys.model("llama", layers=2),
         "speculative-sampling",
-        drafter=noisy("llama", scale=0.5),
+        drafter=noisy("llama", scale=0.5, layers=2),
         verifier=walk(TopRanked(most)),
         **shape,
     )
@@ -69,7 +69,7 @@ def test_greedy_acceptance_grows_with_the_rank(
     assert outs[-1].stats.num_spec_steps < outs[0].stats.num_spec_steps / 2
     request = toys.inputs("llama", batch=2, ragged=True)
     plain = mmspec.decode_plain(
-        toys.model("llama"), **request, max_new_tokens=ROOM, do_sample=False
+        toys.model("llama", layers=2), **request, max_new_tokens=ROOM, do_sample=False
     )
     assert torch.equal(outs[0].sequences, plain.sequences)
     assert not torch.equal(outs[1].sequences, plain.sequences)

@@ -36,11 +36,19 @@ def test_a_checkpoint_does_not_say_where_it_was_made(name: str) -> None:
 
 
 @each
-def test_models_load_in_eval_mode_and_in_float32_unless_told_otherwise(name: str) -> None:
+def test_models_load_in_eval_mode_and_in_float32(name: str) -> None:
     for part in parts(zoo.load(name)):
         assert not part.training
         assert {p.dtype for p in part.parameters()} == {torch.float32}
         assert all(p.isfinite().all() for p in part.parameters())
+
+
+LOADED = {(zoo.modality(name).name, zoo.info(name).target is None): name for name in zoo.names()}
+
+
+@pytest.mark.parametrize("name", LOADED.values())
+def test_models_load_as_they_are_told(name: str) -> None:
+    """A target and a draft model of each modality: they are loaded alike."""
     for part in parts(zoo.load(name, torch.bfloat16)):
         assert next(part.parameters()).dtype == torch.bfloat16
 

@@ -18,7 +18,7 @@ from mmspec.zoo.scene import COLOURS, SHAPES, Scene, Style, Thing, sample
 from tests.covering import covering
 
 STYLES: tuple[Style, ...] = ("plain", "textured")
-SCENES = {style: [sample(seed, style) for seed in range(24)] for style in STYLES}
+SCENES = {style: [sample(seed, style) for seed in range(12)] for style in STYLES}
 Spoil = Callable[[Image.Image], "Image.Image | np.ndarray"]
 
 

@@ -161,8 +161,10 @@ def codes(out: Any) -> list[Any]:
     ("recipe", "drafter", "parts"),
     [
         ("coupled", "codec-lm-drafter", {"length": 3}),
-        ("coupled", "codec-lm-heads", {"length": 4}),
-        ("coupled", "codec-lm-heads", {"tree": (3, 2, 1)}),
+        *(
+            pytest.param("coupled", "codec-lm-heads", shape, marks=pytest.mark.promise)
+            for shape in ({"length": 4}, {"tree": (3, 2, 1)})
+        ),
         ("codec-mtp", "codec-lm-heads", {"verifier": "coupled"}),
     ],
     ids=str,
@@ -235,6 +237,7 @@ def test_the_zoo_of_speech_is_small() -> None:
     assert sum(file.stat().st_size for file in files) <= 6_000_000
 
 
+@pytest.mark.promise
 def test_speech_is_understood_in_good_part() -> None:
     """Far better than another sentence would be; the card says how well."""
     count = 6
