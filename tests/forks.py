@@ -10,17 +10,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FORKS = """
 import json, os, sys, tempfile, traceback
-shared, codes = json.load(sys.stdin)
-for name in shared:
+for name in sys.argv[1:]:
     __import__(name)
-assert not [name for name in sys.modules if name.startswith("mmspec")]
 
-def run(code):
+def run(code, folder):
+    os.chdir(folder)
     try:
         exec(code, {"__name__": "__main__"})
         return 0
@@ -30,14 +30,15 @@ def run(code):
         traceback.print_exc()
         return 1
 
-said = []
-for code in codes:
+for line in sys.stdin:
+    code, folder = json.loads(line)
+    assert not [name for name in sys.modules if name.startswith("mmspec")]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         child = os.fork()
         if child == 0:
             os.dup2(out.fileno(), 1)
             os.dup2(err.fileno(), 2)
-            status = run(code)
+            status = run(code, folder)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
@@ -45,8 +46,7 @@ for code in codes:
         for file in (out, err):
             file.seek(0)
             found.append(file.read())
-    said.append(found)
-json.dump(said, sys.stdout)
+    print(json.dumps(found), flush=True)
 """
 
 
@@ -59,16 +59,24 @@ class Answered:
     err: str
 
 
-def forked(codes: Sequence[str], *shared: str) -> dict[str, Answered]:
-    """Every code in an interpreter of its own, which begins with the modules that are `shared`."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS],
-        input=json.dumps([shared, codes]),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+def forked(codes: Sequence[str], *shared: str, folder: Path = ROOT) -> dict[str, Answered]:
+    """Every code in an interpreter of its own, in `folder`, that begins with `shared` modules."""
+    return {code: _forked(code, shared, folder) for code in codes}
+
+
+def _forked(code: str, shared: tuple[str, ...], folder: Path) -> Answered:
+    parent = _parent(shared)
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    parent.stdin.write(json.dumps([code, str(folder)]) + "\n")
+    parent.stdin.flush()
+    return Answered(*json.loads(parent.stdout.readline()))
+
+
+@cache
+def _parent(shared: tuple[str, ...]) -> subprocess.Popen[str]:
+    """Ends when this process does: there is nothing more to read then."""
+    command = [sys.executable, "-c", FORKS, *shared]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert done.returncode == 0, done.stderr
-    return {
-        code: Answered(*found) for code, found in zip(codes, json.loads(done.stdout), strict=True)
-    }

@@ -24,6 +24,7 @@ from mmspec import bench, recipes, registry, zoo
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.verifiers.unchecked import Unchecked
+from tests.forks import forked
 
 ROOT = Path(__file__).resolve().parents[1]
 STRANGER = ROOT / "tests" / "toys" / "stranger"
@@ -199,9 +200,10 @@ def test_a_chain_that_is_no_name_brings_no_drafter() -> None:
 
 SCRIPT = """
 import contextlib, io, json, sys
+sys.path[:0] = {places!r}
 from mmspec.cli import main
-said = {}
-for name, arguments in json.load(sys.stdin).items():
+said = {{}}
+for name, arguments in {commands!r}.items():
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(arguments)
@@ -218,16 +220,10 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, 
     (folder / "other" / "config.json").write_text('{"model_type": "llama"}')
     places = {"other": folder / "other", "out": folder / "out"}
     commands = {name: line.format(**places).split() for name, line in COMMANDS.items()}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        input=json.dumps(commands),
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(STRANGER)])},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return {name: tuple(found) for name, found in json.loads(done.stdout).items()}
+    script = SCRIPT.format(places=[str(ROOT), str(STRANGER)], commands=commands)
+    done = forked([script], "tests.toys", folder=folder)[script]
+    assert done.status == 0, done.err
+    return {name: tuple(found) for name, found in json.loads(done.out).items()}
 
 
 def document(said: dict[str, tuple[int, str, str]], name: str) -> Any:
