@@ -50,6 +50,9 @@ def run(
         again = _auto(loaded, ways, left_out)
         ways |= again
         drafters |= {name: drafters[fast.recipe.name] for name, fast in again.items()}
+    titles = {name: _title(name, chosen.own_options.get(name, {})) for name in ways}
+    ways = {titles[name]: fast for name, fast in ways.items()}
+    drafters = {titles.get(name, name): drafter for name, drafter in drafters.items()}
     work = workload(loaded, prompt, prompts, batch, choice.seed)
     how: dict[str, Any] = {"peers": peers, "controls": controls, "efficiency": efficiency}
     with progress(choice.json) as report:
@@ -75,6 +78,11 @@ def run(
         emit({**found.to_dict(), "left_out": left_out})
     else:
         show(found, left_out)
+
+
+def _title(recipe: str, own: Mapping[str, Any]) -> str:
+    """A recipe with what was set for it alone, as its row is called."""
+    return ", ".join([recipe, *(f"{name}={value}" for name, value in own.items())])
 
 
 def workload(

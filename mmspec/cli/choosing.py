@@ -27,6 +27,7 @@ class Chosen:
     recipes: tuple[str, ...]
     drafters: Mapping[str, str | None]
     options: Mapping[str, Any]  # parts and knobs of all recipes
+    own_options: Mapping[str, Mapping[str, Any]]  # of single recipes, by name
     left_out: Mapping[str, str] = field(default_factory=dict)  # of "all": why
 
     @property
@@ -49,7 +50,8 @@ def choose(choice: Choice) -> Chosen:
         value = choice.settings.get(one.name)
         if one.metadata.get("writes") and value is not None:
             check_writable(dashed(one.name), Path(value), one.metadata["writes"])
-    chosen = Chosen(model, owner, settings, _recipes(choice, owner, model), {}, choice.options())
+    named = _recipes(choice, owner, model)
+    chosen = Chosen(model, owner, settings, named, {}, *_options(choice, named))
     return _with_drafters(choice, chosen)
 
 
@@ -114,6 +116,25 @@ def _recipes(choice: Choice, owner: Modality, model: str) -> tuple[str, ...]:
         if choice.drafter or zoo.drafter_for(model, plan):
             return (owner.drafted,)
     return (owner.recipe,)
+
+
+def _options(
+    choice: Choice, named: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Parts and knobs of all recipes, and those of single ones: `--set RECIPE.NAME=VALUE`."""
+    every, own = dict[str, Any](), dict[str, dict[str, Any]]()
+    for key, value in choice.options().items():
+        recipe, dot, name = key.rpartition(".")
+        if not dot:
+            every[key] = value
+        elif recipe in named:
+            own.setdefault(recipe, {})[name] = value
+        else:
+            raise ValueError(
+                f"--set {key}={value} is of recipe {recipe!r}, which is not asked for; those that "
+                f"are: {', '.join(named)}"
+            )
+    return every, own
 
 
 def _with_drafters(choice: Choice, chosen: Chosen) -> Chosen:

@@ -31,7 +31,8 @@ class Loaded:
         """The model under a recipe; `parts` beside those that were typed."""
         name, owner = self.chosen.drafters.get(recipe), self.chosen.owner
         small = None if name is None else self.drafters[name]
-        given = {**self.chosen.options, **parts}
+        own = self.chosen.own_options.get(recipe, {})
+        given = {**self.chosen.options, **own, **parts}
         return accelerate(self.model, recipe, drafter=small, modality=owner.name, **given)
 
     def ask(self, fast: Accelerated, request: Mapping[str, Any], seed: int) -> Any:

@@ -38,7 +38,10 @@ class Choice:
     recipe: list[str] | None = setting(None, "One of `mmspec recipes`.")
     verifier: str | None = setting(None, "Verify by another rule than the recipe's.")
     knobs: list[str] | None = setting(
-        None, "A knob of the recipe, NAME=VALUE (see `mmspec show`); repeatable.", option="--set"
+        None,
+        "A knob or part of all recipes, NAME=VALUE, or of one, RECIPE.NAME=VALUE (see `mmspec "
+        "show`); repeatable.",
+        option="--set",
     )
     seed: int = setting(0, "All noise follows from it.")
     threads: int | None = setting(None, "Processor threads to use.", min=1)

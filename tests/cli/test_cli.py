@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -576,3 +577,13 @@ def test_knobs_are_numbers_lists_and_words() -> None:
     for pair in ("x", "=3", "x="):
         with pytest.raises(ValueError, match="write NAME=VALUE"):
             set_pairs([pair])
+
+
+def test_a_knob_is_of_all_recipes_or_of_one() -> None:
+    knobs = ["radius=5", "spec-vla.length=6", "spec-vla.radius=7"]
+    said = Choice(model="zoo:vla", recipe=["spec-vla", "hold-last-tolerance"], knobs=knobs)
+    found = choose(said)
+    assert found.options == {"radius": 5}
+    assert found.own_options == {"spec-vla": {"length": 6, "radius": 7}}
+    with pytest.raises(ValueError, match="'kerv', which is not asked for; those that are: spec-"):
+        choose(replace(said, knobs=["kerv.length=6"]))
