@@ -3,7 +3,7 @@
     python demos/robot.py                                    # the bundled policy and its table
     python demos/robot.py --recipe spec-vla --recipe hold-last --episodes 5
     python demos/robot.py --model DIR --drafter DIR --world metaworld
-    python demos/robot.py --recipe spec-vla --length 6 --episodes 200 --robots 20  # success alone
+    python demos/robot.py --recipe spec-vla --set length=6 --episodes 200 --robots 20  # success
 
 Every way acts in the same episodes, in closed loop: what it does is what it sees next. The table
 has success, calls of the target per action, acceptance length, control frequency, jitter (p50 and
@@ -49,7 +49,9 @@ def main(
     episodes: Annotated[int, typer.Option(min=1, help="How many.")] = 3,
     steps: Annotated[int | None, typer.Option(min=1, help="Of an episode at most.")] = None,
     deadline_ms: Annotated[float | None, typer.Option(help="Of an action.")] = None,
-    length: Annotated[int | None, typer.Option(min=1, help="Drafted tokens, in chains.")] = None,
+    knobs: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, or RECIPE.NAME=VALUE.")
+    ] = None,
     robots: Annotated[int, typer.Option(min=1, help="Episodes that run at once.")] = 1,
     seed: int = 0,
     out: Annotated[Path, typer.Option(help="Folder of the pictures.")] = Path(),
@@ -59,10 +61,8 @@ def main(
     chosen = recipe or list(RECIPES)
     said = {"world": world, "instruction": instruction, "steps": steps, "deadline_ms": deadline_ms}
     try:
-        loaded = opened(model, "vla", drafter, chosen, seed, **said)
-        how = {} if length is None else {"length": length}
-        ways = {"plain": loaded.fast("plain")}
-        ways |= {name: loaded.fast(name, **how) for name in chosen}
+        loaded = opened(model, "vla", drafter, chosen, seed, knobs, **said)
+        ways = {"plain": loaded.plain(), **{name: loaded.fast(name) for name in chosen}}
     except ValueError as error:
         raise SystemExit(str(error)) from None
     request = loaded.asker.request([])

@@ -57,7 +57,7 @@ def main(
     loaded = opened(model, "vlm", drafter, [recipe], **asked)
     request = loaded.asker.request([prompt])
     watched = {text: Counted(named(text)) for text in compressor or COMPRESSORS}
-    ways = {"plain": loaded.fast("plain"), recipe: loaded.fast(recipe)}
+    ways = {"plain": loaded.plain(), recipe: loaded.fast(recipe)}
     ways |= {text: loaded.fast(recipe, compressor=one) for text, one in watched.items()}
     spent: dict[str, list[float]] = {name: [] for name in ways}
     made: dict[str, Any] = {}

@@ -35,6 +35,11 @@ class Loaded:
         given = {**self.chosen.options, **own, **parts}
         return accelerate(self.model, recipe, drafter=small, modality=owner.name, **given)
 
+    def plain(self) -> Accelerated:
+        """The model as it is, whatever was typed of recipes."""
+        recipe, parts = self.chosen.owner.plain
+        return accelerate(self.model, recipe, modality=self.chosen.owner.name, **parts)
+
     def ask(self, fast: Accelerated, request: Mapping[str, Any], seed: int) -> Any:
         """The output of the customary call, or of the one that the modality names for commands."""
         call = self.chosen.owner.asked or fast.session.calls[0]
@@ -63,11 +68,13 @@ def opened(
     drafter: str | None,
     recipes: Sequence[str],
     seed: int = 0,
+    knobs: list[str] | None = None,
     **settings: Any,
 ) -> Loaded:
     """What a script asks for; settings that are None are not said. Raises ValueError as `load`."""
     given = {name: value for name, value in settings.items() if value is not None}
-    choice = Choice(model, modality, drafter, list(recipes), seed=seed, settings=given)
+    said = list(recipes)
+    choice = Choice(model, modality, drafter, said, knobs=knobs, seed=seed, settings=given)
     return load(choice, choose(choice))
 
 
