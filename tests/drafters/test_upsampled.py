@@ -18,7 +18,7 @@ from mmspec.codes.resampling import Repeated
 from mmspec.draft import Drafter, Kind, Verifier
 from mmspec.drafters.plain import Silent
 from mmspec.drafters.rows.low_resolution import Sketcher
-from mmspec.drafters.rows.partial_image import Page, lay
+from mmspec.drafters.rows.partial_image import PartialImage, lay
 from mmspec.drafters.rows.row_chain import DraftedCode
 from mmspec.drafters.rows.upsampled import Upsampled
 from mmspec.laws.categorical import Categorical
@@ -365,7 +365,7 @@ def held(grid: Grid, codes: str) -> dict[int, DraftedCode]:
 def test_the_block_is_in_raster_order_with_gaps() -> None:
     """The example of the module, two rounds of it."""
     grid = Grid(2, 6, (0, 300))
-    page = Page(1, held(grid, "...def g..j.."), [[2, 7, 8], [10, 11]])
+    page = PartialImage(1, held(grid, "...def g..j.."), [[2, 7, 8], [10, 11]])
     page.held = {o: one for o, one in page.held.items() if o >= 2}
     line = lay(grid, page, 2, 2)
     assert [(place + 2, chr(token)) for place, token in line.nodes] == [

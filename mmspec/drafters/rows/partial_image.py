@@ -21,7 +21,7 @@ from mmspec.drafters.rows.row_chain import DraftedCode, RowChain, said
 
 
 @dataclass
-class Page:
+class PartialImage:
     """What is known of one picture beyond what is committed."""
 
     begun: int = 0  # blocks drafted so far
@@ -72,7 +72,7 @@ class Page:
         self.islands = [part for part in left if part]
 
 
-def lay(grid: Grid, page: Page, rows: int, start: int) -> RowChain:
+def lay(grid: Grid, page: PartialImage, rows: int, start: int) -> RowChain:
     """What is read behind `start` new tokens of a picture, `rows` of whose rows were begun."""
     nodes, fronts = list[tuple[int, int]](), list[tuple[int, int]]()
     offset = start
@@ -92,7 +92,7 @@ def lay(grid: Grid, page: Page, rows: int, start: int) -> RowChain:
     return RowChain(start, tuple(nodes[:last]), sure, tuple(fronts))
 
 
-def judged(grid: Grid, page: Page, offset: int) -> tuple[int, int]:
+def judged(grid: Grid, page: PartialImage, offset: int) -> tuple[int, int]:
     """The cell of a code that is to be judged; (-1, -1) for one that is settled."""
     held = page.held.get(offset)
     cell = None if held is None or held.settled else grid.cell(offset)

@@ -23,7 +23,7 @@ from mmspec.drafters.chosen_kind import ChoosesKind
 from mmspec.drafters.neural.small_model import SmallModelKind
 from mmspec.drafters.plain import Silent
 from mmspec.drafters.rows.low_resolution import Sketch, Sketcher, ratio_of, sampler_of
-from mmspec.drafters.rows.partial_image import Page, filled, judged, lay, spelt
+from mmspec.drafters.rows.partial_image import PartialImage, filled, judged, lay, spelt
 from mmspec.drafters.rows.row_chain import DraftedCode, RowChain, drafted, drawn
 from mmspec.drafters.rows.wavefront import RowShape
 from mmspec.laws.categorical import Categorical
@@ -72,7 +72,7 @@ class Upsampled(ChoosesKind):
             return None
         small = self.lowered(grid)
         like = categorical(context.scores.law)[:, :0]
-        pages = [Page() for _ in range(context.batch)]
+        pages = [PartialImage() for _ in range(context.batch)]
         sketch = self.sketcher.begin(context, small)
         return Sheet(grid, small, like, context.position(), sketch, pages)
 
@@ -161,7 +161,7 @@ class Sheet:
     like: Categorical  # (B, 0) over the target's vocabulary, greedy or not
     start: Tensor  # (B, 1) absolute position of the first tokens
     sketch: Sketch
-    pages: list[Page]
+    pages: list[PartialImage]
     lines: list[RowChain] = field(default_factory=list)  # of this round
 
 
