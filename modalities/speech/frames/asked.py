@@ -89,7 +89,7 @@ def _most(reader: Any, codec: Codec, config: GenerationConfig, given: Mapping[st
     if asked is None:
         limit = config.max_new_tokens
         asked = limit if limit is not None else (config.max_length or 0) - 1
-    if asked < 1:
-        raise ValueError("nothing limits the sound; give max_new_tokens= or seconds=")
+        if asked < 1:
+            raise ValueError("nothing limits the sound; give max_new_tokens= or seconds=")
     check_number("max_new_tokens", asked, reader.least, whole=True, example=500)
     return int(asked)

@@ -25,6 +25,7 @@ from mmspec.modality import Call, Loop, Session
 from mmspec.models.loading import load_causal, word_reader
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.targets.frames import FrameRequest, FrameSettings, FrameTarget
+from mmspec.targets.inputs import check_inputs
 from mmspec.verifiers.joint_frames import JointFrames
 
 INPUTS = ("input_ids", "attention_mask", "input_values", "input_values_cutoffs")
@@ -95,10 +96,11 @@ class FrameSession(Session):
         if text is None:
             if given.get("voice") is not None:
                 raise ValueError("voice= goes with a text; input_ids hold their speaker already")
-            assert ids is not None
-            if ids.dim() != 2 or not ids.shape[1]:
+            if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or not ids.shape[1]:
                 raise ValueError(f"input_ids={described(ids)} are no prompts (B, L) with tokens")
-            return {name: given[name] for name in INPUTS if given.get(name) is not None}
+            kept = {name: given[name] for name in INPUTS if given.get(name) is not None}
+            check_inputs(kept)
+            return kept
         texts = [text] if isinstance(text, str) else text
         if not isinstance(texts, list | tuple) or not texts:
             raise ValueError(f"text={described(text)} is neither a text nor a list of texts")
