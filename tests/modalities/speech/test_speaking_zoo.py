@@ -39,6 +39,7 @@ from mmspec.modalities.speech.synthesis.zoo.speaking import (
 from mmspec.modalities.speech.synthesis.zoo.timing import spans
 from mmspec.modalities.speech.synthesis.zoo.train import lessons
 from mmspec.modalities.speech.zoo.recordings import recordings
+from mmspec.modalities.speech.zoo.sentences import sentence
 from mmspec.training.fitting import Course, Fall
 
 torch.set_num_threads(1)
@@ -203,6 +204,11 @@ def test_the_codec_gives_back_voices_it_never_heard() -> None:
         apart.append(distance(made.decode(found[None]), one))
         shuffled.append(distance(made.decode(found[torch.randperm(len(found))][None]), one))
     assert sum(apart) / 3 < 0.5 * sum(shuffled) / 3
+
+
+def test_sentences_that_are_judged_differ() -> None:
+    """Drawn ones come again, and one that is misheard would count as often."""
+    assert len(set(texts(40))) == 40 > len({sentence(seed, "held-out") for seed in range(40)})
 
 
 def test_the_ear_reads_what_is_said_and_nothing_else() -> None:

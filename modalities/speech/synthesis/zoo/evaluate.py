@@ -15,7 +15,7 @@ from mmspec.modalities.speech.listening import listener, word_errors
 from mmspec.modalities.speech.synthesis import CODEC
 from mmspec.modalities.speech.synthesis.zoo.codec import RATE_HZ
 from mmspec.modalities.speech.synthesis.zoo.codec_training import heard, log_mel
-from mmspec.modalities.speech.synthesis.zoo.corpus import SPEAKERS
+from mmspec.modalities.speech.synthesis.zoo.corpus import SPEAKERS, seeds
 from mmspec.modalities.speech.synthesis.zoo.speaking import coded
 from mmspec.modalities.speech.zoo.sentences import sentence
 
@@ -23,8 +23,8 @@ AT_ONCE = 8
 
 
 def texts(count: int) -> list[str]:
-    """Held-out sentences."""
-    return [sentence(seed, "held-out") for seed in range(count)]
+    """Different held-out sentences, those that the codec's own figures are of."""
+    return [sentence(seed, "held-out") for seed in seeds(count, "held-out")]
 
 
 def voices(count: int) -> list[str]:
