@@ -94,7 +94,8 @@ def check_with_an_oracle(family: str, batch: str, seeds: range) -> None:
 @pytest.mark.parametrize("batch", [pytest.param("one", marks=pytest.mark.slow), "ragged"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_chain(family: str, batch: str) -> None:
-    check_with_a_drafter(family, batch, range(1), length=3)
+    seeds = range(1 if batch == "ragged" else 4)  # a drafter may be right about one row
+    check_with_a_drafter(family, batch, seeds, length=3)
 
 
 @pytest.mark.parametrize("batch", [pytest.param("one", marks=pytest.mark.promise), "ragged"])
