@@ -19,7 +19,7 @@ from mmspec.modalities.speech.judging import OwnAudio, heard, timing
 from mmspec.modalities.speech.spoken import Speech
 from mmspec.modalities.speech.synthesis import toys
 from mmspec.modalities.speech.synthesis.plug import SpeechSession
-from mmspec.modalities.speech.zoo.sentences import sentence
+from mmspec.modalities.speech.synthesis.zoo import evaluate
 from mmspec.modality import Answer, Contestant, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
@@ -29,15 +29,16 @@ Request = Mapping[str, Any]
 
 
 def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
-    """Held-out sentences of the Scene world for models of the zoo; else what the user asks for."""
-    batch, texts = selection.batch, selection.prompts
-    if texts is None and asker.source.startswith("zoo:"):
-        first = selection.seed * 10_000
-        texts = [sentence(first + index, "held-out") for index in range(selection.count)]
-        groups = grouped(texts, batch)
+    """For models of the zoo different held-out sentences, by its speakers in turn if no voice was
+    asked for; else what the user asks for."""
+    batch, prompts = selection.batch, selection.prompts
+    if prompts is None and asker.source.startswith("zoo:"):
+        texts = grouped(evaluate.texts(selection.count, selection.seed * 10_000), batch)
+        speakers = grouped(evaluate.voices(selection.count), batch)
+        pairs = zip(texts, speakers, strict=True)
+        requests = [{"voice": voices, **asker.request(group)} for group, voices in pairs]
     else:
-        groups = repeated(texts or QUESTIONS, batch)
-    requests = [asker.request(group) for group in groups]
+        requests = [asker.request(group) for group in repeated(prompts or QUESTIONS, batch)]
     return of_requests(model, requests, batch, processor=asker.processor)
 
 

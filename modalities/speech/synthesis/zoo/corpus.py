@@ -38,11 +38,11 @@ def corpus(
     return found
 
 
-def seeds(sentences: int, split: Split) -> list[int]:
-    """Seeds of so many different sentences."""
+def seeds(sentences: int, split: Split, first: int = 0) -> list[int]:
+    """Seeds of so many different sentences, from the first seed on."""
     found: list[int] = []
     seen: set[str] = set()
-    for seed in count():
+    for seed in count(first):
         if len(found) == sentences:
             break
         text = sentence(seed, split)

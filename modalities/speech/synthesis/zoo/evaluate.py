@@ -22,9 +22,9 @@ from mmspec.modalities.speech.zoo.sentences import sentence
 AT_ONCE = 8
 
 
-def texts(count: int) -> list[str]:
+def texts(count: int, first: int = 0) -> list[str]:
     """Different held-out sentences, those that the codec's own figures are of."""
-    return [sentence(seed, "held-out") for seed in seeds(count, "held-out")]
+    return [sentence(seed, "held-out") for seed in seeds(count, "held-out", first)]
 
 
 def voices(count: int) -> list[str]:
