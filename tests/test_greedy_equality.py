@@ -313,7 +313,8 @@ def test_every_exact_recipe_on_every_family(name: str, family: str) -> None:
     try:
         fast = mmspec.accelerate(model, name, drafter=partner(name, family, INSIDE))
     except ValueError as error:
-        if family in HYBRID or "sees=" in str(error):  # no trees there, or nothing to see
+        told = ("sees=", "attends to everything")  # nothing to see, or no layer that sees all
+        if family in HYBRID or any(one in str(error) for one in told):  # no trees there
             return
         raise
     for seed in range(3):

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import mmspec
 from mmspec.drafters.growth import Chain, Shape, StaticTree
 from mmspec.drafters.length import Fixed
-from mmspec.drafters.neural.aasd import AasdDraft
+from mmspec.drafters.neural.aasd import AASD_HEAD, AasdDraft
 from mmspec.drafters.neural.kv import PooledKv, ProjectedKv, pictures_of
 from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.models.heads.aasd import (
@@ -238,6 +238,10 @@ def test_heads_that_do_not_fit_are_refused() -> None:
     turning = head_of("qwen2_5_vl")
     with pytest.raises(ValueError, match=r"turns on three axes \(M-RoPE\), and Llava"):
         mmspec.accelerate(target("llava"), "aasd", drafter=turning)
+    sliding = toys.model("mistral-sliding")
+    short = AASD_HEAD.random(backbone(sliding), 0)
+    with pytest.raises(ValueError, match=r"is no layer of Mistral.* that attends to everything"):
+        mmspec.accelerate(sliding, "aasd", drafter=short)
     embeds = reader.embed(torch.tensor([[9, 10, 11]]))
     told = Lesson({"inputs_embeds": embeds}, torch.tensor([[9, 10]]))
     with pytest.raises(ValueError, match="embeddings, or its"):

@@ -17,6 +17,7 @@ from mmspec.drafters.neural.target_states import check_heads
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.aasd import AasdHead
 from mmspec.recipe import STATES, Kit
+from mmspec.targets.backbone import FULL
 from mmspec.targets.context import Context
 from mmspec.targets.kv_view import KvView
 from mmspec.targets.memory import Memory, TokenBlock
@@ -103,15 +104,22 @@ def check_aasd(head: Any, target: Reader) -> None:
             "model of its own"
         )
     config, layers = head.config, len(target.layers)
-    kinds = getattr(target.config, "layer_types", None)
-    if not 0 <= config.kv_layer < layers or (kinds and kinds[config.kv_layer] != "full_attention"):
+    if not 0 <= config.kv_layer < layers or _slides(target.config, config.kv_layer):
         raise ValueError(
             f"kv_layer={config.kv_layer} is no layer of {name} that attends to everything; train a "
-            f"head for it, which chooses one of its {layers} layers"
+            f"head for one of its {layers} layers that does, or use eagle-2 where none does"
         )
     if (config.positions == "mrope") != (target.family.rope_axes == 3):
         axes = "three axes (M-RoPE)" if config.positions == "mrope" else "one axis"
         raise ValueError(f"this head turns on {axes}, and {name} does not; train a head for it")
+
+
+def _slides(config: Any, layer: int) -> bool:
+    """Whether a layer forgets; where no kinds of layers are named, a window is that of all."""
+    kinds = getattr(config, "layer_types", None)
+    if not kinds:
+        return bool(getattr(config, "sliding_window", None))
+    return bool(kinds[layer] != FULL)
 
 
 AASD_HEAD = HeadKind(AasdHead, AasdDraft, "AASD head")
