@@ -17,7 +17,9 @@ import pytest
 
 from mmspec import recipes, registry, zoo
 from mmspec.cli import main
+from mmspec.cli.bench import _title
 from mmspec.cli.choosing import choose
+from mmspec.cli.loaded import opened
 from mmspec.cli.options import PARTS, Choice, dashed, set_pairs, settings_for
 from mmspec.modalities.diffusion.zoo import models as diffusion_models
 from mmspec.modalities.image.zoo import models as image_models
@@ -587,3 +589,13 @@ def test_a_knob_is_of_all_recipes_or_of_one() -> None:
     assert found.own_options == {"spec-vla": {"length": 6, "radius": 7}}
     with pytest.raises(ValueError, match="'kerv', which is not asked for; those that are: spec-"):
         choose(replace(said, knobs=["kerv.length=6"]))
+
+
+def test_a_knob_of_one_recipe_reaches_that_one_and_names_its_row() -> None:
+    recipes = ["prompt-lookup", "suffix"]
+    loaded = opened("zoo:llava", "vlm", None, recipes, knobs=["length=4", "suffix.length=2"])
+    most = {name: loaded.fast(name).session.bound.drafter.length.most for name in recipes}
+    assert most == {"prompt-lookup": 4, "suffix": 2}
+    assert loaded.plain().recipe.name == "plain"
+    assert _title("suffix", loaded.chosen.own_options["suffix"]) == "suffix, length=2"
+    assert _title("prompt-lookup", {}) == "prompt-lookup"

@@ -60,6 +60,20 @@ def test_output_is_the_targets(heads: MedusaHeads, sampled: bool) -> None:
         assert found.stats.num_draft_tokens > 0
 
 
+def test_one_child_each_is_the_chain(heads: MedusaHeads) -> None:
+    """Kept token for kept token, with the target's own noise at the place of every depth."""
+    model = toys.model("llava")
+    given = toys.inputs("llava", batch=3, ragged=True)
+    said = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 48, "seed": 5}
+    shapes = {"tree": ParallelTree(nodes=4, depth=4, branch=1)}, {"length": 4}
+    tree, chain = (
+        mmspec.accelerate(model, "medusa", drafter=heads, **shape).generate(**given, **said)
+        for shape in shapes
+    )
+    assert tree.stats.acceptance_histogram == chain.stats.acceptance_histogram
+    assert sum(chain.stats.acceptance_histogram[2:]) > 0  # at more than one depth
+
+
 def test_a_head_that_hears_its_draft_is_refused() -> None:
     model = toys.model("llava")
     with pytest.raises(ValueError, match="FeatureDraft go by the tokens before them"):
