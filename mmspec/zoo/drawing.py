@@ -73,7 +73,7 @@ def cover(pen: ImageDraw.ImageDraw, thing: Thing, x: float, y: float, r: float) 
 
     if thing.digit is not None:
         width = max(1, round(_STROKE * r))
-        for stroke in _digit(thing.digit):
+        for stroke in strokes(thing.digit):
             _stroke(pen, placed(stroke), width)
     elif thing.shape == "circle":
         pen.ellipse(_box(x, y, r), fill=1)
@@ -111,7 +111,8 @@ def _outline(shape: str) -> list[Point]:
     raise ValueError(f"no outline for shape {shape!r}")
 
 
-def _digit(digit: int) -> tuple[tuple[Point, ...], ...]:
+def strokes(digit: int) -> tuple[tuple[Point, ...], ...]:
+    """The strokes of a digit in a box with x in [-0.6, 0.6] and y in [-1, 1], y pointing down."""
     match digit:
         case 0:
             return (_arc(0.0, 0.0, 0.5, 0.85, 0, 360),)

@@ -12,7 +12,7 @@ from PIL import Image
 from mmspec.zoo.captions import caption
 from mmspec.zoo.facts import score_answer, score_caption
 from mmspec.zoo.questions import Facts, question
-from mmspec.zoo.scene import Scene, Split, sample
+from mmspec.zoo.scene import Scene, Split, Style, sample
 
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
@@ -39,13 +39,19 @@ class Example:
 
 
 def examples(
-    n: int, split: Split = "train", seed: int = 0, kind: ExampleKind | None = None, size: int = 192
+    n: int,
+    split: Split = "train",
+    seed: int = 0,
+    kind: ExampleKind | None = None,
+    size: int = 192,
+    style: Style = "plain",
 ) -> list[Example]:
     """`n` examples with pictures of `size` pixels. No scene is on both sides of the split."""
     found: list[Example] = []
     for scene, number in scenes(n, split, seed):
         prompt, answer, facts = write(scene, number, kind)
-        found.append(Example(scene.render(size), prompt, answer, scene, facts))
+        picture = sample(number, style).render(size)
+        found.append(Example(picture, prompt, answer, scene, facts))
     return found
 
 

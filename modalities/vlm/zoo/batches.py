@@ -81,7 +81,7 @@ class Encoder:
 def fresh(batch: int, seed: int) -> Iterator[list[Sample]]:
     """Batches of new training samples without end, of similar length within a batch."""
     generator = np.random.default_rng((seed, 2))
-    for scenes in _train_scenes(batch * _GROUP, seed):
+    for scenes in training_scenes(batch * _GROUP, seed):
         samples = []
         for scene, number in scenes:
             kind: ExampleKind = "question" if generator.random() < _QUESTION_RATE else "caption"
@@ -101,12 +101,13 @@ def grouped(
 
 def seen(batch: int, seed: int) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Pictures (B, P, P, 3) and what is in each place, (B, 9, 3), without end."""
-    for scenes in _train_scenes(batch, seed):
+    for scenes in training_scenes(batch, seed):
         shown = [scene for scene, _ in scenes]
         yield np.stack([pixels(scene) for scene in shown]), boards(shown)
 
 
-def _train_scenes(n: int, seed: int) -> Iterator[list[tuple[Scene, int]]]:
+def training_scenes(n: int, seed: int) -> Iterator[list[tuple[Scene, int]]]:
+    """Lists of `n` new training scenes without end, each with the number it was drawn from."""
     number = (1 + seed) << 24
     while True:
         found: list[tuple[Scene, int]] = []

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmspec.modalities.vlm.zoo.batches import IGNORED, Encoder, Sample
 from mmspec.modalities.vlm.zoo.distil import MAX_NEW_TOKENS, answered
+from mmspec.modalities.vlm.zoo.drawings import drawing
 from mmspec.modalities.vlm.zoo.learning import logits_of
 from mmspec.zoo.boards import pixels
 from mmspec.zoo.language import Example, format_prompt, scenes, score, write
+from mmspec.zoo.scene import Style, sample
 
 
 def answers(
@@ -45,15 +49,29 @@ def facts_right(
     return sum(right for right, _ in pairs), sum(asked for _, asked in pairs)
 
 
+def drawings(n: int, seed: int = 0) -> list[Example]:
+    """`n` flat drawings that nobody learned from, to be described."""
+    generator = np.random.default_rng((seed, 8))
+    found: list[Example] = []
+    for picture, scene in (drawing(generator) for _ in range(n)):
+        found.append(Example(Image.fromarray(picture), "describe the picture.", "", scene))
+    return found
+
+
 @torch.no_grad()
 def acceptance(
-    drafter: PreTrainedModel, target: PreTrainedModel, encoder: Encoder, n: int, k: int = 5
+    drafter: PreTrainedModel,
+    target: PreTrainedModel,
+    encoder: Encoder,
+    n: int,
+    k: int = 5,
+    style: Style = "plain",
 ) -> float:
     """Mean acceptance length on `n` held-out prompts, answered greedily by the target."""
     samples = []
     for scene, number in scenes(n, "held-out", seed=1):
         prompt, answer, _ = write(scene, number)
-        samples.append(Sample(pixels(scene), prompt, answer))
+        samples.append(Sample(pixels(sample(number, style)), prompt, answer))
     tokens, rounds = 0.0, 0.0
     for said in answered(target, encoder, samples):
         batch = encoder([said])

@@ -32,7 +32,7 @@ def learn_to_see(model: PreTrainedModel, family: ZooFamily, steps: int, course: 
         cells = einops.reduce(features, "b (r m c n) d -> b (r c) d", "mean", r=3, m=2, c=3, n=2)
         return board_loss(heads(functional.layer_norm(cells, (width,))).float(), board)
 
-    learnt = [*_vision(model), *heads.parameters()]
+    learnt = [*vision_parameters(model), *heads.parameters()]
     _fit_sight(learnt, loss_of, steps, course)
 
 
@@ -56,7 +56,7 @@ def learn_to_see_like(
         features = image_features(model, family.image_inputs(images))
         return functional.mse_loss(features, wanted) / wanted.var()
 
-    _fit_sight(_vision(model), loss_of, steps, course)
+    _fit_sight(vision_parameters(model), loss_of, steps, course)
 
 
 def _fit_sight(
@@ -94,7 +94,7 @@ def logits_of(model: PreTrainedModel, family: ZooFamily, batch: Batch) -> Tensor
     return logits
 
 
-def _vision(model: PreTrainedModel) -> list[nn.Parameter]:
+def vision_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
     """Everything but the text model."""
     named = model.named_parameters()
     return [p for n, p in named if "language_model" not in n and "lm_head" not in n]

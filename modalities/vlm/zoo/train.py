@@ -18,10 +18,11 @@ from mmspec.modalities.vlm.zoo.architecture import (
 )
 from mmspec.modalities.vlm.zoo.batches import Batch, Encoder, fresh
 from mmspec.modalities.vlm.zoo.distil import lessons, said_by
-from mmspec.modalities.vlm.zoo.evaluate import acceptance, facts_right
+from mmspec.modalities.vlm.zoo.evaluate import acceptance, drawings, facts_right
 from mmspec.modalities.vlm.zoo.families import FAMILIES
 from mmspec.modalities.vlm.zoo.learning import learn_to_see, learn_to_see_like, learn_to_talk
 from mmspec.modalities.vlm.zoo.loading import load
+from mmspec.modalities.vlm.zoo.sight import learn_to_see_anywhere
 from mmspec.modalities.vlm.zoo.transfer import speak_like
 from mmspec.modality import Entry
 from mmspec.training.fitting import Course, Fall
@@ -35,11 +36,14 @@ Knows only the Scene world of the `mmspec` zoo: coloured shapes and written digi
 board of nine places, one picture and one question at a time.
 
 A target learned from fresh scenes, first to name what is in each cell, then to answer; a
-drafter from what its target says about training scenes.
+drafter from what its target says about training scenes. `llava` learned one thing more: to show its
+text model, of textured pictures and of flat drawings, what it shows of plain pictures.
 """
 NOTES = """\
 `facts` is the share of facts right in what it says greedily of held-out scenes,
 captions and answers to questions as they come; a caption states many more facts than an answer;
+`textured` are pictures of the same facts on materials, with things at free places, and drawings are
+flat ones of any size, each held to name, colour, size and place of its things.
 `acceptance length` is tokens per round of greedy chain speculation with five drafted
 tokens, on held-out scenes. Both are measured on the float16 weights, run in float32.
 """
@@ -49,7 +53,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class LanguagePlan:
-    """How a checkpoint is trained: `seeing` steps on pictures alone, then `talking`.
+    """How a checkpoint is trained: `seeing` steps on pictures alone, `talking`, then `anywhere`.
 
     Talking is one or more falls of the rate, one after the other. A deep narrow
     model needs several: each time the rate rises again, what was hard to look up is learnt further.
@@ -61,6 +65,7 @@ class LanguagePlan:
     talking: tuple[Fall, ...]
     pool: int = 0  # answers of the target that a drafter learns from
     start: str | None = None  # whose text layers to begin with
+    anywhere: tuple[Fall, ...] = ()  # see the same on any ground, the text model as it is
 
 
 PLANS = {
@@ -69,6 +74,7 @@ PLANS = {
         LLAVA_TARGET,
         600,
         (Fall(2600, 1.5e-3), Fall(1600, 1e-3), Fall(900, 8e-4), Fall(1200, 9e-4)),
+        anywhere=(Fall(8000, 1e-3), Fall(4000, 6e-4)),
     ),
     "llava-drafter": LanguagePlan("llava", SIGHTED, 300, (Fall(1500, 2e-3),), pool=4096),
     "llava-text-drafter": LanguagePlan("llava", BLIND, 0, (Fall(1500, 2e-3),), pool=4096),
@@ -105,6 +111,8 @@ def train(
         batches = _batches(entry, encoder, course.cut(plan.pool, BATCH), course)
         for fall in plan.talking:
             learn_to_talk(model, family, batches, fall, course)
+        if plan.anywhere:
+            learn_to_see_anywhere(model, family, plan.anywhere, course)
     return {
         "steps": sum(course.cut(fall.steps) for fall in plan.talking),
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -117,16 +125,22 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     processor = family.build_processor()
     if entry.target is not None:
         target, encoder = teacher(entry.target), Encoder(family, processor)
-        return {"acceptance_length": acceptance(model, target, encoder, count)}
+        plain = acceptance(model, target, encoder, count)
+        textured = acceptance(model, target, encoder, count, style="textured")
+        return {"acceptance_length": plain, "acceptance_length_textured": textured}
     kinds: dict[str, ExampleKind | None] = {
         "facts": None,
         "facts_in_captions": "caption",
         "facts_in_answers": "question",
     }
-    report = {}
+    asked = {name: examples(count, "held-out", kind=kind) for name, kind in kinds.items()}
     for name, kind in kinds.items():
-        right, asked = facts_right(model, processor, examples(count, "held-out", kind=kind))
-        report[name] = round(right / max(asked, 1), 4)
+        asked[f"{name}_textured"] = examples(count, "held-out", kind=kind, style="textured")
+    asked["facts_in_drawings"] = drawings(count)
+    report = {}
+    for name, some in asked.items():
+        right, all_of_them = facts_right(model, processor, some)
+        report[name] = round(right / max(all_of_them, 1), 4)
     return report
 
 
