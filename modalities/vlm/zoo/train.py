@@ -115,6 +115,7 @@ def train(
             learn_to_see_anywhere(model, family, plan.anywhere, course)
     return {
         "steps": sum(course.cut(fall.steps) for fall in plan.talking),
+        "steps_of_sight": sum(course.cut(fall.steps) for fall in plan.anywhere),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
