@@ -22,7 +22,7 @@ class AdditiveTolerance:
     let come early. Lossy, greedy decoding too; `beta=0` is `Exact`, 1 emits the draft.
     Reconstructed: the correction, and the exemption.
 
-    Raises ValueError for a negative beta.
+    Raises ValueError for a beta outside [0, 1].
     """
 
     beta: float = 0.1
@@ -30,8 +30,11 @@ class AdditiveTolerance:
     lossless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not self.beta >= 0:
-            raise ValueError(f"beta is {self.beta}, but a tolerance is at least 0, which is exact")
+        if not 0 <= self.beta <= 1:
+            raise ValueError(
+                f"beta is {self.beta}, but a tolerance lies between 0, which is exact, and 1, "
+                "which emits the draft; give one, such as 0.1"
+            )
 
     def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:  # (...) -> (...)
         control = torch.tensor(self.exempt, dtype=x.dtype, device=x.device)

@@ -148,8 +148,9 @@ def _with_drafters(choice: Choice, chosen: Chosen) -> Chosen:
         kinds = {plan.draft_model: name for name, plan in takers.items()}
         if len(kinds) > 1:
             raise ValueError(
-                f"{' and '.join(kinds.values())} take draft models of different kinds; measure "
-                "them one at a time, or without --drafter"
+                f"{' and '.join(kinds.values())} take draft models of different kinds, and "
+                f"--drafter {choice.drafter} is one of them; ask for recipes of its kind alone "
+                "(--recipe), or drop --drafter where the zoo has one for each"
             )
     found = dict[str, str | None].fromkeys(chosen.recipes)
     left_out: dict[str, str] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModel
 
-from mmspec.errors import described, reading
+from mmspec.errors import check_number, described, reading
 from mmspec.models.folder import tensors
 
 PROBE = 24  # frames on which a codec is asked how far it looks ahead
@@ -99,6 +100,14 @@ class Codec:
     def hop(self) -> int:
         """Samples per frame, as the codec decodes them."""
         return len(self._decoded_probe) // (2 * PROBE)
+
+    def frames(self, seconds: Any) -> int:
+        """So many last that long, rounded up. Raises ValueError for what is no positive time."""
+        check_number("seconds", seconds, 0, example=10)
+        if not seconds:
+            raise ValueError(f"seconds={seconds} leaves nothing to say; give a time, such as 10")
+        count: int = ceil(seconds * self.sampling_rate / self.hop)
+        return count
 
     def settled(self, frames: int) -> int:
         """Samples of so many frames that further ones would not change.

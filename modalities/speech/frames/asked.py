@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
 from typing import Any
 
 from transformers import GenerationConfig
@@ -84,8 +83,7 @@ def _most(reader: Any, codec: Codec, config: GenerationConfig, given: Mapping[st
     if asked is not None and seconds is not None:
         raise ValueError("max_new_tokens= and seconds= both say how long to speak; give one")
     if seconds is not None:
-        check_number("seconds", seconds, 0, example=10)
-        asked = reader.steps(max(ceil(seconds * codec.sampling_rate / codec.hop), 1))
+        asked = reader.steps(codec.frames(seconds))
     if asked is None:
         limit = config.max_new_tokens
         asked = limit if limit is not None else (config.max_length or 0) - 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil
 from typing import Any
 
 import torch
@@ -127,8 +126,7 @@ def _room(bound: BoundTokens, codec: Codec, length: int, asked: Any, seconds: An
     if asked is not None and seconds is not None:
         raise ValueError("max_new_tokens= and seconds= both say how long to speak; give one")
     if seconds is not None:
-        check_number("seconds", seconds, 0, example=10)
-        asked = max(ceil(seconds * codec.sampling_rate / codec.hop), 1)
+        asked = codec.frames(seconds)
     if asked is None:
         if left is None:
             raise ValueError("nothing limits the speech; give max_new_tokens= or seconds=")

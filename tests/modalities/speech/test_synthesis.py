@@ -179,6 +179,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no voice": ({"text": "red", "voice": 3}, "voice=3 is not known"),
     "voices": ({"text": "red", "voice": VOICES}, "1 texts have 2 voices"),
     "both lengths": ({"text": "red", "seconds": 1, "max_new_tokens": 4}, "give one"),
+    "no time": ({"text": "red", "seconds": 0}, "seconds=0 leaves nothing to say"),
     "eos": ({"text": "red", "eos_token_id": 3}, "eos_token_id cannot be given"),
     "greedy and aware": ({"text": "red", "repetition_aware": True, "temperature": 0}, "redraws"),
     "no begin": ({"input_ids": torch.tensor([[2, 3]])}, "end with id 10"),
