@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from functools import partial
 from itertools import combinations, product
 from typing import Any
@@ -28,6 +28,12 @@ def covering(*axes: Sequence[Any], strength: int = 2) -> list[Any]:
         )
         for case in product(*(range(len(axis)) for axis in axes))
     ]
+
+
+def promised(values: Iterable[Any], default: Container[Any]) -> list[Any]:
+    """All of `values`, for `pytest.mark.parametrize`; those not in `default` under `-m promise`."""
+    mark = pytest.mark.promise
+    return [one if one in default else pytest.param(one, marks=mark) for one in values]
 
 
 def _chosen(sizes: Sequence[int], strength: int) -> set[Case]:

@@ -17,8 +17,8 @@ from transformers.generation.streamers import BaseStreamer
 
 import mmspec
 from tests import toys
-from tests.conftest import noisy
 from tests.covering import covering
+from tests.partners import noisy
 
 ROOM = 16
 BATCHES: dict[str, dict[str, Any]] = {"one": {}, "ragged": {"batch": 3, "ragged": True}}

@@ -181,7 +181,7 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
     ),
     "layers that are none": (
         lambda: fast(recipe="draft-verify", skip=7),
-        ["skip=7", "0 to 2"],
+        ["skip=7", "0 to 1"],
     ),
     "recipe that is no name": (lambda: fast(recipe=5), ["recipe=5", "mmspec.recipes.names()"]),
     "modality that there is not": (

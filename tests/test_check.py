@@ -17,7 +17,8 @@ from mmspec.targets import check
 from mmspec.targets.backbone import FULL, SLIDING
 from mmspec.trees import Tree
 from tests import toys
-from tests.conftest import unchecked
+from tests.covering import covering, promised
+from tests.partners import unchecked
 from tests.toys.texts import TEXTS, prompts, text
 
 ROOM = 10
@@ -111,8 +112,10 @@ def test_any_other_is_exact_or_refused(name: str, shape: str) -> None:
     assert exact
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("name", ["gpt2", "gptj", "codegen", "gpt-bigcode", "bert"])
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    covering(("gpt2", "gptj", "codegen", "gpt-bigcode", "bert"), (3, 1), strength=1),
+)
 def test_token_types_go_on_with_the_last_one(name: str, batch: int) -> None:
     """`generate()` repeats the last type for every new token; these classes add its embedding."""
     model, request = text(name), prompts(batch)
@@ -143,7 +146,9 @@ def test_a_sequence_to_sequence_model_is_read_in_chains(name: str, batch: int) -
         mmspec.accelerate(model, "coupled", drafter=Oracle([[1]], tree=WIDE))
 
 
-@pytest.mark.parametrize("family", ["llama", "llava", "idefics3", "smolvlm"])
+@pytest.mark.parametrize(
+    "family", promised(("llama", "llava", "idefics3", "smolvlm"), ("llama", "idefics3"))
+)
 def test_a_stray_window_masks_as_generate_does(family: str) -> None:
     """Llama's mask knows no window, but the cache that transformers makes of one forgets."""
     model = toys.model(family, sliding_window=toys.WINDOW)

@@ -22,9 +22,9 @@ from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.walk import one_hot
 from tests import toys
-from tests.conftest import noisy, unchecked
 from tests.covering import covering
 from tests.drafters.driving import context
+from tests.partners import noisy, unchecked
 
 ROOM = 18
 STEPS = ("begin", "propose", "observe")

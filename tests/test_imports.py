@@ -85,20 +85,27 @@ def imports() -> tuple[Import, ...]:
 
 def _imports(name: str) -> Iterator[Import]:
     tree = ast.parse(modules()[name].read_text())
-    typing = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test)
-        for part in block.body
-        for node in ast.walk(part)
-    }
     top = {id(node) for node in tree.body}
-    for node in ast.walk(tree):
-        if id(node) in typing or not isinstance(node, ast.Import | ast.ImportFrom):
+    for node in _statements(tree):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
         for target in _targets(node):
             if target in modules() and target != name:
                 yield Import(name, target, node.lineno, id(node) not in top)
+
+
+def _statements(block: ast.AST) -> Iterator[ast.AST]:
+    """All but what is read by type checkers alone; imports do not stand in expressions."""
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        if field == "body" and isinstance(block, ast.If) and _is_for_checkers(block):
+            continue
+        for one in getattr(block, field, ()):
+            yield one
+            yield from _statements(one)
+
+
+def _is_for_checkers(block: ast.If) -> bool:
+    return "TYPE_CHECKING" in ast.dump(block.test)
 
 
 def _targets(node: ast.Import | ast.ImportFrom) -> list[str]:

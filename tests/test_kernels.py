@@ -17,7 +17,6 @@ from mmspec.drafters.oracle import Oracle
 from mmspec.targets import check
 from mmspec.trees import Tree
 from tests import toys
-from tests.covering import covering
 
 ROOM = 6
 WIDE = Tree.branching([2, 2, 1])
@@ -40,7 +39,7 @@ def drafted(model: Any, request: dict[str, Tensor], shape: Any) -> tuple[Any, Te
 
 
 def assert_flexible(family: str, batch: int, shape: Any, device: str = "cpu") -> None:
-    model = toys.model(family).to(device)
+    model = toys.model(family, layers=3).to(device)
     model.set_attn_implementation(
         {"text_config": "flex_attention"} if family in toys.VLMS else "flex_attention"
     )
@@ -56,7 +55,13 @@ FLEXIBLE = ("llama", "mistral-sliding", "gemma3", "llava")
 
 
 @pytest.mark.parametrize(
-    ("family", "shape"), covering(FLEXIBLE, ("ragged", "tree", "chain"), strength=1)
+    ("family", "shape"),
+    [
+        ("llama", "ragged"),
+        ("mistral-sliding", "tree"),
+        pytest.param("gemma3", "chain", marks=pytest.mark.promise),
+        pytest.param("llava", "ragged", marks=pytest.mark.promise),
+    ],
 )
 def test_flex_attention_takes_our_masks(family: str, shape: str) -> None:
     """Its own code, not compiled."""
@@ -88,7 +93,7 @@ def _deaf() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_deaf")
 def test_a_kernel_that_takes_no_mask_is_refused_by_what_it_does() -> None:
-    model = toys.model("llama")
+    model = toys.model("llama", layers=3)
     model.set_attn_implementation("deaf")
     ours, expected = drafted(model, toys.inputs("llama"), 4)  # a chain is causal
     assert torch.equal(ours.sequences, expected)

@@ -12,8 +12,8 @@ import mmspec
 from mmspec.targets.backbone import Border, next_rope
 from mmspec.trees import Tree
 from tests import toys
-from tests.conftest import noisy, partner
 from tests.covering import covering
+from tests.partners import noisy, partner
 
 ROOM = 9
 HYBRID = ("lfm2_vl", "qwen3_5")

@@ -15,8 +15,8 @@ from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
 from tests import toys
-from tests.conftest import noisy, partner
 from tests.covering import covering
+from tests.partners import noisy, partner
 
 COUPLED = tuple(
     name

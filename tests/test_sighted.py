@@ -10,12 +10,13 @@ import torch
 
 import mmspec
 from tests import toys
+from tests.covering import promised
 
 ROOM, LENGTH = 14, 4
 FEWEST = 3  # calls: one token comes with the prefill, then five per call
 
 
-@pytest.mark.parametrize("family", toys.VLMS)
+@pytest.mark.parametrize("family", promised(toys.VLMS, (*toys.ONE_EACH, "qwen3_vl", "paligemma")))
 def test_a_copy_of_the_target_needs_the_fewest_calls(family: str) -> None:
     model, request = toys.model(family, layers=2), toys.inputs(family)
     fast = mmspec.accelerate(model, "coupled", drafter=toys.model(family, layers=2), length=LENGTH)
@@ -27,7 +28,7 @@ def test_a_copy_of_the_target_needs_the_fewest_calls(family: str) -> None:
     assert torch.equal(out.sequences, expected)
 
 
-@pytest.mark.parametrize("family", toys.VLMS)
+@pytest.mark.parametrize("family", promised(toys.VLMS, toys.ONE_EACH))
 def test_another_picture_costs_acceptance_and_nothing_else(family: str) -> None:
     model, drafter = toys.model(family, layers=3), toys.model(family, layers=3)
     request, how = toys.inputs(family), dict[str, Any](max_new_tokens=16, do_sample=False)

@@ -24,6 +24,7 @@ from mmspec import bench, recipes, registry, zoo
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.verifiers.unchecked import Unchecked
+from tests.covering import covering
 from tests.forks import forked
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,8 +80,9 @@ def weather(recipe: str | None = None, **parts: Any) -> mmspec.Accelerated:
     return mmspec.accelerate("zoo:weather", recipe, drafter=drafter, **parts)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("length", [1, 3, 6])
+@pytest.mark.parametrize(
+    ("length", "temperature"), covering((1, 3, 6), (0.0, 0.6, 1.0), strength=1)
+)
 def test_a_seed_gives_the_walk_by_hand(length: int, temperature: float) -> None:
     for seed in range(5):
         expected = by_hand(TABLE, temperature, seed)

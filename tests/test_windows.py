@@ -18,6 +18,7 @@ from mmspec.targets.backbone import windows_of
 from mmspec.targets.memory import Memory
 from mmspec.trees import Tree
 from tests import toys
+from tests.covering import covering
 from tests.toys.texts import prompts
 
 WINDOW, ROOM = 40, 24  # prompts have 24 to 32 tokens
@@ -62,8 +63,10 @@ def drafted(model: Any, request: Request, shape: Any, room: int = ROOM) -> tuple
     return fast.generate(**request, max_new_tokens=room, do_sample=False).sequences, expected
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("family", ["mistral-sliding", "gemma3-text", "gemma3"])
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    covering(("mistral-sliding", "gemma3-text", "gemma3"), tuple(SHAPES), strength=1),
+)
 def test_a_window_is_outgrown_as_generate_does(family: str, shape: str) -> None:
     batch, draft = SHAPES[shape]
     model = toys.model(family, sliding_window=WINDOW)
@@ -80,8 +83,9 @@ def test_a_chunk_is_outgrown_as_generate_does(batch: int) -> None:
     assert torch.equal(ours, expected)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("family", ["mistral-sliding", "gemma3"])
+@pytest.mark.parametrize(
+    ("family", "shape"), covering(("mistral-sliding", "gemma3"), tuple(SHAPES), strength=1)
+)
 def test_a_window_that_is_ignored_is_found_before_it_is_reached(
     family: str, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

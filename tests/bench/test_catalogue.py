@@ -16,7 +16,7 @@ from mmspec.compressors import COMPRESSORS
 from mmspec.modalities.measures import of_requests
 from tests import toys
 from tests.cli.running import fail
-from tests.conftest import noisy
+from tests.partners import noisy
 
 KEPT = {"none": 1.0, "identity": 1.0, "average-pool": 0.25, "hide-all": 0.0}
 

@@ -70,7 +70,13 @@ class Drifting(Verifier):
 LATE = Deferred(lambda kit: Careless(), "careless")
 
 
-@pytest.mark.parametrize("verifier", [Careless(), LATE], ids=["own", "late"])
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        pytest.param(Careless(), id="own", marks=pytest.mark.promise),
+        pytest.param(LATE, id="late"),
+    ],
+)
 def test_a_wrong_claim_is_refuted(verifier: Any) -> None:
     wrong = replace(recipes.get("accelerated-diffusion-frozen"), verifier=verifier)
     found = certify(wrong, samples=200, seeds=3)

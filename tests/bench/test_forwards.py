@@ -17,8 +17,8 @@ from mmspec.bench.tiny import random_drafter
 from mmspec.modalities.baselines import SpeculativeGenerate
 from mmspec.modality import Answer
 from tests import toys
-from tests.conftest import unchecked
 from tests.modalities import drawing
+from tests.partners import unchecked
 from tests.toys import painters
 
 ROOM = 16

@@ -177,6 +177,7 @@ def test_errors_are_one_line(
     assert message in line
 
 
+@pytest.mark.promise
 def test_overlapped_schedules_are_timed(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str]
 ) -> None:
@@ -570,6 +571,9 @@ def test_models_and_recipes_choose_what_goes_with_them(tmp_path: Path) -> None:
     assert chosen(model="zoo:mar") == ("mar", "cspd-coupled", "zoo:mar-drafter")
     with pytest.raises(ValueError, match="'asd' decodes latents, but zoo:vlm gives tokens"):
         chosen(model="zoo:vlm", recipe=["asd"])
+    for two in (["eagle", "coupled"], ["coupled", "mulo-sd"]):
+        with pytest.raises(ValueError, match=r"zoo:image-drafter is one of them; ask for recipes"):
+            chosen(model="zoo:image", recipe=two, drafter="zoo:image-drafter")
 
 
 def test_knobs_are_numbers_lists_and_words() -> None:

@@ -24,6 +24,7 @@ from mmspec.training.head_trainer import HeadTrainer
 from mmspec.zoo.boards import pixels
 from mmspec.zoo.scene import sample
 from tests.cli.running import fail, run
+from tests.covering import promised
 from tests.toys.folders import text_pair
 
 SAID = "what is at the top? a red circle."
@@ -138,6 +139,7 @@ def test_a_training_that_was_killed_ends_with_the_same_weights(
     assert "was made for another target than" in fail(capsys, *new)[1]
 
 
+@pytest.mark.promise
 def test_an_eagle_3_training_that_was_killed_halfway_ends_with_the_same_weights(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,7 +162,7 @@ def test_an_eagle_3_training_that_was_killed_halfway_ends_with_the_same_weights(
     assert "was begun with muon=True" in fail(capsys, *[a for a in cut if a != "--muon"])[1]
 
 
-@pytest.mark.parametrize("recipe", ["eagle-3", "hydra", "dream"])
+@pytest.mark.parametrize("recipe", promised(("eagle-3", "hydra", "dream"), ("hydra",)))
 def test_a_head_of_any_class_drafts_on_the_command_line(
     recipe: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,6 +174,7 @@ def test_a_head_of_any_class_drafts_on_the_command_line(
     assert "target-states" in json.dumps(found)
 
 
+@pytest.mark.promise
 def test_a_cache_of_features_changes_nothing(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,6 +203,7 @@ def test_a_cache_of_features_changes_nothing(
     assert not [*(tmp_path / "d").glob("*.part")]
 
 
+@pytest.mark.promise
 def test_a_text_model_learns_what_it_says_itself(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ def _asked(root: Path, out: Path, *more: str, recipe: str = "massv") -> list[str
     return [*given, "--max-new-tokens", "8", "--held-out", "2", "--steps", "5", *more]
 
 
+@pytest.mark.promise
 def test_a_small_model_learns_in_two_stages_and_goes_on_where_it_was_killed(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,7 +61,13 @@ def onevision(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @needs_zoo
-@pytest.mark.parametrize("beside", [(), ("--image", "zoo:scene")], ids=["clip", "clip and picture"])
+@pytest.mark.parametrize(
+    "beside",
+    [
+        pytest.param((), id="clip", marks=pytest.mark.promise),
+        pytest.param(("--image", "zoo:scene"), id="clip and picture"),
+    ],
+)
 def test_a_clip_is_asked_about(
     capsys: pytest.CaptureFixture[str], frames: str, beside: tuple[str, ...]
 ) -> None:

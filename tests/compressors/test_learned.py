@@ -27,7 +27,7 @@ from mmspec.compressors.resampler import QueryResampler
 from mmspec.compressors.space_to_depth import SpaceToDepth
 from tests import toys
 from tests.compressors.catalogue import GRIDS, WIDTH, picture, signals
-from tests.conftest import noisy
+from tests.partners import noisy
 
 torch.set_num_threads(1)
 

@@ -14,7 +14,7 @@ import mmspec
 from mmspec.compressors import about
 from tests import toys
 from tests.compressors.catalogue import PICTURED, neutral, pictured, spoken, usual
-from tests.conftest import noisy
+from tests.partners import noisy
 
 torch.set_num_threads(1)
 

@@ -19,8 +19,8 @@ from mmspec.modalities.vlm import toys as writers
 from mmspec.targets.context import Context
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
-from tests.conftest import noisy
 from tests.covering import covering
+from tests.partners import noisy
 
 ROOM = 17
 SCHEDULES = ("pearl", "hippo", "parallelvlm")

@@ -27,7 +27,6 @@ from mmspec.training.heads import EAGLE, Lesson
 from mmspec.training.trainable import learn
 from mmspec.trees import Tree
 from tests import toys
-from tests.conftest import noisy
 from tests.covering import covering
 from tests.drafters.heads import (
     Heard,
@@ -40,6 +39,7 @@ from tests.drafters.heads import (
     trained,
     untrained,
 )
+from tests.partners import noisy
 from tests.toys import painters
 from tests.toys.readers import backbone
 
@@ -57,7 +57,9 @@ CASES = [(1, "chain"), (3, "chain"), (1, "tree"), (3, "dynamic")]  # rows, shape
 
 @lru_cache(maxsize=8)
 def model(family: str) -> Any:
-    return painters.PAINTERS[family]() if family in painters.PAINTERS else toys.model(family)
+    return (
+        painters.PAINTERS[family]() if family in painters.PAINTERS else toys.model(family, layers=3)
+    )
 
 
 @lru_cache(maxsize=8)
@@ -112,9 +114,9 @@ def test_a_head_says_what_it_says_without_memory_and_tree(
     agree(family, head, lesson, drafter.model.heard)
 
 
-@pytest.mark.parametrize(("batch", "shape"), CASES)
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_a_head_is_guided_like_its_target(batch: int, scale: float, shape: str) -> None:
+@pytest.mark.parametrize(("case", "scale"), covering(CASES, (3.0, 1.0), strength=1), ids=str)
+def test_a_head_is_guided_like_its_target(case: tuple[int, str], scale: float) -> None:
+    batch, shape = case
     lesson, head = drawn(batch, scale), half_right("janus")
     drafter = drafting(model("janus"), head, SHAPES[shape])
     out = sequences("janus", drafter, batch, scale)
@@ -213,7 +215,7 @@ def test_a_head_learns_and_needs_the_right_states(family: str) -> None:
 
 
 def test_learning_leaves_the_target_alone_and_the_loss_falls() -> None:
-    toy = toys.model("llava")
+    toy = toys.model("llava", layers=3)
     before = {name: value.clone() for name, value in toy.state_dict().items()}
     lesson, losses = said("llava", 3)[0], list[float]()
     head = untrained(toy)
@@ -316,17 +318,17 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a feature head; give drafter="):
         mmspec.accelerate(toy, "eagle")
     with pytest.raises(ValueError, match=r"needs a feature head, but a Llava.* is none"):
-        mmspec.accelerate(toy, "eagle-2", drafter=noisy("llava"))
+        mmspec.accelerate(toy, "eagle-2", drafter=noisy("llava", layers=3))
     with pytest.raises(ValueError, match="needs a draft model, but a FeatureHead is none"):
         mmspec.accelerate(toy, "massv", drafter=head)
     with pytest.raises(ValueError, match="sees='target-states' does not fit"):
-        mmspec.accelerate(toy, "coupled", drafter=noisy("llava"), sees="target-states")
+        mmspec.accelerate(toy, "coupled", drafter=noisy("llava", layers=3), sees="target-states")
     with pytest.raises(ValueError, match="nothing for compressor="):
         mmspec.accelerate(toy, "eagle", drafter=head, compressor="average-pool")
 
 
 def test_a_target_without_states_is_refused() -> None:
-    whisper = toys.model("whisper")
+    whisper = toys.model("whisper", layers=3)
     with pytest.raises(ValueError, match="hides the states of its decoder"):
         mmspec.accelerate(whisper, "eagle", drafter=untrained(model("llama")))
 

@@ -25,6 +25,7 @@ from mmspec.laws.categorical import Categorical
 from mmspec.targets.context import Context
 from mmspec.trees import Tree
 from tests import toys
+from tests.covering import covering
 from tests.drafters.driving import drive, greedy, inputs, tiny
 from tests.toys.readers import backbone
 
@@ -66,15 +67,15 @@ def paths(draft: Draft, row: int = 0) -> list[tuple[int, ...]]:
     return [path for path, real in zip(found, draft.mask[row].tolist(), strict=True) if real]
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("name", "rows"), covering(tuple(SHAPES), (3, 1), strength=1))
 def test_output_is_the_targets(name: str, rows: int) -> None:
     """Greedy, with a drafter that reads one layer of two, padded rows among them."""
     assert watched(SHAPES[name], depth=1, rows=rows, room=24)
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("name", "family"), covering(tuple(SHAPES), ("llava", "qwen2_5_vl"), strength=1)
+)
 def test_a_seed_gives_what_plain_decoding_gives(family: str, name: str) -> None:
     model = toys.model(family)
     given = toys.inputs(family, batch=3, ragged=True)

@@ -43,11 +43,11 @@ CASES = [(1, "chain"), (3, "chain"), (1, "tree"), (3, "tree"), (3, "dynamic")]  
 @lru_cache(maxsize=8)
 def said(family: str, batch: int) -> tuple[Lesson, Tensor]:
     given = toys.inputs(family, batch=batch, ragged=batch > 1)
-    return answer(toys.model(family), given, ROOM)
+    return answer(toys.model(family, layers=3), given, ROOM)
 
 
 def zeroed(family: str, **changes: Any) -> MultiTokenHeads:
-    reader = backbone(toys.model(family))
+    reader = backbone(toys.model(family, layers=3))
     config = MultiTokenHeadsConfig.of(reader.config, reader.vocabulary, **changes)
     heads: MultiTokenHeads = MultiTokenHeads(config).train(False)
     return heads
@@ -60,19 +60,26 @@ def learnt(family: str) -> MultiTokenHeads:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         lesson = said(family, 3)[0]
-        learn(MULTI_TOKEN, backbone(toys.model(family)), heads, endless(lesson), 60, rate=2e-2)
+        learn(
+            MULTI_TOKEN,
+            backbone(toys.model(family, layers=3)),
+            heads,
+            endless(lesson),
+            60,
+            rate=2e-2,
+        )
     return heads
 
 
 def random(family: str) -> MultiTokenHeads:
-    made: MultiTokenHeads = MULTI_TOKEN_HEADS.random(backbone(toys.model(family)), 0)
+    made: MultiTokenHeads = MULTI_TOKEN_HEADS.random(backbone(toys.model(family, layers=3)), 0)
     return made
 
 
 def output(family: str, heads: Any, batch: int, **parts: Any) -> Any:
     given = toys.inputs(family, batch=batch, ragged=batch > 1)
     how = {"do_sample": False, **parts.pop("how", {})}
-    fast = mmspec.accelerate(toys.model(family), "coupled", drafter=heads, **parts)
+    fast = mmspec.accelerate(toys.model(family, layers=3), "coupled", drafter=heads, **parts)
     out = fast.generate(**given, max_new_tokens=ROOM, **how)
     assert out.stats.fallback is None
     return out
@@ -102,7 +109,7 @@ def test_output_is_the_targets_whatever_the_heads_say(case: tuple[int, str], fam
 def test_sampled_output_is_that_of_plain_decoding_with_the_seed(batch: int, shape: str) -> None:
     given = toys.inputs("llava", batch=batch, ragged=batch > 1)
     how = {"do_sample": True, "temperature": 0.5, "top_k": 3, "seed": 3}
-    plain = mmspec.accelerate(toys.model("llava"), "plain")
+    plain = mmspec.accelerate(toys.model("llava", layers=3), "plain")
     expected = plain.generate(**given, max_new_tokens=ROOM, **how).sequences
     out = output("llava", learnt("llava"), batch, tree=SHAPES[shape], how=how)
     assert torch.equal(out.sequences, expected)
@@ -120,10 +127,10 @@ def test_each_law_is_that_of_the_last_state_that_the_target_said(batch: int, sha
 
 def recorded(given: Any, shape: str, wrap: type[Recorder]) -> list[Heard]:
     """Laws that were given in a run."""
-    model: Any = MultiTokenDraft(backbone(toys.model("llava")), learnt("llava"))
+    model: Any = MultiTokenDraft(backbone(toys.model("llava", layers=3)), learnt("llava"))
     recorder = wrap(model)
     drafter = Autoregressive(recorder, SHAPES[shape])
-    fast = mmspec.accelerate(toys.model("llava"), "coupled", drafter=drafter)
+    fast = mmspec.accelerate(toys.model("llava", layers=3), "coupled", drafter=drafter)
     fast.generate(**given, max_new_tokens=ROOM, do_sample=False)
     return recorder.heard
 
@@ -131,7 +138,7 @@ def recorded(given: Any, shape: str, wrap: type[Recorder]) -> list[Heard]:
 @torch.no_grad()
 def compare(batch: int, heard: list[Heard]) -> None:
     """Hold laws against the heads' on states of the target's own reading of the whole answer."""
-    lesson, reader = said("llava", batch)[0], backbone(toys.model("llava"))
+    lesson, reader = said("llava", batch)[0], backbone(toys.model("llava", layers=3))
     room = lesson.tokens.shape[1]
     states = read(reader, lesson).states[:, -room:]  # the target says token t of state t
     prompts = lesson.inputs["attention_mask"].sum(-1).tolist()
@@ -150,7 +157,7 @@ def compare(batch: int, heard: list[Heard]) -> None:
 
 def test_heads_that_learnt_nothing_say_the_targets_next_token() -> None:
     """With weights at zero every head repeats the law of the token that the target said."""
-    reader, lesson = backbone(toys.model("llava")), said("llava", 3)[0]
+    reader, lesson = backbone(toys.model("llava", layers=3)), said("llava", 3)[0]
     states = read(reader, lesson).states
     heads = zeroed("llava", num_layers=2)
     assert_close(heads(states), states[:, :, None].expand(-1, -1, HEADS, -1), atol=0, rtol=0)
@@ -173,7 +180,7 @@ def test_under_guidance_both_branches_are_read() -> None:
 
 
 def test_learning_lowers_the_loss_and_leaves_the_target_alone() -> None:
-    toy, lesson = toys.model("llava"), said("llava", 3)[0]
+    toy, lesson = toys.model("llava", layers=3), said("llava", 3)[0]
     before = {name: value.clone() for name, value in toy.state_dict().items()}
     heads, losses = zeroed("llava"), list[float]()
     reader, lessons = backbone(toy), endless(lesson)
@@ -186,7 +193,7 @@ def test_learning_lowers_the_loss_and_leaves_the_target_alone() -> None:
 
 def test_the_loss_asks_each_head_for_its_own_token() -> None:
     """By hand: head h at state t against token t + h; what is behind the end counts nowhere."""
-    reader, lesson = backbone(toys.model("llava")), said("llava", 3)[0]
+    reader, lesson = backbone(toys.model("llava", layers=3)), said("llava", 3)[0]
     tokens = lesson.tokens.clone()
     tokens[1, 5:] = -1
     states = read(reader, lesson).states[:, -tokens.shape[1] :]
@@ -210,14 +217,14 @@ def test_the_loss_asks_each_head_for_its_own_token() -> None:
 def test_a_folder_holds_the_heads_alone(tmp_path: Path) -> None:
     heads, given = learnt("llava"), {**toys.inputs("llava"), "max_new_tokens": ROOM}
     heads.save_pretrained(tmp_path / "heads")
-    here = mmspec.accelerate(toys.model("llava"), "coupled", drafter=heads, length=HEADS)
+    here = mmspec.accelerate(toys.model("llava", layers=3), "coupled", drafter=heads, length=HEADS)
     there = mmspec.accelerate(
-        toys.model("llava"), "coupled", drafter=tmp_path / "heads", length=HEADS
+        toys.model("llava", layers=3), "coupled", drafter=tmp_path / "heads", length=HEADS
     )
     one = here.generate(**given).stats.per_step_accepted
     assert there.generate(**given).stats.per_step_accepted == one
     there.save_pretrained(tmp_path / "saved")
-    again = mmspec.load(tmp_path / "saved", toys.model("llava"))
+    again = mmspec.load(tmp_path / "saved", toys.model("llava", layers=3))
     assert again.generate(**given).stats.per_step_accepted == one
 
 
@@ -231,13 +238,13 @@ def test_a_folder_holds_the_heads_alone(tmp_path: Path) -> None:
 def test_the_heads_of_another_target_are_refused(changes: dict[str, Any], message: str) -> None:
     heads = zeroed("llava", **changes)
     with pytest.raises(ValueError, match=message):
-        mmspec.accelerate(toys.model("llava"), "coupled", drafter=heads, length=2)
+        mmspec.accelerate(toys.model("llava", layers=3), "coupled", drafter=heads, length=2)
     with pytest.raises(ValueError, match=message):
-        learn(MULTI_TOKEN, backbone(toys.model("llava")), heads, iter(()), 1)
+        learn(MULTI_TOKEN, backbone(toys.model("llava", layers=3)), heads, iter(()), 1)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    toy, heads = toys.model("llava"), zeroed("llava", num_heads=2)
+    toy, heads = toys.model("llava", layers=3), zeroed("llava", num_heads=2)
     with pytest.raises(ValueError, match=r"3 tokens deep, .* next 2 only; give length=2"):
         mmspec.accelerate(toy, "coupled", drafter=heads, length=3)
     with pytest.raises(ValueError, match=r"3 tokens deep, .* next 2 only"):
@@ -247,14 +254,14 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs a feature head, but a MultiTokenHeads is none"):
         mmspec.accelerate(toy, "eagle", drafter=heads)
     with pytest.raises(ValueError, match="hides the states of its decoder"):
-        mmspec.accelerate(toys.model("whisper"), "coupled", drafter=heads, length=2)
+        mmspec.accelerate(toys.model("whisper", layers=3), "coupled", drafter=heads, length=2)
     heads.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="no feature head"):
         mmspec.accelerate(toy, "eagle", drafter=tmp_path)
 
 
 def test_doctor_knows_heads_by_their_folder(tmp_path: Path) -> None:
-    toys.model("llama").save_pretrained(tmp_path / "target")
+    toys.model("llama", layers=3).save_pretrained(tmp_path / "target")
     for name, changes in {"own": {}, "other": {"vocab_size": 99}}.items():
         zeroed("llama", **changes).save_pretrained(tmp_path / name)
 

@@ -23,7 +23,7 @@ from mmspec.drafters.two_pass_tree import TwoPassTree
 from mmspec.laws.categorical import Categorical
 from mmspec.targets.context import Context
 from tests import toys
-from tests.conftest import noisy
+from tests.partners import noisy
 
 ROOM = 14
 GREEDY: dict[str, Any] = {"max_new_tokens": ROOM, "do_sample": False}

@@ -11,7 +11,7 @@ import mmspec
 from mmspec.drafters.neural.shared import SharedBackbone, spread
 from mmspec.targets.backbone import Backbone
 from tests import toys
-from tests.covering import covering
+from tests.covering import covering, promised
 from tests.toys import readers as families
 from tests.toys.texts import prompts, text
 
@@ -107,7 +107,10 @@ def test_sees_and_compressor_are_not_ignored() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["cohere", "falcon", "gemma", "glm", "gpt2", "gptj", "granite", "mixtral", "olmo", "phi"],
+    promised(
+        ("cohere", "falcon", "gemma", "glm", "gpt2", "gptj", "granite", "mixtral", "olmo", "phi"),
+        ("cohere", "falcon", "gpt2", "mixtral"),
+    ),
 )
 def test_any_decoder_with_a_list_of_layers_drafts_for_itself(name: str) -> None:
     """Whatever scales or caps the logits behind the head is the model's own forward."""

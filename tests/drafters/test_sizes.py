@@ -12,7 +12,7 @@ import mmspec
 from mmspec.compressors.bipartite_merge import BipartiteMerge
 from mmspec.targets.memory import block
 from tests import toys
-from tests.conftest import noisy
+from tests.partners import noisy
 from tests.toys import readers
 
 COPIES = {5: 3, 6: 1, 7: 4}  # place of a merged token -> how many it stands for

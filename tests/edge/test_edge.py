@@ -23,7 +23,7 @@ from mmspec.edge import messages
 from mmspec.edge.device import connect, link_of
 from mmspec.edge.service import Service, application
 from tests import toys
-from tests.conftest import noisy
+from tests.partners import noisy
 from tests.toys import hearing
 
 pytest.importorskip("fastapi")

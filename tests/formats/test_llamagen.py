@@ -17,6 +17,7 @@ import mmspec
 from mmspec import formats
 from mmspec.cli import main
 from mmspec.models.llamagen_weights import to_public
+from tests.covering import covering
 from tests.toys import painters
 
 KINDS = ("llamagen-class", "llamagen-caption")
@@ -46,8 +47,9 @@ def changed(file: Path, change: Callable[[dict[str, Tensor]], Any]) -> Path:
     return file
 
 
-@pytest.mark.parametrize("nest", ["model", "module", "state_dict"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "nest"), covering(tuple(KINDS), ("model", "module", "state_dict"), strength=1)
+)
 def test_published_files_draw_the_same_pictures(kind: str, nest: str, tmp_path: Path) -> None:
     toy = painters.PAINTERS[kind]()
     files = published(toy, tmp_path / "files", nest)

@@ -12,8 +12,8 @@ from torch import Tensor
 import mmspec
 from mmspec.compressors.contract import pictures
 from tests import toys
-from tests.conftest import noisy
 from tests.modalities.test_turns import drafted, two_turns
+from tests.partners import noisy
 from tests.toys import Film, readers
 
 ROOM = 10

@@ -11,7 +11,7 @@ from torch import Tensor
 import mmspec
 from mmspec.drafters.oracle import Oracle
 from tests import toys
-from tests.conftest import noisy
+from tests.partners import noisy
 
 ROOM = 9
 BATCHES: dict[str, dict[str, Any]] = {"one": {}, "ragged": {"batch": 2, "ragged": True}}

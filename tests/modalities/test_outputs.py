@@ -246,7 +246,7 @@ def test_a_setting_of_tomorrow_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_setting_that_is_taken_does_what_it_does_in_generate(name: str) -> None:
     """Greedily token for token; settings of sampling by the scores that they leave."""
-    model, request = toys.model("llama"), toys.inputs("llama", batch=2, ragged=True)
+    model, request = toys.model("llama", layers=3), toys.inputs("llama", batch=2, ragged=True)
     settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, name: TAKEN[name]}
     if name == "exponential_decay_length_penalty":
         settings["eos_token_id"] = 40

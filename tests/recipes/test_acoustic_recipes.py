@@ -14,7 +14,7 @@ from mmspec.verifiers.additive_tolerance import AdditiveTolerance
 from mmspec.verifiers.coarse_groups import CoarseGroups
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
-from tests.conftest import noisy
+from tests.partners import noisy
 
 SETTINGS: dict[str, Any] = {"max_new_tokens": 16, "temperature": 1.0, "seed": 3}
 SIZE = int(toys.model("llama").config.vocab_size)

@@ -11,6 +11,7 @@ from mmspec import recipes
 from mmspec.bench import certify
 from mmspec.codes.episodes import Episode
 from mmspec.modalities import tokens
+from tests.covering import covering
 from tests.toys.policies import (
     GREEDY,
     SAMPLED,
@@ -24,6 +25,7 @@ from tests.toys.policies import (
 )
 
 NAMES = recipes.names("actions")
+WAYS: dict[str, Any] = {"greedy": GREEDY, "sampled": SAMPLED}
 # what makes a lossy recipe exact
 NEUTRAL: dict[str, dict[str, Any]] = {
     "hold-last-tolerance": {"radius": 0.0},
@@ -44,11 +46,10 @@ def histories(wanted: list[int], seed: int = 0) -> list[Episode]:
     return [Episode(SPACE), remembering(noise), remembering(near), remembering(quick)]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", NAMES)
-def test_exact_recipes_say_what_plain_decoding_says(name: str, sampling: Any) -> None:
+@pytest.mark.parametrize(("name", "way"), covering(NAMES, tuple(WAYS), strength=1))
+def test_exact_recipes_say_what_plain_decoding_says(name: str, way: str) -> None:
     """Exact as they are, or at the neutral value of their options; lossy ones differ somewhere."""
-    plan = recipes.get(name)
+    plan, sampling = recipes.get(name), WAYS[way]
     for scene in range(2):
         wanted = plain(4, sampling=sampling, scene=scene)
         if plan.exact or name in NEUTRAL:

@@ -13,9 +13,11 @@ from torch import Tensor
 import mmspec
 from mmspec.codes.ctc import collapse, uncertainty
 from tests import toys
+from tests.covering import covering
 from tests.toys import hearing
 
 ROOM = 12
+FALLBACKS = ("resume", "restart")
 NEVER = {"tau_ctc": -1.0}
 
 
@@ -81,8 +83,9 @@ def reference(
     return said
 
 
-@pytest.mark.parametrize("fallback", ["resume", "restart"])
-@pytest.mark.parametrize("tau_slm", [0.0, 0.02, 0.05, 0.3, 0.6])
+@pytest.mark.parametrize(
+    ("tau_slm", "fallback"), covering((0.0, 0.02, 0.05, 0.3, 0.6), FALLBACKS, strength=1)
+)
 def test_it_does_what_the_slow_reference_does(tau_slm: float, fallback: str) -> None:
     request = hearing.inputs((3, 2, 3), seed=1)
     out = asked(request, **NEVER, tau_slm=tau_slm, fallback=fallback)
@@ -105,8 +108,9 @@ def test_thresholds_make_a_difference() -> None:
     assert kept[-1] == 0
 
 
-@pytest.mark.parametrize("tau_slm", [0.51, 0.6, 1.0, 1.5])
-@pytest.mark.parametrize("fallback", ["resume", "restart"])
+@pytest.mark.parametrize(
+    ("tau_slm", "fallback"), covering((0.51, 0.6, 1.0, 1.5), FALLBACKS, strength=1)
+)
 def test_a_floor_above_one_half_is_greedy_decoding(tau_slm: float, fallback: str) -> None:
     for seed in range(3):
         request = hearing.inputs((3, 2), seed=seed)

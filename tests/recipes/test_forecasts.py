@@ -15,6 +15,7 @@ from mmspec.drafters.forecast.presets import SPECA, TAYLORSEER
 from mmspec.targets.forecast_error import l1
 from mmspec.targets.forecast_schedule import Cadence, DecayingThreshold
 from mmspec.verifiers.forecast_gate import ForecastGate
+from tests.covering import covering
 from tests.toys.pipelines import asked, pipeline
 
 NEUTRAL: dict[str, dict[str, Any]] = {  # settings at which nothing is forecast
@@ -30,8 +31,10 @@ def _picture(pipe: Any, name: str, **extra: Any) -> Tensor:
     return torch.as_tensor(found)
 
 
-@pytest.mark.parametrize("family", ["dit", "sd3", "flux", "pixart", "ltx"])
-@pytest.mark.parametrize("name", NEUTRAL)
+@pytest.mark.parametrize(
+    ("family", "name"),
+    covering(("dit", "sd3", "flux", "pixart", "ltx"), tuple(NEUTRAL), strength=1),
+)
 def test_at_its_neutral_setting_a_recipe_is_the_pipeline(name: str, family: str) -> None:
     if name == "first-block-cache" and family in ("sd3", "ltx"):
         pytest.skip("refused, or one block only")

@@ -22,7 +22,7 @@ from mmspec.verifiers.grouped import Grouped
 from mmspec.verifiers.latent_neighbourhood import AdditiveBound, LatentNeighbourhood, Multiplicative
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
-from tests.conftest import noisy
+from tests.partners import noisy
 from tests.toys import painters
 
 POOLING = ("lantern", "lantern-pp")

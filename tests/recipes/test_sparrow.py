@@ -14,7 +14,7 @@ from mmspec.laws.sampling import Sampling
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request
 from tests import toys
-from tests.conftest import partner
+from tests.partners import partner
 from tests.toys import Film, readers
 
 ROOM = 12

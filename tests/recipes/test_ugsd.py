@@ -13,7 +13,7 @@ from torch import Tensor
 import mmspec
 from mmspec.drafters.length import AcceptanceBand
 from tests import toys
-from tests.conftest import noisy
+from tests.partners import noisy
 
 ROOM = 14
 

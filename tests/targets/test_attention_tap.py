@@ -33,7 +33,7 @@ TAPPED = ("llava", "qwen2_5_vl", "gemma3")
 
 def eager(family: str, inputs: dict[str, Tensor]) -> list[Tensor]:
     """Attention of every layer (B, heads, L, L)."""
-    model = toys.model(family)
+    model = toys.model(family, layers=3)
     model.set_attn_implementation("eager")
     found: list[Tensor] = list(model(**inputs, output_attentions=True).attentions)
     return found
@@ -44,7 +44,7 @@ def eager(family: str, inputs: dict[str, Tensor]) -> list[Tensor]:
 @torch.no_grad()
 def test_the_tap_is_the_attention_of_eager(family: str, ragged: bool) -> None:
     inputs = toys.inputs(family, batch=3 if ragged else 1, ragged=ragged)
-    backbone: Any = families.backbone(toys.model(family))
+    backbone: Any = families.backbone(toys.model(family, layers=3))
     rows = questions(inputs, backbone.visual_ids)
     _, logits, _ = backbone.prefill(inputs, room=8)  # transformers puts hooks of its own in here
     hooks = [len(part._forward_hooks) for part in backbone.model.modules()]
@@ -91,7 +91,7 @@ def test_models_that_attend_to_no_picture_are_refused() -> None:
         AttentionTap(families.backbone(toys.model("whisper")), frozenset({FIRST}))
     with pytest.raises(ValueError, match="encoder; choose a compressor that needs no hidden"):
         SnapshotHook(families.backbone(toys.model("whisper")))
-    sliding = families.backbone(toys.model("gemma3-text", layer_types=["sliding_attention"] * 3))
+    sliding = families.backbone(toys.model("gemma3-text", layer_types=["sliding_attention"] * 2))
     with pytest.raises(ValueError, match="has no full-attention layer to tap"):
         AttentionTap(sliding, frozenset({FIRST}))
 
@@ -100,7 +100,7 @@ def test_models_that_attend_to_no_picture_are_refused() -> None:
 @torch.no_grad()
 def test_snapshots_are_hidden_states_of_the_model(family: str) -> None:
     inputs = toys.inputs(family, batch=3, ragged=True)
-    backbone: Any = families.backbone(toys.model(family))
+    backbone: Any = families.backbone(toys.model(family, layers=3))
     with SnapshotHook(backbone) as early:
         backbone.prefill(inputs, room=8)
     states = backbone.model(**inputs, output_hidden_states=True).hidden_states

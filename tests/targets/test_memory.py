@@ -23,6 +23,7 @@ from mmspec.targets.reader import Reader
 from mmspec.targets.slots import SlotLayer
 from mmspec.trees import Tree
 from tests import toys
+from tests.covering import covering
 
 FAMILIES = ("llama", "mistral-sliding", "gemma3-text", "qwen2_5_vl")
 RECURRENT = ("qwen3_5", "lfm2")
@@ -110,9 +111,9 @@ class Story:
             self.text[row] += [*draft.tokens[row, list(path)].tolist(), self.word()]
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["static", "dynamic"])
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "batch", "shared"), covering(tuple(FAMILIES), (1, 3), (True, False))
+)
 def test_what_is_kept_reads_like_a_fresh_prefill(family: str, batch: int, shared: bool) -> None:
     """Every law row used by a verdict: the root's, and that of the last accepted node."""
     body = backbone(family)

@@ -1,4 +1,4 @@
-"""The configuration and class of every toy family: three narrow layers, two vision blocks."""
+"""The configuration and class of every toy family: narrow layers, two vision blocks."""
 
 from __future__ import annotations
 

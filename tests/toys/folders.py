@@ -32,11 +32,15 @@ def save_text(model: Any, folder: Path, words: list[str]) -> None:
 
 def text_pair(root: Path) -> None:
     """`text`, `text-drafter`, and `other` of another vocabulary."""
-    size = int(toys.model("llama").config.vocab_size)
+    size = int(toys.model("llama", layers=3).config.vocab_size)
     torch.manual_seed(0)
     for name, seed in (("text", 0), ("text-drafter", 1)):
-        save_text(toys.model("llama", seed=seed), root / name, WORDS[:size])
-    save_text(toys.model("llama", vocab_size=2000), root / "other", [f"x{i}" for i in range(2000)])
+        save_text(toys.model("llama", seed=seed, layers=3), root / name, WORDS[:size])
+    save_text(
+        toys.model("llama", layers=3, vocab_size=2000),
+        root / "other",
+        [f"x{i}" for i in range(2000)],
+    )
 
 
 def drop(file: Path) -> None:

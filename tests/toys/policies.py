@@ -40,13 +40,13 @@ GREEDY, SAMPLED = Sampling(), Sampling(do_sample=True, temperature=0.8)
 
 @cache
 def reader(family: str) -> Any:
-    return backbone(toys.model(family))
+    return backbone(toys.model(family, layers=3))
 
 
 @cache
 def head(family: str = "llava") -> FeatureHead:
     """A feature head of the family's toy that knows nothing."""
-    return untrained(toys.model(family))
+    return untrained(toys.model(family, layers=3))
 
 
 def drafter_for(plan: Recipe, family: str = "llava") -> Any:

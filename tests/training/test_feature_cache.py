@@ -16,6 +16,7 @@ from mmspec.training.feature_size import cache_bytes, check_space, wanted_featur
 from mmspec.training.heads import Lesson
 from mmspec.training.trainable import DrafterTraining
 from tests import toys
+from tests.covering import promised
 from tests.drafters.heads import answer
 from tests.toys.readers import backbone
 from tests.training.test_trainable import untrained
@@ -53,7 +54,13 @@ def _losses(recipe: str, model: Any, cache: FeatureCache | None) -> list[float]:
     return [trainer.step([partial(replace, one)]) for one in _lessons(model, cache)]
 
 
-@pytest.mark.parametrize("recipe", ["eagle-2", "eagle-3", "vispec", "kangaroo", "hydra", "medusa"])
+@pytest.mark.parametrize(
+    "recipe",
+    promised(
+        ("eagle-2", "eagle-3", "vispec", "kangaroo", "hydra", "medusa"),
+        ("eagle-3", "vispec", "medusa"),  # of several layers, of the prompt, of the last state
+    ),
+)
 def test_losses_are_those_without_a_cache(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

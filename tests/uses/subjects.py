@@ -51,7 +51,10 @@ class Subject:
 
 def _tokens(family: str) -> Subject:
     return Subject(
-        family, "tokens", lambda: toys.model(family), lambda: {**toys.inputs(family), **LESS}
+        family,
+        "tokens",
+        lambda: toys.model(family, layers=3),
+        lambda: {**toys.inputs(family), **LESS},
     )
 
 

@@ -29,7 +29,7 @@ from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.unchecked import Unchecked
 from tests import toys
-from tests.conftest import noisy
+from tests.partners import noisy
 from tests.verifiers.drawn_laws import laws
 
 

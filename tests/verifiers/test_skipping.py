@@ -24,7 +24,7 @@ from mmspec.targets.memory import Memory
 from mmspec.trees import Tree
 from mmspec.verifiers.skipping import Never, Policy, Similar, Skipping, Uniform, paths
 from tests import toys
-from tests.conftest import noisy
+from tests.partners import noisy
 from tests.toys import painters
 
 SIZE = int(toys.model("llama").config.vocab_size)

@@ -16,7 +16,7 @@ from mmspec.laws.noise import KeyedNoise
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.visual_relevance import VisualRelevance
 from tests import toys
-from tests.conftest import partner
+from tests.partners import partner
 
 CPU = torch.device("cpu")
 IMAGE = 9
@@ -123,8 +123,8 @@ def test_without_slack_it_is_plain_decoding(
 
 
 def test_with_all_of_it_more_is_kept_and_counted(family: str) -> None:
-    model, request = toys.model(family), toys.inputs(family, batch=2, ragged=True)
-    drafter = partner("lvspec", family)
+    model, request = toys.model(family, layers=3), toys.inputs(family, batch=2, ragged=True)
+    drafter = partner("lvspec", family, 3)
     loose = mmspec.accelerate(model, "lvspec", drafter=drafter, relevance=1.0, shift=6)
     strict = mmspec.accelerate(model, "lvspec", drafter=drafter, shift=0)
     asked = {**request, "max_new_tokens": 24, "temperature": 1.0, "seed": 1}

@@ -18,6 +18,7 @@ import mmspec
 from mmspec.modalities.diffusion.network import PipelineDenoiser, pictures
 from mmspec.recipe import Recipe
 from mmspec.verifiers.tolerance_window import ToleranceWindow
+from tests.covering import covering
 from tests.modalities.sampling import COPIES, FROZEN, PLAIN, STEPS, alone, draw, shared
 from tests.toys.embedded_pipelines import embedded
 from tests.toys.pipelines import PROMPTS, asked, pipeline
@@ -77,8 +78,9 @@ def test_copies_are_plain_sampling_bit_for_bit(name: str, width: int) -> None:
     assert torch.equal(draw(mmspec.accelerate(pipe, PLAIN), name, seed=2), plain) is False
 
 
-@pytest.mark.parametrize("recipe", [COPIES, FROZEN], ids=["copies", "frozen"])
-@pytest.mark.parametrize("name", ["sd", "dit", "flux"])
+@pytest.mark.parametrize(
+    ("name", "recipe"), covering(("sd", "dit", "flux"), (FROZEN, COPIES), strength=1)
+)
 def test_a_batch_is_its_pictures_alone(name: str, recipe: Recipe) -> None:
     """Within 1e-3: guided random networks and reflections magnify the rounding of a batch."""
     fast: Any = mmspec.accelerate(shared(name), recipe)

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 import mmspec
 from mmspec import zoo
 from mmspec.modalities.image import families as image
+from tests.covering import covering
 from tests.modalities import drawing
 from tests.toys import painters
 
@@ -85,8 +86,7 @@ def ours(toy: Any, family: str, sequence: Tensor, **more: Any) -> Tensor:  # (L,
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("family", OWN)
+@pytest.mark.parametrize(("family", "config"), covering(tuple(OWN), tuple(CONFIGS), strength=1))
 def test_the_generation_config_is_honoured(
     monkeypatch: pytest.MonkeyPatch, family: str, config: str
 ) -> None:

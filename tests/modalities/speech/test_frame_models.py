@@ -16,7 +16,7 @@ from mmspec.laws.noise import KeyedNoise
 from mmspec.modalities.speech.frames import toys
 from mmspec.modalities.speech.frames.asked import settings
 from mmspec.targets.frames import FrameRequest, FrameTarget
-from tests.covering import covering
+from tests.covering import covering, promised
 from tests.toys import voices
 
 NAMES = [*toys.MODELS, "melody"]
@@ -62,15 +62,22 @@ def test_greedy_sound_is_that_of_generate(name: str, recipe: str) -> None:
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("recipe", ["frame-coupled", "frame-lookup"])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_seed_says_what_plain_decoding_says(name: str, recipe: str) -> None:
+WARPS: tuple[dict[str, Any], ...] = ({}, {"top_k": 2, "temperature": 0.7})
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "given"),
+    covering(tuple(NAMES), ("frame-coupled", "frame-lookup"), WARPS),
+    ids=str,
+)
+def test_a_seed_says_what_plain_decoding_says(
+    name: str, recipe: str, given: dict[str, Any]
+) -> None:
     found, plain = fast(name, recipe), fast(name)
-    for given in ({}, {"top_k": 2, "temperature": 0.7}):
-        assert codes(say(found, **given)) == codes(say(plain, **given))
+    assert codes(say(found, **given)) == codes(say(plain, **given))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", promised(NAMES, ("delay",)))
 def test_who_drafts_for_itself_is_never_refused(name: str) -> None:
     for recipe in ("frame-coupled", "frame-depth", *(["frame-joint"] if name != "depth" else [])):
         out = say(fast(name, recipe, model(name)))
@@ -97,7 +104,7 @@ def test_the_law_is_that_of_generate() -> None:
     torch.testing.assert_close(law.law.codes.probs[:, 0], wanted, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", promised(NAMES, ("depth",)))
 def test_a_stream_plays_verified_frames_alone(name: str) -> None:
     found = fast(name, "frame-coupled", model(name))
     heard = [torch.zeros(0)] * 2
@@ -151,6 +158,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "ids of no words": ({"input_ids": torch.ones(1, 4)}, "give ids as whole numbers"),
     "a list": ({"input_ids": [[1, 2]]}, "are no prompts"),
     "half a mask": ({**RAGGED, "attention_mask": torch.full((2, 4), 0.5)}, "give 1 for tokens"),
+    "no time": ({**RAGGED, "seconds": 0.0}, r"seconds=0\.0 leaves nothing to say"),
     "both lengths": ({**RAGGED, "max_new_tokens": 9, "seconds": 1}, "give one"),
     "unknown": ({**RAGGED, "speed": 2}, "unknown keyword speed"),
     "guidance": ({**RAGGED, "guidance": 0.5}, "at least 1"),

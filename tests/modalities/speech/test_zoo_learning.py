@@ -149,6 +149,7 @@ def test_guided_attention_looks_where_a_letter_is_heard() -> None:
         unheard([], places)
 
 
+@pytest.mark.promise
 def test_a_text_model_that_listens_is_grown_and_says_the_same() -> None:
     reader = granite.build_processor()
     model = granite.build(reader.tokenizer, granite.SHALLOW).train()

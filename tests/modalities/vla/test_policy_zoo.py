@@ -16,6 +16,7 @@ from mmspec.codes.trajectories import Trajectories
 from mmspec.modalities.vla.worlds.table import TableReach
 from mmspec.modalities.vla.zoo.driving import drive
 from mmspec.modalities.vla.zoo.train import space_of
+from tests.covering import promised
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +160,9 @@ def test_its_slots_and_what_is_held_end_an_action_in_about_one_call(policy: Any,
     assert 0 in calls  # where the last action passed with the prompt
 
 
-@pytest.mark.parametrize("recipe", ["heisd", "retrieval", "oft-draft-tolerance"])
+@pytest.mark.parametrize(
+    "recipe", promised(("heisd", "retrieval", "oft-draft-tolerance"), ("heisd",))
+)
 def test_what_was_saved_goes_on_elsewhere(recipe: str, tmp_path: Path) -> None:
     """The target by its name, in its precision, and stored trajectories with the head."""
     fast = mmspec.accelerate("zoo:vla", recipe)
