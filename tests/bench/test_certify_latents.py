@@ -86,6 +86,7 @@ def test_a_wrong_claim_is_refuted(verifier: Any) -> None:
     assert outcomes["seeded equality, window of one"] == "passed"
 
 
+@pytest.mark.promise
 def test_samples_are_not_held_against_the_recipe_s_own() -> None:
     """What is wrong without a draft, too, shows in every seed and sample, and is measured."""
     wrong = replace(recipes.get("accelerated-diffusion"), verifier=Drifting())

@@ -181,6 +181,7 @@ def test_pictures_are_runs_of_slots() -> None:
 # --- training -------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 def test_a_head_and_its_projection_learn(tmp_path: Path) -> None:
     told, own = lesson("llava", 3), target("llava")
     reader = backbone(own)

@@ -136,6 +136,7 @@ def test_a_hostile_draft_costs_calls_and_nothing_else() -> None:
     assert surprise(refreshed) < 4.5
 
 
+@pytest.mark.promise
 def test_speedups_are_those_of_the_theory_and_stand_in_its_order() -> None:
     """Steps over calls at d = 64, 100 steps of DDPM, window 20; ideal denoiser, 8 components."""
     network = denoiser(100, d=64, components=8)

@@ -254,6 +254,7 @@ def test_nothing_in_memory_was_read_behind_a_token_that_changed(family: str) -> 
                 assert_close(said[row], fresh, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.promise
 def test_it_is_certified_as_lossy() -> None:
     found = certify("mulo-sd", samples=100, seeds=1)
     assert found.verdict == "lossy"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -64,6 +65,7 @@ def test_the_reference_without_tolerance_is_the_sequential_chain() -> None:
     assert calls < STEPS
 
 
+@pytest.mark.promise
 def test_at_as_many_calls_the_error_is_about_the_authors() -> None:
     """Root mean square of the last state, against the sequential chain of the same noise."""
     network, recipe = denoiser(STEPS, D), recipes.get("paradigms")
