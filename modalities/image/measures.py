@@ -20,6 +20,7 @@ from mmspec.drafters.plain import Silent
 from mmspec.modalities import scenes
 from mmspec.modalities.image import toys
 from mmspec.modalities.image.drawing import Drawing, Images
+from mmspec.modalities.image.ink import ink_per_round
 from mmspec.modalities.image.likelihood import log_likelihood
 from mmspec.modality import Answer, Answers, Contestant, Quality, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
@@ -44,8 +45,8 @@ def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Wor
         many, shown = scenes.held_out(settings.pictures, together, seed + 1)
         judged = [asker.request(group) for group in many]
     timed = [asker.request(group) for group in groups]
-    facts = scenes.judged_by(partial(scenes.facts, shown))
-    return of_requests(model, timed, judged, (facts,), batch, processor)
+    qualities = (scenes.judged_by(partial(scenes.facts, shown)), ink_per_round(shown))
+    return of_requests(model, timed, judged, qualities, batch, processor)
 
 
 def of_requests(
@@ -88,7 +89,8 @@ class SpeculativeDrawing(Speculative):
         out: Images = self.fast.generate_images(**request, seed=seed)
         tokens, stats = out.sequences.tolist(), out.stats
         count = sum(map(len, tokens))
-        return Answer(tokens, count, stats.target_calls, stats.exact, out.images, stats)
+        kept = {"output": out.images, "rounds": out.rounds, "stats": stats}
+        return Answer(tokens, count, stats.target_calls, stats.exact, **kept)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,11 @@ def test_picture_tokens_are_asked_for_scenes() -> None:
     found = workload("image", zoo.load("image"), asker, SimpleNamespace(pictures=20))
     assert [len(one["prompt"]) for one in found.timed] == [2, 2]
     assert [len(one["prompt"]) for one in found.judged] == [16]  # whole batches of sixteen
-    assert [quality.name for quality in found.qualities] == ["facts right", "log likelihood"]
+    assert [quality.name for quality in found.qualities] == [
+        "facts right",
+        "ink per round",
+        "log likelihood",
+    ]
     assert not found.is_greedy
     timed = workload("image", zoo.load("image"), asker, SimpleNamespace(pictures=0))
     assert timed.judged == []
