@@ -196,10 +196,10 @@ class Answer:
     calls: float  # of the target, prefill aside
     exact: bool = True  # whether the law of the output is claimed to be the target's
     output: Any = None  # what a judge looks at
-    rounds: Any = None  # of the loop: in which one each part of the output was kept, if it is told
     stats: Stats | None = None
     network_rows: float | None = None  # that all calls together computed, where they are counted
     seconds: float | None = None  # its own time, where more happened meanwhile; None = all of it
+    rounds: Any = None  # of the loop: in which one each part of the output was kept, if it is told
 
 
 Answers = Mapping[str, Sequence[Answer]]  # of every contestant, one per request

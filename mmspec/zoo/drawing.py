@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from PIL import Image, ImageDraw
 
 if TYPE_CHECKING:
-    from mmspec.zoo.grounds import Ground
+    from mmspec.zoo.grounds import Ground, Tiles
     from mmspec.zoo.scene import Thing
 
 Point = tuple[float, float]
@@ -42,7 +42,7 @@ _STROKES: dict[int, tuple[tuple[Point, ...], ...]] = {
 
 
 def draw(
-    things: Iterable[Thing], size: int, board: int, ground: Ground | None = None
+    things: Iterable[Thing], size: int, board: int, ground: Ground | Tiles | None = None
 ) -> Image.Image:
     """Draw things on a `board` x `board` grid filling a square canvas of `size` pixels.
 

@@ -19,6 +19,7 @@ Field = np.ndarray  # (S, S), about 0 to 1
 
 _GRAIN = 96  # cells a side of the noise, whatever the size of the picture
 _APART = 0.42  # least distance of a tone to an ink, in the unit cube of RGB
+_PALE, _CLEAR = 0.8, 0.48  # of tints: least of a channel, least distance to an ink
 _CHANGE = 0.07  # how far tones of a material vary, per channel
 
 
@@ -40,11 +41,43 @@ class Ground:
         return picture.resize((side, side), Image.Resampling.BICUBIC)
 
 
-def ground(generator: np.random.Generator, inks: Sequence[tuple[int, int, int]]) -> Ground:
-    """Some material on which all `inks` (0 to 255) can be seen."""
+@dataclass(frozen=True)
+class Tiles:
+    """Every place of a square board painted with a ground of its own, row by row."""
+
+    grounds: tuple[Ground, ...]
+
+    def paint(self, side: int) -> Image.Image:
+        """The tiles on a square RGB canvas of `side` pixels."""
+        canvas, across = Image.new("RGB", (side, side)), math.isqrt(len(self.grounds))
+        edges = [round(side * cut / across) for cut in range(across + 1)]
+        for place, below in enumerate(self.grounds):
+            row, column = divmod(place, across)
+            high, wide = edges[row + 1] - edges[row], edges[column + 1] - edges[column]
+            tile = below.paint(max(high, wide)).crop((0, 0, wide, high))
+            canvas.paste(tile, (edges[column], edges[row]))
+        return canvas
+
+
+def tint(generator: np.random.Generator, ink: tuple[int, int, int]) -> Ground:
+    """A pale flat ground on which an ink (0 to 255) can be seen."""
+    seen = np.array(ink) / 255
+    while True:
+        tone = generator.uniform(_PALE, 1.0, 3)
+        if np.linalg.norm(tone - seen) > _CLEAR:
+            return Ground("flat", _colour(tone), _colour(tone), int(generator.integers(1 << 31)))
+
+
+def ground(
+    generator: np.random.Generator,
+    inks: Sequence[tuple[int, int, int]],
+    materials: Sequence[str] | None = None,
+) -> Ground:
+    """Some material (of these, if any are named) on which all `inks` (0 to 255) can be seen."""
+    materials = materials or MATERIALS
     seen = np.array(inks).reshape(-1, 3) / 255
     while True:
-        material = MATERIALS[generator.integers(len(MATERIALS))]
+        material = materials[int(generator.integers(len(materials)))]
         dark, light = _TONES[material](generator)
         middle = (dark + light) / 2
         tones = np.stack([dark, middle, light])
@@ -121,6 +154,7 @@ _PATTERNS: dict[str, Callable[[np.random.Generator], Field]] = {
     "sand": _sand,
 }
 MATERIALS = tuple(_PATTERNS)
+PATTERNED = tuple(name for name in MATERIALS if name != "flat")
 _USUAL: dict[str, tuple[RGB, RGB]] = {  # dark and light tone
     "clouds": ((0.52, 0.66, 0.80), (0.86, 0.90, 0.94)),
     "grass": ((0.40, 0.50, 0.30), (0.62, 0.70, 0.48)),

@@ -15,10 +15,10 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from mmspec.zoo.drawing import RADIUS, RGB, draw
-from mmspec.zoo.grounds import Ground, ground
+from mmspec.zoo.grounds import PATTERNED, Ground, Tiles, ground, tint
 
 Split = Literal["train", "held-out"]
-Style = Literal["plain", "textured"]
+Style = Literal["plain", "textured", "tiled"]
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "diamond")
 COLOURS = ("red", "green", "blue", "yellow", "orange", "purple", "pink", "black")
@@ -93,7 +93,7 @@ class Scene:
     """Some things, in reading order. No two of them share both colour and name."""
 
     things: tuple[Thing, ...]
-    ground: Ground | None = None  # None = paper
+    ground: Ground | Tiles | None = None  # None = paper
     camera: Camera | None = None  # None = a perfect one
 
     def render(self, size: int = 192) -> Image.Image:
@@ -125,10 +125,17 @@ def sample(seed: int, style: Style = "plain") -> Scene:
     """Draw a scene. The same seed gives the same scene on every machine.
 
     "textured" has the things of "plain" at free places of their cells, turned and of many sizes,
-    on a material, and taken with a camera.
+    on a material, and taken with a camera. "tiled" has them where they are in "plain", on pale
+    tiles, and a material of its own in every place where nothing stands.
     """
-    scene = _plain(seed)
-    return scene if style == "plain" else textured(scene, np.random.default_rng((seed, 5)))
+    scene, generator = _plain(seed), np.random.default_rng((seed, 5))
+    match style:
+        case "plain":
+            return scene
+        case "textured":
+            return textured(scene, generator)
+        case "tiled":
+            return tiled(scene, generator)
 
 
 def textured(scene: Scene, generator: np.random.Generator) -> Scene:
@@ -144,6 +151,16 @@ def textured(scene: Scene, generator: np.random.Generator) -> Scene:
     blur, noise = generator.uniform(0, _BLUR), generator.uniform(0, _NOISE)
     camera = Camera(float(blur), float(noise), int(generator.integers(1 << 31)))
     return Scene(tuple(things), below, camera)
+
+
+def tiled(scene: Scene, generator: np.random.Generator) -> Scene:
+    """A scene on tiles: pale ones below its things, some material in all other places."""
+    inks = {BOARD * thing.row + thing.column: RGB[thing.colour] for thing in scene.things}
+    below = (
+        tint(generator, inks[place]) if place in inks else ground(generator, (), PATTERNED)
+        for place in range(BOARD**2)
+    )
+    return replace(scene, ground=Tiles(tuple(below)))
 
 
 def _loosened(thing: Thing, generator: np.random.Generator) -> Thing:

@@ -89,8 +89,8 @@ class SpeculativeDrawing(Speculative):
         out: Images = self.fast.generate_images(**request, seed=seed)
         tokens, stats = out.sequences.tolist(), out.stats
         count = sum(map(len, tokens))
-        kept = {"output": out.images, "rounds": out.rounds, "stats": stats}
-        return Answer(tokens, count, stats.target_calls, stats.exact, **kept)
+        calls, exact = stats.target_calls, stats.exact
+        return Answer(tokens, count, calls, exact, out.images, stats, rounds=out.rounds)
 
 
 @dataclass(frozen=True)

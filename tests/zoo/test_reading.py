@@ -18,7 +18,9 @@ from mmspec.zoo.scene import COLOURS, SHAPES, Scene, Style, Thing, sample
 from tests.covering import covering
 
 STYLES: tuple[Style, ...] = ("plain", "textured")
-SCENES = {style: [sample(seed, style) for seed in range(12)] for style in STYLES}
+SCENES: dict[Style, list[Scene]] = {
+    style: [sample(seed, style) for seed in range(12)] for style in (*STYLES, "tiled")
+}
 Spoil = Callable[[Image.Image], "Image.Image | np.ndarray"]
 
 
@@ -46,6 +48,11 @@ def blurred(cells: float) -> Spoil:
 @pytest.mark.parametrize(("size", "style"), covering((32, 48, 192), STYLES, strength=1))
 def test_pictures_are_read_back(style: Style, size: int) -> None:
     assert share_right(style, size, lambda image: image) >= 0.99
+
+
+def test_things_on_tiles_are_read_though_other_tiles_are_near() -> None:
+    """A large thing ends where a neighbour's material begins: a little is lost."""
+    assert share_right("tiled", 72, lambda image: image) >= 0.93
 
 
 def test_places_sizes_and_turns_are_free() -> None:

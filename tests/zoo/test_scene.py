@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -6,7 +7,7 @@ from PIL import Image
 
 from mmspec.zoo import bundled_scene
 from mmspec.zoo.drawing import PAPER, RGB
-from mmspec.zoo.grounds import MATERIALS, Ground
+from mmspec.zoo.grounds import MATERIALS, Ground, Tiles
 from mmspec.zoo.scene import BUNDLED, COLOURS, SHAPES, Scene, Thing, sample
 
 
@@ -35,7 +36,7 @@ def test_textured_scenes_have_the_same_facts_and_keep_their_distance(seed: int) 
             at + 0.5 + by for at, by in zip((thing.column, thing.row), thing.shift, strict=True)
         )
         assert all(thing.radius < at < 3 - thing.radius for at in (x, y))
-    assert scene.ground is not None
+    assert isinstance(scene.ground, Ground)
     tones = np.array([scene.ground.dark, scene.ground.light])
     inks = np.array([RGB[thing.colour] for thing in scene.things]) / 255
     assert np.linalg.norm(tones[:, None] - inks, axis=-1).min() > 0.4
@@ -51,9 +52,36 @@ def test_no_material_leaves_a_blank_place(material: str) -> None:
     assert cells.std(1).min() > 10
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_tiled_scenes_are_plain_ones_on_tiles(seed: int) -> None:
+    """The same things at the same places, a material in every other, and no two tiles alike."""
+    scene = sample(seed, "tiled")
+    assert scene.things == sample(seed).things
+    assert scene == sample(seed, "tiled")
+    assert isinstance(scene.ground, Tiles)
+    taken = {3 * thing.row + thing.column for thing in scene.things}
+    flat = {place for place, one in enumerate(scene.ground.grounds) if one.material == "flat"}
+    assert flat == taken
+    tiles = np.asarray(replace(scene, things=()).render(72)).astype(float)
+    cells = tiles.reshape(3, 24, 3, 24, 3)[:, 4:20, :, 4:20]  # away from the seams
+    cells = cells.transpose(0, 2, 1, 3, 4).reshape(9, -1, 3)
+    spread = cells.std(1).max(-1)
+    assert all((spread[place] < 1) == (place in flat) for place in range(9))
+    means = cells.mean(1)
+    assert np.linalg.norm(means[:, None] - means, axis=-1)[~np.eye(9, dtype=bool)].min() > 0.5
+
+
+@pytest.mark.parametrize("side", [48, 64, 100])
+def test_tiles_fill_pictures_of_any_side(side: int) -> None:
+    scene = replace(sample(0, "tiled"), things=())
+    picture = np.asarray(scene.render(side)).astype(int)
+    assert picture.shape == (side, side, 3)
+    assert (picture.sum(-1) > 60).all()  # no black gap between tiles
+
+
 def test_all_materials_come_up() -> None:
     grounds = [sample(seed, "textured").ground for seed in range(60)]
-    assert {ground.material for ground in grounds if ground is not None} == {*MATERIALS}
+    assert {ground.material for ground in grounds if isinstance(ground, Ground)} == {*MATERIALS}
 
 
 @pytest.mark.parametrize("colour", COLOURS)

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmspec.laws.sampling import guide
 from mmspec.modalities.image.zoo.coding import coded, pictures
 from mmspec.modalities.image.zoo.models import GUIDANCE
-from mmspec.modalities.image.zoo.training import PromptEncoder, Prompts
+from mmspec.modalities.image.zoo.training import PromptEncoder, Prompts, logits_of
+from mmspec.training.fitting import chunks
 from mmspec.zoo import reading
 from mmspec.zoo.prompts import Prompt
-from mmspec.zoo.scene import Scene
+from mmspec.zoo.scene import Scene, tiled
 
 
 def drawn_codes(
@@ -50,9 +52,26 @@ def facts_drawn(model: Any, processor: Any, asked: Sequence[Prompt]) -> tuple[in
     return reading.facts_drawn(asked, draw)
 
 
+@torch.no_grad()
+def spread(
+    model: Any, processor: Any, texts: Sequence[str], batch: int = 32
+) -> tuple[float, float]:
+    """How hard its codes are to guess: nats per code of the guided laws, share of the likeliest."""
+    reader, nats, drawn = PromptEncoder(processor.tokenizer), [], []
+    for turn, part in enumerate(chunks(texts, batch)):
+        drawn.append(drawn_codes(model, processor, part, turn))
+        told, silent = (logits_of(model, one, drawn[-1]) for one in branches(reader, list(part)))
+        law = guide(told, silent, GUIDANCE).log_softmax(-1)
+        nats.append(-(law.exp() * law).sum(-1))
+    codes = torch.cat(drawn).flatten()
+    return float(torch.cat(nats).mean()), float(torch.bincount(codes).max() / len(codes))
+
+
 def facts_kept(model: Any, scenes: Sequence[Scene]) -> tuple[int, int]:
-    """Facts right and facts asked in scenes that were drawn, coded and painted again."""
-    again = shown(model, coded(model.model.vqmodel, pictures(scenes)))
+    """Facts right and facts asked in scenes drawn on tiles, coded and painted again."""
+    generator = np.random.default_rng(len(scenes))
+    tiles = [tiled(scene, generator) for scene in scenes]
+    again = shown(model, coded(model.model.vqmodel, pictures(tiles)))
     return reading.score_pictures(scenes, list(again))
 
 

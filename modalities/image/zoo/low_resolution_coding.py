@@ -55,7 +55,7 @@ def learn_kinds(coder: Any, steps: int, course: Course) -> None:
         likeness = torch.einsum("bdhw, kd -> bkhw", seen, unit).flatten(2)
         said = unit[wanted].permute(0, 2, 1).unflatten(2, (BOARD, BOARD))
         missed = functional.cross_entropy(_SHARPNESS * likeness, wanted)
-        return missed + painted(coder, said, images)
+        return missed + painted(coder, said, images).mean()
 
     learnt, shown = list(coder.parameters()), _shown(16, course.seed)
     fit(learnt, shown, loss_of, Fall(steps, 2e-3), "see", course)

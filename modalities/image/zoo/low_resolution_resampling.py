@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from einops import repeat
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,10 +23,9 @@ from mmspec.modalities.image.zoo.training import busy_scenes, encoded
 from mmspec.models.code_resampler import CodeResampler, CodeResamplerConfig
 from mmspec.training.fitting import Course, Fall, chunks, fit, shuffled
 from mmspec.zoo.prompts import prompt
-from mmspec.zoo.scene import BOARD
+from mmspec.zoo.scene import BOARD, tiled
 
 _NUMBERS = 1 << 49  # scenes come from seeds of their own
-_BLANKS = 0.15  # how many codes of blank places are learnt: most are blank, and easily told
 _AT_ONCE = 64
 _FULL = 4  # things in pictures to learn the target's laws from
 _MISLED = 0.05  # how often a small code is a wrong one: the target may draw something else
@@ -79,13 +77,10 @@ def learn_to_enlarge(
         back = model.down(item.large).flatten(0, -2)
         missed = functional.cross_entropy(back, item.small.flatten())
         small = misled(item.small, model.config.coarse)
-        taught = repeat(small > 0, "b h w -> b (h r) (w c)", r=SIDE // BOARD, c=SIDE // BOARD)
-        taught = taught | (torch.rand(taught.shape) < _BLANKS)
-        logits = model.told(near_all(model, small, item.large)[taught])
+        logits = model.told(near_all(model, small, item.large)).flatten(0, 2)
         if item.logits is None:
-            return functional.cross_entropy(logits, item.large[taught]) + missed
-        wanted = item.logits.unflatten(1, (SIDE, SIDE))[taught]
-        return apart(wanted.float(), logits) + missed
+            return functional.cross_entropy(logits, item.large.flatten()) + missed
+        return apart(item.logits.float().flatten(0, 1), logits) + missed
 
     inner = ("enter.weight", "think.weight", "gather.weight")
     matrices = [p for name, p in model.named_parameters() if name in inner]
@@ -113,7 +108,8 @@ def misled(small: Tensor, count: int) -> Tensor:
 def coded_scenes(coder: Any, n: int, course: Course) -> Sizes:
     """Pictures of full scenes as the target codes them, beside the kinds of what they show."""
     generator = np.random.default_rng((course.seed, 16))
-    scenes = list(islice(scattered(_NUMBERS + (course.seed << 24), generator, BOARD**2), n))
+    source = scattered(_NUMBERS + (course.seed << 24), generator, BOARD**2)
+    scenes = [tiled(scene, generator) for scene in islice(source, n)]
     large = encoded(coder, scenes, course).unflatten(1, (SIDE, SIDE))
     return Sizes(kinds(scenes).unflatten(1, (BOARD, BOARD)), large)
 

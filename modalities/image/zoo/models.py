@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
 
 PIXELS, SIDE = 72, 9  # a side of a picture, in pixels and in codes
-CODES = 512
+CODES = 1024
 CODE_WIDTH = 8
 GUIDANCE = 3.0
 

@@ -11,9 +11,9 @@ from typing import Any
 from mmspec.api import accelerate
 from mmspec.modalities.image.families import reader as reader_of
 from mmspec.modalities.image.zoo import models
-from mmspec.modalities.image.zoo.coding import learn_codes, learn_pictures
+from mmspec.modalities.image.zoo.coding import crowded, learn_codes, learn_pictures
 from mmspec.modalities.image.zoo.distil import begin_like, drawn_by, follow, head_lessons, watched
-from mmspec.modalities.image.zoo.evaluate import facts_drawn, facts_kept
+from mmspec.modalities.image.zoo.evaluate import facts_drawn, facts_kept, spread
 from mmspec.modalities.image.zoo.loading import load
 from mmspec.modalities.image.zoo.training import (
     PromptEncoder,
@@ -34,21 +34,24 @@ from mmspec.zoo.training import kept, teacher
 ABOUT = f"""\
 Draws the Scene world of the `mmspec` zoo in {models.PIXELS} x {models.PIXELS} pixels, \
 {models.SIDE} x {models.SIDE} codes
-out of {models.CODES}: one to three coloured shapes or written digits on a board of
-nine places. Say, for example, "a large red circle in the top left corner and a small
-blue star in the center". The eye that the class asks for is untrained: it only draws.
+out of {models.CODES}: one to three coloured shapes or written digits on pale tiles of a
+board of nine places, and clouds, grass, bricks, water or sand in all others. Say, for
+example, "a large red circle in the top left corner and a small blue star in the center".
+The eye that the class asks for is untrained: it only draws.
 """
 NOTES = f"""\
 `facts` is the share of facts right (size, colour, name and place of each thing) that
 `mmspec.zoo.reading` finds in pictures of held-out prompts; `facts of scenes` is that
-of pictures of their scenes, coded and painted again; `acceptance length` is codes per
-round of coupled chain speculation with five drafted codes. All are measured on the
-float16 weights, run in float32, at temperature 1 and guidance {models.GUIDANCE}.
+of pictures of their scenes, coded and painted again; `entropy` is the mean of the guided
+laws of its own pictures' codes, in nats, and `commonest code` the share of the code drawn
+most often; `acceptance length` is codes per round of coupled chain speculation with five
+drafted codes. All are measured on the float16 weights, run in float32, at temperature 1
+and guidance {models.GUIDANCE}.
 """
 HELD_OUT = 128
 BATCH = 32
 HEAD_BATCH = 16
-PATCHED = 1024  # pictures that codes are found in
+PICTURES = 4096  # that the picture part learns from
 
 
 @dataclass(frozen=True)
@@ -66,14 +69,14 @@ class ImagePlan:
 PLANS = {
     "image": ImagePlan(
         models.TARGET,
-        (Fall(1850, 1.5e-3), Fall(900, 1.5e-3), Fall(700, 1.2e-3)),
-        pool=16384,
-        seeing=700,
-        painting=800,
+        (Fall(1850, 1.5e-3), Fall(700, 1.5e-3), Fall(900, 1.5e-3), Fall(700, 1.2e-3)),
+        pool=12288,
+        seeing=1200,
+        painting=1900,
         reading=500,
     ),
-    "image-drafter": ImagePlan(models.DRAFTER, (Fall(2000, 2e-3),), 4096),
-    "image-head": ImagePlan(None, (Fall(800, 2e-3),), 4096),
+    "image-drafter": ImagePlan(models.DRAFTER, (Fall(1600, 2e-3),), 1536),
+    "image-head": ImagePlan(None, (Fall(500, 2e-3),), 1536),
 }
 
 
@@ -120,8 +123,9 @@ def _untrained(plan: ImagePlan, processor: Any, target: Any) -> Any:
 def _learn(plan: ImagePlan, model: Any, processor: Any, pool: int, course: Course) -> None:
     """All that a target learns: to see, to paint with codes, to read, to draw."""
     reader, coder = PromptEncoder(processor.tokenizer), model.model.vqmodel
-    learn_pictures(coder, plan.seeing, course)
-    learn_codes(coder, plan.painting, course.cut(PATCHED, BATCH), course)
+    shown = crowded(course.cut(PICTURES, BATCH), course)
+    learn_pictures(coder, shown, plan.seeing, course)
+    learn_codes(coder, shown, plan.painting, course)
     learn_to_read(model, reader, plan.reading, course)
     scenes, codes = encoded_pool(coder, pool, course)
     for turn, fall in enumerate(plan.drawing):
@@ -135,7 +139,13 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     if entry.target is None:
         right, total = facts_drawn(model, processor, asked)
         kept_, shown = facts_kept(model, [prompt.scene for prompt in asked])
-        return {"facts": round(right / total, 4), "facts_of_scenes": round(kept_ / shown, 4)}
+        nats, share = spread(model, processor, [prompt.text for prompt in asked])
+        return {
+            "facts": round(right / total, 4),
+            "facts_of_scenes": round(kept_ / shown, 4),
+            "entropy": round(nats, 2),
+            "commonest_code": round(share, 4),
+        }
     target = teacher(entry.target)
     texts = [prompt.text for prompt in asked]
     return {"acceptance_length": acceptance(model, target, processor, texts)}

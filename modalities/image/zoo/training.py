@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -12,16 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mmspec.modalities.image.zoo.coding import coded, pictures, scattered
+from mmspec.modalities.image.zoo.coding import coded, pictures, scattered, taken
 from mmspec.modalities.image.zoo.models import CODES, SIDE
 from mmspec.training.fitting import Course, Fall, chunks, divided, fit
 from mmspec.zoo.boards import BOARD_CLASSES, board_loss, boards
 from mmspec.zoo.prompts import loose_prompt, training_scenes
-from mmspec.zoo.scene import BOARD, Scene
+from mmspec.zoo.scene import BOARD, Scene, tiled
 
 _MOST = 6  # things in a scene to learn drawing from
 _NUMBERS = 1 << 47  # scenes come from seeds of their own
 _AT_ONCE = 64  # pictures
+_CALLED_FOR = 3.0  # how much codes count where something stands: of others little can be known
 _SILENCE = 0.1  # how often a prompt says nothing, for guidance
 
 
@@ -35,10 +37,11 @@ class Prompts:
 
 @dataclass(frozen=True)
 class CodeLesson:
-    """Prompts and the codes (B, 81) of pictures of what they say."""
+    """Prompts, the codes (B, 81) of pictures of what they say, and how much each code counts."""
 
     prompts: Prompts
     codes: Tensor
+    weights: Tensor  # as codes
 
 
 class PromptEncoder:
@@ -85,8 +88,9 @@ def learn_to_draw(model: Any, lessons: Iterator[CodeLesson], fall: Fall, course:
     """Train the language model on the codes of pictures, given prompts."""
 
     def loss_of(lesson: CodeLesson) -> Tensor:
-        logits = logits_of(model, lesson.prompts, lesson.codes)
-        return functional.cross_entropy(logits.flatten(0, 1), lesson.codes.flatten())
+        logits = logits_of(model, lesson.prompts, lesson.codes).flatten(0, 1)
+        missed = functional.cross_entropy(logits, lesson.codes.flatten(), reduction="none")
+        return (missed * lesson.weights.flatten()).sum() / lesson.weights.sum()
 
     matrices, others = drawing_weights(model)
     fit(others, lessons, loss_of, fall, "draw", course, matrices)
@@ -154,8 +158,9 @@ def busy_scenes(seed: int, most: int = _MOST) -> Iterator[Scene]:
 
 
 def encoded_pool(coder: Any, pool: int, course: Course) -> tuple[list[Scene], Tensor]:
-    """Busy scenes, and the codes (pool, 81) of their pictures."""
-    scenes = list(islice(busy_scenes(course.seed), pool))
+    """Busy scenes on tiles, and the codes (pool, 81) of their pictures."""
+    generator = np.random.default_rng((course.seed, 17))
+    scenes = [tiled(scene, generator) for scene in islice(busy_scenes(course.seed), pool)]
     return scenes, encoded(coder, scenes, course)
 
 
@@ -170,6 +175,7 @@ def lessons(
 ) -> Iterator[CodeLesson]:
     """Batches without end, each of scenes with as many things; the words are chosen anew."""
     generator = np.random.default_rng((seed, 8))
+    weights = 1 + (_CALLED_FOR - 1) * taken(scenes, math.isqrt(drawn.shape[1]))
     counts = np.array([len(scene.things) for scene in scenes])
     while True:
         order = generator.permutation(len(scenes))
@@ -177,7 +183,8 @@ def lessons(
         for picks in generator.permutation(order.reshape(-1, batch)):
             told = [loose_prompt(scenes[i], generator) for i in picks]
             silent = generator.random(len(picks)) < _SILENCE
-            yield CodeLesson(reader(told, silent.tolist()), drawn[torch.from_numpy(picks)])
+            rows = torch.from_numpy(picks)
+            yield CodeLesson(reader(told, silent.tolist()), drawn[rows], weights[rows])
 
 
 def _described(
