@@ -40,13 +40,14 @@ class BoundTokens:
 
     def __post_init__(self) -> None:
         own, wants = self.drafter, self.drafter.wants | self.verifier.wants
+        late = own.opens and self.backbone.words_prompts  # else the target says the first token
         self.target = CausalTarget(
             self.backbone,
             wants,
             checks=self.checks,
             trees=own.trees,
-            late=own.opens,
-            at_once=own.opens and self.gate is None,  # which might keep a draft unread
+            late=late,
+            at_once=late and self.gate is None,  # which might keep a draft unread
             awaits=own.awaits,
         )
 

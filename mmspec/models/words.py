@@ -10,6 +10,7 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 
 LEAST_SHARED = 0.99  # of the ids of two tokenizers
+PADDING = 512  # most ids that vocabularies of one tokenizer differ by (Qwen: 128)
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,15 @@ def compared(ours: Mapping[str, int], theirs: Mapping[str, int]) -> WordComparis
     example = "" if wrong is None else f"; id {wrong} is {mine[wrong]!r} and {other[wrong]!r}"
     remark = f"only {agreed} of {least} ids stand for the same token{example}"
     return WordComparison(len(mine), len(other), remark, agreed < LEAST_SHARED * least)
+
+
+def check_sizes(target: int, drafter: int) -> None:
+    """Refuse a draft model whose vocabulary differs by more than padding. Raises ValueError."""
+    if abs(target - drafter) > PADDING:
+        raise ValueError(
+            f"the draft model has a vocabulary of {drafter} tokens, the target one of {target}: "
+            "their token ids do not mean the same; choose a draft model with the target's tokenizer"
+        )
 
 
 def check_words(target: str, drafter: str) -> None:

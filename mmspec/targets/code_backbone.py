@@ -46,6 +46,7 @@ class CodeBackbone(Reader):
     """
 
     can_branch = True
+    words_prompts = False
 
     def __init__(self, model: Any, family: Family, config: Any, tables: Tables) -> None:
         self.model, self.family, self.config, self.tables = model, family, config, tables

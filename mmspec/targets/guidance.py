@@ -39,6 +39,7 @@ class Guided(Reader):
         self.reader = reader
         self.model, self.family, self.config = reader.model, reader.family, reader.config
         self.cache_config, self.can_branch = reader.cache_config, reader.can_branch
+        self.words_prompts = reader.words_prompts
         self.obstacle, self.stepwise = reader.obstacle, reader.stepwise
         self.decoder, self.head = reader.decoder, reader.head
         self.window, self.bare = reader.window, reader.bare

@@ -40,6 +40,7 @@ class Reader(ABC):
     obstacle: str | None = None  # why not, in words behind the name of its class
     window: int | None = None  # of layers that attend to the last so many slots only
     stepwise: set[str]  # of `USES`: what is read as the model's own steps, see `step`
+    words_prompts: bool = True  # whether prompts are of its vocabulary, so their end is read again
     bare: bool = False  # whether blocks that see everything go without a mask
     reader_maker: Callable[[Any], Reader] | None = None
 

@@ -31,7 +31,7 @@ from mmspec.laws.categorical import Categorical
 from mmspec.laws.sampling import Prefix
 from mmspec.models.loading import load_causal, model_type
 from mmspec.models.random_weights import random_model
-from mmspec.models.words import check_words
+from mmspec.models.words import check_sizes, check_words
 from mmspec.recipe import LINEAR, DraftModelKind, Kit
 from mmspec.targets.backbone import FULL
 from mmspec.targets.context import Context
@@ -252,26 +252,12 @@ def grown(kit: Kit, model: DraftModel) -> Autoregressive:
     return Autoregressive(model, kit.shape)
 
 
-VOCABULARY_PADDING = (
-    512  # most ids by which padded vocabularies of one tokenizer differ (Qwen: 128)
-)
-
-
 def check_pair(target: Reader, drafter: Reader, sees: str) -> None:
-    """Refuse a draft model that cannot draft for this target.
+    """Refuse a draft model that cannot read this target's prompts.
 
-    Raises ValueError: vocabularies that differ by more than padding, other tokens behind the same
-    ids (as far as folders tell), a picture for a draft model without an encoder, another image
-    token, a prompt that is not of the tokens it knows.
+    Raises ValueError: a picture for a draft model without an encoder, another image token, a prompt
+    that is not of the tokens it knows.
     """
-    ours, theirs = target.vocabulary, drafter.vocabulary
-    if abs(ours - theirs) > VOCABULARY_PADDING:
-        raise ValueError(
-            f"the draft model has a vocabulary of {theirs} tokens, the target one of {ours}: their "
-            "token ids do not mean the same; choose a draft model with the target's tokenizer"
-        )
-    if target.family.writes:
-        check_words(*(str(one.model.config._name_or_path) for one in (target, drafter)))
     if sees in ("nothing", "placeholders") and target.family.draws and not target.family.writes:
         raise ValueError(
             f"sees={sees!r} reads the prompt as tokens, but {type(target.model).__name__} draws "
@@ -292,11 +278,11 @@ def check_pair(target: Reader, drafter: Reader, sees: str) -> None:
                 f"the image token is {mine[:1]} for the target but {other[:1]} for the draft "
                 "model; choose a pair that shares its processor"
             )
-
     if sees == "target-features":
         target.check_features()
         drafter.check_embeddable()
         frame = max(target.visual_ids, default=0)
+        theirs = drafter.vocabulary
         if not drafter.family.media and frame >= theirs:
             raise ValueError(
                 f"the prompt frames pictures with token {frame}, but the draft model knows "
@@ -325,13 +311,15 @@ class SmallModelKind(DraftModelKind):
     """Whole models that read a prompt of their own and speak the target's tokens.
 
     `check` says what else a pair must have, `beside` writes what is learned beside the weights, and
-    `marks` are files or folders by which a folder is told from others of whole models.
+    `marks` are files or folders by which a folder is told from others of whole models. One that
+    `translates` has codes of its own, which something turns into the target's.
     """
 
     words: str = "draft model"
     check: Callable[[Reader, Reader], None] | None = None  # (target, draft model)
     beside: Callable[[Any, Path], None] | None = None  # (drafter, folder)
     marks: tuple[str, ...] = ()
+    translates: bool = False
 
     def accepts(self, model: Any) -> bool:
         """Whether it has a table of tokens, as causal models of transformers have."""
@@ -375,6 +363,10 @@ class SmallModelKind(DraftModelKind):
 
     def read(self, model: Any, target: Reader, sees: str) -> Reader:
         reader = target.reader_of(model)
+        if not self.translates:
+            check_sizes(target.vocabulary, reader.vocabulary)
+        if target.family.writes:
+            check_words(*(str(one.model.config._name_or_path) for one in (target, reader)))
         check_pair(target, reader, sees)
         if self.check is not None:
             self.check(target, reader)

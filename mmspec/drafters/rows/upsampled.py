@@ -279,5 +279,5 @@ def _save_beside(drafter: Any, folder: Path) -> None:
 
 
 LOW_RESOLUTION = SmallModelKind(
-    "model of a smaller picture", _check_draws, _save_beside, marks=(FOLDER,)
+    "model of a smaller picture", _check_draws, _save_beside, marks=(FOLDER,), translates=True
 )
