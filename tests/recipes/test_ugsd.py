@@ -13,7 +13,9 @@ from torch import Tensor
 import mmspec
 from mmspec.drafters.length import AcceptanceBand
 from tests import toys
+from tests.modalities.drawing import sized
 from tests.partners import noisy
+from tests.toys import painters
 
 ROOM = 14
 
@@ -84,3 +86,22 @@ def test_a_decoder_that_hears_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="a WhisperForCausalLM has no encoder"):
         mmspec.accelerate(whisper, "ugsd", drafter=alone)
     mmspec.accelerate(whisper, "ugsd", drafter=noisy("whisper"))
+
+
+@pytest.mark.parametrize("family", sorted(painters.PAINTERS))
+def test_pictures_are_drawn_whatever_their_prompts_are_made_of(family: str) -> None:
+    """A prompt that is not of the codes' vocabulary is read before the first draft."""
+    target, drafter = painters.PAINTERS[family](), painters.PAINTERS[family]()
+    with torch.no_grad():
+        for weight in (one for one in drafter.parameters() if one.dim() > 1):
+            weight.mul_(
+                1 + 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+            )
+    how = {**painters.request(family, 2), **sized(family), "do_sample": False}
+    fast = mmspec.accelerate(target, "ugsd", drafter=drafter, tau_h=-1.0, ranks=1)
+    made = fast.generate_images(**how)
+    wanted = mmspec.accelerate(target, "plain").generate_images(**how)
+    assert torch.equal(made.sequences, wanted.sequences)
+    assert made.stats.fallback is None
+    alone = mmspec.accelerate(target, "ugsd", drafter=drafter, tau_h=float("inf"))
+    assert alone.generate_images(**how).stats.unverified_tokens > 0

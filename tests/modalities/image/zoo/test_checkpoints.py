@@ -268,4 +268,4 @@ def test_a_drafter_follows_and_an_untrained_one_does_not(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         untrained = models.janus(models.DRAFTER, processor.tokenizer).eval()
-    assert trained > acceptance(untrained, target, processor, texts) + 1
+    assert trained > acceptance(untrained, target, processor, texts) + 0.5
