@@ -73,8 +73,8 @@ def test_the_tests_that_the_guide_names_pass(checkout: Path) -> None:
     named = commands("pytest")
     assert len(named) == 2
     files = [word for words in named for word in words if word.endswith(".py")]
-    chosen = "rank or repeat-last"
-    done = run(checkout, "pytest", "-n0", "-v", "-p", "no:cacheprovider", *files, "-k", chosen)
+    chosen = ["-k", "rank or repeat-last", *named[1][named[1].index("-m") :]]
+    done = run(checkout, "pytest", "-n0", "-v", "-p", "no:cacheprovider", *files, *chosen)
     assert done.returncode == 0, tail(done)
     for test in (
         "test_greedy_acceptance_grows_with_the_rank",
