@@ -211,7 +211,7 @@ class Accelerated:
         arguments = dict(arguments)
         own = arguments.pop("on_round", None)
         check_own(arguments.get("seed"), arguments.get("row_ids"), own)
-        run = _Run([watch for watch in (stream, own) if watch is not None])
+        run = Run([watch for watch in (stream, own) if watch is not None])
         try:
             output = self.session.run(call, args, arguments, run)
         except torch.OutOfMemoryError:
@@ -243,7 +243,7 @@ class Accelerated:
         )
 
 
-class _Run:
+class Run:
     """The loop of one request: counts its rounds, and shows them to whoever watches."""
 
     def __init__(self, watches: Sequence[Watch]) -> None:

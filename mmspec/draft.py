@@ -268,6 +268,10 @@ class Drafter(ABC):
     def begin(self, context: Any) -> Any:  # what is remembered of a request
         return None
 
+    def holds(self, state: Any) -> int | None:
+        """Bytes of the keys and values that it keeps for itself; None = it does not say."""
+        return None
+
     @abstractmethod
     def propose(self, context: Any, state: Any) -> Draft: ...
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmspec.api import Accelerated
+from mmspec.api import Accelerated, Run
 from mmspec.bench.compare import compare
 from mmspec.bench.progress import Progress, silent
 from mmspec.bench.report import PointTable
 from mmspec.bench.row import Row
 from mmspec.compressors import COMPRESSORS, about, named
 from mmspec.compressors.contract import OF_ROBOTS, Compressed, Compressor, Features, Shape
+from mmspec.decode import GuardedDrafter
 from mmspec.draft import Round
-from mmspec.modality import Workload
+from mmspec.modality import Call, Workload
+from mmspec.stats import Stats
 
 WHOLE = "none"  # without a compressor
 
@@ -61,6 +63,7 @@ class CompressorPoint:
     compressor: str
     kept: float  # share of visual tokens
     prefill_ms: float  # of the draft model: its encoder, the compressor, and the prompt
+    kv_bytes: int | None  # keys and values of the prompt that it keeps; None = it does not say
     row: Row
     first: Thinned | None = None  # the first picture or clip of the first request
 
@@ -72,6 +75,7 @@ class CompressorPoint:
             "compressor": self.compressor,
             "kept": self.kept,
             "drafter_prefill_ms": self.prefill_ms,
+            "drafter_kv_bytes": self.kv_bytes,
             "mean_acceptance_length": one.mean_acceptance_length,
             "fewer_calls": one.fewer_calls,
             "speedup_end_to_end": one.speedup_end_to_end,
@@ -136,7 +140,8 @@ def catalogue(
         given = sum(len(one.sizes) for one in seen)
         kept = sum(one.kept for one in seen) / given if given else 1.0
         first = seen[0] if seen else None
-        points.append(CompressorPoint(row.recipe, kept, 1e3 * begun, row, first))
+        held = drafter_kv_bytes(ways[row.recipe], workload, seed)
+        points.append(CompressorPoint(row.recipe, kept, 1e3 * begun, held, row, first))
     return Catalogue(
         model=model,
         recipe=recipe,
@@ -158,3 +163,37 @@ def _prefill(fast: Accelerated, workload: Workload, seed: int) -> float:
         fast.generate(**asked, seed=seed, on_round=rounds.append)
         spent.append(rounds[0].seconds.get("draft", 0.0))
     return median(spent)
+
+
+def drafter_kv_bytes(fast: Accelerated, workload: Workload, seed: int) -> int | None:
+    """Mean bytes of keys and values that the draft model keeps of a prompt, over requests."""
+    weighed = []
+    for request in workload.timed:
+        run = _WeighedRun()
+        fast.session.run(
+            fast.session.calls[0], (), {**request, "max_new_tokens": 1, "seed": seed}, run
+        )
+        weighed += run.held
+    return round(mean(weighed)) if weighed else None
+
+
+class _WeighedRun:
+    """A run that asks first what the drafter keeps of the prompt."""
+
+    is_watched = False
+
+    def __init__(self) -> None:
+        self.run, self.held = Run(()), list[int]()
+
+    def __call__(self, call: Call) -> Iterator[Round]:
+        drafter = GuardedDrafter(call.parts.drafter)
+        drafter.begin(call.parts.target.prefill(call.request))
+        held = None if drafter.drafter is None else drafter.drafter.holds(drafter.state)
+        self.held += [] if held is None else [held]
+        return self.run(call)
+
+    def stats(self) -> Stats:
+        return self.run.stats()
+
+    def report(self, stats: Stats) -> None:
+        self.run.report(stats)

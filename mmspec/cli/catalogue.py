@@ -17,6 +17,7 @@ from mmspec.cli.sweep import give
 from mmspec.modality import PICTURE_FILES
 
 RECIPE = "coupled"
+KILOBYTE = 1e3
 
 
 def run(
@@ -29,7 +30,7 @@ def run(
     plot: Path | None,
     picture: Path | None,
 ) -> None:
-    """Kept tokens against acceptance, the draft model's prefill, and speed end to end."""
+    """Kept tokens against acceptance, the draft model's prefill and memory, and speed."""
     check_files(out, plot)
     if picture is not None:
         check_writable("--picture", picture, PICTURE_FILES)
@@ -58,6 +59,7 @@ def show(found: Catalogue) -> None:
             one.compressor,
             percent(one.kept),
             one.prefill_ms,
+            None if one.kv_bytes is None else one.kv_bytes / KILOBYTE,
             one.row.mean_acceptance_length,
             None if one.row.fewer_calls is None else times(one.row.fewer_calls),
             None
@@ -67,8 +69,8 @@ def show(found: Catalogue) -> None:
         )
         for one in found.points
     ]
-    titles = ("compressor", "kept", "drafter prefill ms", "acceptance length", "fewer calls")
-    table(rows, *titles, "end to end", "identical")
+    titles = ("compressor", "kept", "drafter prefill ms", "drafter KV KB", "acceptance length")
+    table(rows, *titles, "fewer calls", "end to end", "identical")
     for name, why in found.left_out.items():
         console().print(f"left out: {name}: {why}", style="dim", markup=False)
     console().print(

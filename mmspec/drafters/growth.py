@@ -71,6 +71,9 @@ class DraftModel(ABC):
         """What is remembered after a round."""
         return state
 
+    def holds(self, state: Any) -> int | None:
+        return None  # bytes of keys and values in it, as for a `Drafter`
+
 
 @dataclass(frozen=True)
 class Layout:

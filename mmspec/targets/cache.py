@@ -170,15 +170,16 @@ class SlotCache(Cache):
                     first += len(buffer)
         return both
 
-    def bytes(self) -> int:
-        """Memory held by the buffers."""
+    def bytes(self, slots: int | None = None) -> int:
+        """Memory held by the buffers, or by so many slots of them."""
         tensors = [
             getattr(layer, name)
             for layer in self.layers
             if isinstance(layer, SlotLayer)
             for name in layer.written()
         ]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        parts = [tensor if slots is None else tensor[:, :, :slots] for tensor in tensors]
+        return sum(part.numel() * part.element_size() for part in parts)
 
 
 def template(config: Any) -> list[Any]:

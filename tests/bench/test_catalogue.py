@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import mmspec
-from mmspec.bench.compressors import Catalogue, catalogue, usual
+from mmspec.bench.compressors import Catalogue, catalogue, drafter_kv_bytes, usual
 from mmspec.bench.kept_tokens import DARK, LEFT, MERGED, draw
 from mmspec.bench.plots import compressed
 from mmspec.compressors import COMPRESSORS
@@ -41,6 +41,28 @@ def test_every_point_says_what_is_kept() -> None:
     assert all(one.prefill_ms > 0 and one.row.identical == 1 for one in found.points)
     assert list(found.left_out) == ["cls-topk"]
     assert "gives no class token" in found.left_out["cls-topk"]
+
+
+def test_the_draft_model_remembers_in_proportion_to_what_is_kept() -> None:
+    """A prompt of 24 visual tokens: a quarter of them is a quarter of their keys and values."""
+    quarter = ("average-pool:stride=2", "attn-topk:keep=0.25")
+    found = measured(*quarter, "hide-all", filmed=True)
+    held = {one.compressor: one.kv_bytes for one in found.points}
+    text, whole = held.pop("hide-all"), held.pop("none")
+    assert whole is not None
+    assert text is not None
+    config = noisy("qwen2_5_vl").config.text_config
+    width = config.num_key_value_heads * config.hidden_size // config.num_attention_heads
+    assert whole - text == 24 * config.num_hidden_layers * 2 * width * 4  # float32
+    assert {one.kept for one in found.points if one.compressor in quarter} == {0.25}
+    assert [held[name] for name in quarter] == [text + (whole - text) // 4] * 2
+
+
+def test_who_does_not_say_what_it_keeps_has_no_figure() -> None:
+    model = toys.model("qwen2_5_vl")
+    request = {**toys.inputs("qwen2_5_vl"), "max_new_tokens": 4, "do_sample": False}
+    fast = mmspec.accelerate(model, "prompt-lookup")
+    assert drafter_kv_bytes(fast, of_requests(model, [request]), 0) is None
 
 
 def test_all_without_weights_take_part() -> None:

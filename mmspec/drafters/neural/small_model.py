@@ -80,6 +80,9 @@ class Autoregressive(ChoosesKind, OfModel):
         state.sprout = self.shape.grow(self.model, context, state.model, state.shape, kind)
         return state.sprout.draft
 
+    def holds(self, state: _State) -> int | None:
+        return self.model.holds(state.model)
+
     def silent(self, context: Context, state: _State, rows: Sequence[bool] | None = None) -> _State:
         """The state where somebody else drafted for some `rows` of this round, or for all."""
         if rows is None:
@@ -152,6 +155,11 @@ class SmallModel(DraftModel):
         kept = state.memory.commit([0] * context.batch, news.read, news.nodes_read)
         state.read = [read + new for read, new in zip(state.read, kept, strict=True)]
         return state
+
+    def holds(self, state: _Reading) -> int:
+        memory = state.memory
+        rows = memory.rows if isinstance(memory, RowMemories) else [memory]
+        return sum(row.cache.bytes(max(row.kept)) for row in rows)
 
 
 @dataclass
