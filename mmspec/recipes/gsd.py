@@ -7,23 +7,37 @@ probability differs by `gap` or more, and those `distance` or more away: a squar
 rows of the input embedding, as in the code, or between the vectors of a `codebook`
 (`mmspec.codes.codebook.Codebook`) where one is given. Lossy; size=0 is exact, as SJD is. The paper
 tries sizes 3, 10, 25 and 50; the defaults are those of its code, whose distance suits the embedding
-of Lumina-mGPT. Reconstructed: windows that reach tokens which are no codes; of a model that speaks
-no picture tokens only rank and gap count.
+of Lumina-mGPT. `suffix` is what becomes of the tokens behind a rejected one: "resample" draws them
+anew, as in the paper, "couple" keeps what MC-SJD keeps (So et al. 2026). Reconstructed: windows
+that reach tokens which are no codes; of a model that speaks no picture tokens only rank and gap
+count.
 """
+
+from collections.abc import Callable, Mapping
 
 from mmspec.codes.codebook import vectors_for
 from mmspec.draft import Drafter, Verifier
-from mmspec.drafters.growth import Chain
-from mmspec.drafters.jacobi.carry_over import Jacobi, window_length
-from mmspec.drafters.length import Fixed
-from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.drafters.jacobi.carry_over import (
+    maximally_coupled_window,
+    resampled_window,
+    with_window,
+)
+from mmspec.recipe import Deferred, Kit
 from mmspec.verifiers.grouped import Embeddings, Grouped, RankWindow, TokenDistance
 from mmspec.verifiers.recursive import Recursive
+
+WINDOWS: Mapping[str, Callable[[Kit], Drafter]] = {
+    "resample": resampled_window,
+    "couple": maximally_coupled_window,
+}
 
 
 def jacobi_iteration(kit: Kit) -> Drafter:
     """The target's own laws of the pass before."""
-    return Jacobi(length=window_length(kit))
+    suffix = kit.options["suffix"]
+    if suffix not in WINDOWS:
+        raise ValueError(f"suffix={suffix!r} is not known; choose one of {', '.join(WINDOWS)}")
+    return WINDOWS[suffix](kit)
 
 
 def grouping(kit: Kit) -> Verifier:
@@ -41,12 +55,11 @@ def token_distance(kit: Kit) -> TokenDistance | None:
     return vectors_for(codebook, use, kit.target.vocabulary, kit.target.device)
 
 
-RECIPE = Recipe(
+RECIPE = with_window(
     architecture=jacobi_iteration,
-    execution=Chain(Fixed(15)),
+    length=15,
     verifier=Deferred(grouping, "Recursive, groups of tokens next to each other in rank"),
-    sees="target-memory",
-    options={"codebook": None, "size": 14, "gap": 0.15, "distance": 0.5},
+    options={"suffix": "resample", "codebook": None, "size": 14, "gap": 0.15, "distance": 0.5},
     paper="So et al. 2025; Teng et al. 2025",
     reconstructed="windows that reach tokens which are no codes",
 )

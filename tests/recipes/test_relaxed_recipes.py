@@ -162,6 +162,24 @@ def test_a_run_is_the_exact_one_where_nothing_is_allowed(
     assert loose.stats.over_accepted_mass > 1e-3
 
 
+def test_groups_are_for_every_jacobi_window() -> None:
+    """Groups of one on the tokens that MC-SJD keeps are MC-SJD, and larger ones keep more."""
+    request = toys.inputs("llama", batch=2, ragged=True)
+    settings = {"max_new_tokens": ROOM, "temperature": 1.0, "seed": 5}
+    exact = bound("mc-sjd", length=6).generate(**request, **settings)
+    same = bound("gsd", suffix="couple", length=6, size=0).generate(**request, **settings)
+    assert torch.equal(same.sequences, exact.sequences)
+    assert same.stats.target_calls == exact.stats.target_calls
+    other = bound("gsd", length=6, size=0).generate(**request, **settings)
+    assert not torch.equal(other.sequences, exact.sequences)  # another suffix, the same law
+    loose = bound("gsd", suffix="couple", length=6, size=14, gap=1.0).generate(
+        **request, **settings
+    )
+    assert loose.stats.target_calls < exact.stats.target_calls
+    with pytest.raises(ValueError, match=r"suffix='keep' .* one of resample, couple"):
+        bound("gsd", suffix="keep")
+
+
 def test_a_model_that_draws_brings_its_codebook() -> None:
     model = painters.janus()
     noise = torch.Generator().manual_seed(1)
