@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from mmspec.models.heads.kangaroo import KangarooAdapter
 from mmspec.models.heads.medusa import MedusaHeads
 from mmspec.models.heads.multi_token import MultiTokenHeads
 from mmspec.models.loading import auto_class, introduce, model_type
+from mmspec.models.words import check_sizes
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.reader import Reader
 
@@ -77,7 +78,7 @@ def examine(
     if examining.is_refused(found):
         return found
     readers = [reader(model) for model in models]
-    found.append(both("vocabulary", readers, lambda reader: reader.vocabulary))
+    found.append(_vocabulary(readers))
     if len(readers) == 2:
         found += [*_pair(*readers), examining.tokenizers(names)]
     if examining.is_refused(found):
@@ -108,6 +109,19 @@ def _layers(model: Any) -> str:
 
 def _branches(model: Any) -> bool:
     return SlotCache(model.config).can_branch
+
+
+def _vocabulary(readers: Sequence[Reader]) -> Finding:
+    """One that is shared; what draws a smaller picture may have codes of its own."""
+    sizes = [reader.vocabulary for reader in readers]
+    try:
+        check_sizes(sizes[0], sizes[-1])
+    except ValueError as error:
+        if not all(reader.family.draws for reader in readers):
+            return Finding("vocabulary", *sizes, "refused", str(error))
+        remark = "for recipes that turn codes of one codebook into others, such as mulo-sd"
+        return Finding("vocabulary", *sizes, "note", remark)
+    return Finding("vocabulary", *sizes)
 
 
 def _pair(target: Reader, drafter: Reader) -> Iterator[Finding]:

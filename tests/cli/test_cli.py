@@ -225,6 +225,7 @@ def test_every_modality_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None
     for pair in (
         ("zoo:image", "zoo:image-head"),
         ("zoo:image", "zoo:image-drafter"),
+        ("zoo:image", "zoo:image-sketch"),  # of a smaller picture, with codes of its own
         ("zoo:mar", "zoo:mar-drafter"),
         ("zoo:diffusion", "zoo:diffusion-drafter"),
     ):
