@@ -114,14 +114,15 @@ def _branches(model: Any) -> bool:
 def _vocabulary(readers: Sequence[Reader]) -> Finding:
     """One that is shared; what draws a smaller picture may have codes of its own."""
     sizes = [reader.vocabulary for reader in readers]
+    ours, theirs = [*sizes, None][:2]
     try:
         check_sizes(sizes[0], sizes[-1])
     except ValueError as error:
         if not all(reader.family.draws for reader in readers):
-            return Finding("vocabulary", *sizes, "refused", str(error))
+            return Finding("vocabulary", ours, theirs, "refused", str(error))
         remark = "for recipes that turn codes of one codebook into others, such as mulo-sd"
-        return Finding("vocabulary", *sizes, "note", remark)
-    return Finding("vocabulary", *sizes)
+        return Finding("vocabulary", ours, theirs, "note", remark)
+    return Finding("vocabulary", ours, theirs)
 
 
 def _pair(target: Reader, drafter: Reader) -> Iterator[Finding]:

@@ -18,9 +18,15 @@ TITLES = {
     "most": "most",
     "acceptance_length": "acceptance length",
     "fewer_calls": "fewer calls",
+    "fewer_calls_error": "error",
     "output": "output",
     "drafter": "drafter",
 }
+
+NOTES = (
+    "Speed-ups are over the first baseline, medians with the least and the most; the error is of",
+    "fewer calls, a standard error over requests.",
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class RankedRecipe:
             "most": most,
             "acceptance_length": one.mean_acceptance_length,
             "fewer_calls": one.fewer_calls,
+            "fewer_calls_error": one.fewer_calls_error,
             "output": "exact" if one.exact else "lossy",
             "drafter": one.drafter,
         }
@@ -63,10 +70,9 @@ class Ranking(PointTable):
 
     @classmethod
     def of(cls, found: Comparison, left_out: Mapping[str, str]) -> Ranking:
-        """The recipes of a race, plain decoding and the library's own ways."""
-        lines = [
-            RankedRecipe(row) for row in (*found.rows, *found.baselines) if row.skipped is None
-        ]
+        """The recipes of a race, plain decoding, the library's own ways, and controls."""
+        ran = (*found.rows, *found.baselines, *found.controls)
+        lines = [RankedRecipe(row) for row in ran if row.skipped is None]
         timed = [line for line in lines if line.speed is not None]
         timed.sort(key=lambda line: -(line.speed or 0.0))
         asked = ", ".join(f"{name} {value}" for name, value in found.settings.items())
@@ -95,7 +101,7 @@ class Ranking(PointTable):
         whys: dict[str, list[str]] = {}
         for name, why in self.left_out.items():
             whys.setdefault(why.replace(repr(name), "NAME"), []).append(f"`{name}`")
-        lines += ["", "Speed-ups are over the first baseline, medians with the least and the most."]
+        lines += ["", *NOTES]
         lines += [f"Measured: {self.about}."] + (["", "Left out:", ""] if whys else [])
         lines += [f"- {', '.join(names)}: {why}" for why, names in whys.items()]
         return "\n".join(lines) + "\n"

@@ -145,8 +145,8 @@ def show(found: Comparison, left_out: dict[str, str]) -> None:
         [
             ("model", f"{found.model} ({found.modality})"),
             ("settings", settings),
-            ("timed", f"{found.requests} requests, {found.repeats} repeats, medians"),
-            ("judged", f"{found.judged} requests, batch {found.batch}"),
+            ("timed", f"{found.requests} requests, batch {found.batch}, {found.repeats} repeats"),
+            ("judged", f"{found.judged} requests"),
             ("where", where),
             *(
                 (f"{row.recipe}: {name}", ", ".join(f"{k}: {short(v)}" for k, v in value.items()))
@@ -166,7 +166,7 @@ def _cells(row: Row) -> dict[str, Any]:
         "output": None if row.exact is None else "exact" if row.exact else "lossy",
         "drafter": row.drafter,
         "target calls": row.calls,
-        "fewer": _ratio(row, "fewer_calls"),
+        "fewer": _fewer(row),
         "speed-up": _ratio(row, "speedup_end_to_end"),
         "decoding only": _ratio(row, "speedup_decode"),
         "over plain": _ratio(row, "speedup_over_plain"),
@@ -188,6 +188,12 @@ def _cells(row: Row) -> dict[str, Any]:
 def _ratio(row: Row, name: str) -> str | None:
     value = getattr(row, name)
     return None if value is None else times(value, row.spread.get(name))
+
+
+def _fewer(row: Row) -> str | None:
+    if row.fewer_calls is None or row.fewer_calls_error is None:
+        return _ratio(row, "fewer_calls")
+    return f"{times(row.fewer_calls)} \u00b1 {row.fewer_calls_error:.2f}"
 
 
 def _shares(values: tuple[float | None, ...]) -> str | None:
