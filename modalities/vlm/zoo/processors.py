@@ -83,10 +83,11 @@ def llava_processor() -> ProcessorMixin:
 def qwen_processor(**more: Any) -> ProcessorMixin:
     """The processor of the Qwen2.5-VL pair: 36 image tokens for a square picture.
 
-    `more` is for its tokenizer.
+    `more` is for its tokenizer. The bounds on the area (the library calls them edges) leave room on
+    both sides: a square scaled to a side of 47.999 or 48.001 would else be read on 5 or 7 rows.
     """
     settings: dict[str, Any] = {
-        "size": {"shortest_edge": PIXELS**2, "longest_edge": PIXELS**2},
+        "size": {"shortest_edge": (PIXELS - 1) ** 2, "longest_edge": (PIXELS + 1) ** 2},
         "patch_size": QWEN_PATCH,
         "merge_size": QWEN_MERGE,
         "temporal_patch_size": 2,

@@ -88,6 +88,12 @@ def test_large_pictures_arrive_at_the_size_of_the_model(name: Any) -> None:
     assert len(shapes) == 1
 
 
+def test_squares_of_all_sizes_are_read_on_one_grid() -> None:
+    reads = zoo.processor("qwen2.5-vl").image_processor
+    counts = {reads.get_number_of_image_patches(side, side, {}) for side in range(40, 2049)}
+    assert counts == {144}
+
+
 @pytest.mark.promise
 @pytest.mark.parametrize("name", PICTURED)
 def test_targets_get_held_out_facts_right(name: Any) -> None:
