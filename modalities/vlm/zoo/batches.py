@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 from transformers import ProcessorMixin
 
+from mmspec.modalities.vlm.zoo.drawings import drawing
 from mmspec.modalities.vlm.zoo.families import IMAGE_TOKENS, ZooFamily
 from mmspec.zoo.boards import boards, pixels
 from mmspec.zoo.language import ExampleKind, format_prompt, write
-from mmspec.zoo.scene import Scene, sample
+from mmspec.zoo.scene import Scene, sample, textured
 
 IGNORED = -100
+Look = tuple[np.ndarray, Scene]  # a picture (P, P, 3), and what is on it
+Looks = Callable[[Scene, np.random.Generator], Look]  # what a scene is made into
+
 _QUESTION_RATE = 0.55  # more than are asked later: an answer is short and teaches few words
 _GROUP = 4  # batches made together and sorted by length, so that little is padding
 
@@ -36,6 +40,27 @@ class Batch:
     images: np.ndarray
     ids: Tensor
     labels: Tensor
+
+
+def plainly(scene: Scene, generator: np.random.Generator) -> Look:
+    """A plain picture."""
+    return pixels(scene), scene
+
+
+def on_materials(scene: Scene, generator: np.random.Generator) -> Look:
+    """A picture of the same facts, things at free places."""
+    return plainly(textured(scene, generator), generator)
+
+
+def as_drawing(scene: Scene, generator: np.random.Generator) -> Look:
+    """A flat drawing of other things."""
+    return drawing(generator)
+
+
+def on_any_ground(scene: Scene, generator: np.random.Generator) -> Look:
+    """Plain or on materials, as often one as the other, or as often as both a flat drawing."""
+    kinds = (plainly, on_materials, as_drawing, as_drawing)
+    return kinds[generator.integers(len(kinds))](scene, generator)
 
 
 class Encoder:
@@ -78,15 +103,16 @@ class Encoder:
         return ids
 
 
-def fresh(batch: int, seed: int) -> Iterator[list[Sample]]:
+def fresh(batch: int, seed: int, looks: Looks = plainly) -> Iterator[list[Sample]]:
     """Batches of new training samples without end, of similar length within a batch."""
     generator = np.random.default_rng((seed, 2))
     for scenes in training_scenes(batch * _GROUP, seed):
         samples = []
-        for scene, number in scenes:
+        for one, number in scenes:
+            picture, scene = looks(one, generator)
             kind: ExampleKind = "question" if generator.random() < _QUESTION_RATE else "caption"
             prompt, answer, _ = write(scene, number, kind)
-            samples.append(Sample(pixels(scene), prompt, answer))
+            samples.append(Sample(picture, prompt, answer))
         yield from grouped(samples, batch, generator)
 
 
@@ -99,11 +125,12 @@ def grouped(
     yield from (cuts[i] for i in generator.permutation(len(cuts)))
 
 
-def seen(batch: int, seed: int) -> Iterator[tuple[np.ndarray, Tensor]]:
+def seen(batch: int, seed: int, looks: Looks = plainly) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Pictures (B, P, P, 3) and what is in each place, (B, 9, 3), without end."""
+    generator = np.random.default_rng((seed, 9))
     for scenes in training_scenes(batch, seed):
-        shown = [scene for scene, _ in scenes]
-        yield np.stack([pixels(scene) for scene in shown]), boards(shown)
+        shown = [looks(scene, generator) for scene, _ in scenes]
+        yield np.stack([picture for picture, _ in shown]), boards([scene for _, scene in shown])
 
 
 def training_scenes(n: int, seed: int) -> Iterator[list[tuple[Scene, int]]]:

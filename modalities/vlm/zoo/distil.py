@@ -11,7 +11,15 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mmspec.modalities.vlm.zoo.batches import Batch, Encoder, Sample, fresh, grouped
+from mmspec.modalities.vlm.zoo.batches import (
+    Batch,
+    Encoder,
+    Looks,
+    Sample,
+    fresh,
+    grouped,
+    plainly,
+)
 from mmspec.training.fitting import Course
 
 MAX_NEW_TOKENS = 96
@@ -19,11 +27,13 @@ _AT_ONCE = 128
 _SAMPLED_ONE_IN = 4  # the others are greedy
 
 
-def said_by(target: PreTrainedModel, encoder: Encoder, n: int, course: Course) -> list[Sample]:
+def said_by(
+    target: PreTrainedModel, encoder: Encoder, n: int, course: Course, looks: Looks = plainly
+) -> list[Sample]:
     """`n` training samples, each with what the target answers; one batch in four is sampled."""
     batches = -(-n // _AT_ONCE)
     found: list[Sample] = []
-    for i, samples in enumerate(islice(fresh(_AT_ONCE, course.seed + 1), batches)):
+    for i, samples in enumerate(islice(fresh(_AT_ONCE, course.seed + 1, looks), batches)):
         is_sampled = i % _SAMPLED_ONE_IN == _SAMPLED_ONE_IN - 1
         found += answered(target, encoder, samples, is_sampled)
         course.progress("listen", i + 1, batches, float("nan"))
@@ -31,14 +41,19 @@ def said_by(target: PreTrainedModel, encoder: Encoder, n: int, course: Course) -
 
 
 def lessons(
-    said: Sequence[Sample], encoder: Encoder, batch: int, seed: int, blind: bool
+    said: Sequence[Sample],
+    encoder: Encoder,
+    batch: int,
+    seed: int,
+    looks: Looks = plainly,
+    blind: bool = False,
 ) -> Iterator[Batch]:
     """Batches without end: the target's words, over and over, alternating with fresh scenes.
 
     A blind model reads one image token as often as all of them.
     """
     generator = np.random.default_rng((seed, 3))
-    news = fresh(batch, seed + 2)
+    news = fresh(batch, seed + 2, looks)
     while True:
         for part in grouped(said, batch, generator):
             yield encoder(part, blind=blind and generator.random() < 0.5)

@@ -11,13 +11,11 @@ from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmspec.modalities.vlm.zoo.batches import IGNORED, Encoder, Sample
+from mmspec.modalities.vlm.zoo.batches import IGNORED, Encoder, Looks, Sample, plainly
 from mmspec.modalities.vlm.zoo.distil import MAX_NEW_TOKENS, answered
 from mmspec.modalities.vlm.zoo.drawings import drawing
 from mmspec.modalities.vlm.zoo.learning import logits_of
-from mmspec.zoo.boards import pixels
 from mmspec.zoo.language import Example, format_prompt, scenes, score, write
-from mmspec.zoo.scene import Style, sample
 
 
 def answers(
@@ -65,13 +63,14 @@ def acceptance(
     encoder: Encoder,
     n: int,
     k: int = 5,
-    style: Style = "plain",
+    looks: Looks = plainly,
 ) -> float:
     """Mean acceptance length on `n` held-out prompts, answered greedily by the target."""
     samples = []
-    for scene, number in scenes(n, "held-out", seed=1):
+    for one, number in scenes(n, "held-out", seed=1):
+        picture, scene = looks(one, np.random.default_rng((number, 10)))
         prompt, answer, _ = write(scene, number)
-        samples.append(Sample(pixels(sample(number, style)), prompt, answer))
+        samples.append(Sample(picture, prompt, answer))
     tokens, rounds = 0.0, 0.0
     for said in answered(target, encoder, samples):
         batch = encoder([said])

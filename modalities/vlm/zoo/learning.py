@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from mmspec.modalities.vlm.zoo.batches import IGNORED, Batch, seen
+from mmspec.modalities.vlm.zoo.batches import IGNORED, Batch, Looks, plainly, seen
 from mmspec.modalities.vlm.zoo.families import ZooFamily, image_features
 from mmspec.training.fitting import Course, Fall, fit
 from mmspec.zoo.boards import BOARD_CLASSES, board_loss
@@ -21,7 +21,13 @@ _FLOOR = 0.02  # of the rate, at the end of a stage
 _SEEN, _SEEING = 64, 2e-3  # pictures in a batch, and rate, of what teaches to see
 
 
-def learn_to_see(model: PreTrainedModel, family: ZooFamily, steps: int, course: Course) -> None:
+def learn_to_see(
+    model: PreTrainedModel,
+    family: ZooFamily,
+    steps: int,
+    course: Course,
+    looks: Looks = plainly,
+) -> None:
     """Train the vision tower and the projector to tell what is in each of the nine cells."""
     width = model.config.get_text_config().hidden_size
     heads = nn.Linear(width, sum(BOARD_CLASSES))
@@ -33,7 +39,7 @@ def learn_to_see(model: PreTrainedModel, family: ZooFamily, steps: int, course: 
         return board_loss(heads(functional.layer_norm(cells, (width,))).float(), board)
 
     learnt = [*vision_parameters(model), *heads.parameters()]
-    _fit_sight(learnt, loss_of, steps, course)
+    _fit_sight(learnt, loss_of, steps, course, looks)
 
 
 def learn_to_see_like(
@@ -42,6 +48,7 @@ def learn_to_see_like(
     other: tuple[PreTrainedModel, ZooFamily],
     steps: int,
     course: Course,
+    looks: Looks = plainly,
 ) -> None:
     """Train the vision tower and the projector to show the text model what `other` shows its own.
 
@@ -56,13 +63,17 @@ def learn_to_see_like(
         features = image_features(model, family.image_inputs(images))
         return functional.mse_loss(features, wanted) / wanted.var()
 
-    _fit_sight(vision_parameters(model), loss_of, steps, course)
+    _fit_sight(vision_parameters(model), loss_of, steps, course, looks)
 
 
 def _fit_sight(
-    learnt: list[nn.Parameter], loss_of: Callable[[Shown], Tensor], steps: int, course: Course
+    learnt: list[nn.Parameter],
+    loss_of: Callable[[Shown], Tensor],
+    steps: int,
+    course: Course,
+    looks: Looks,
 ) -> None:
-    items, fall = seen(_SEEN, course.seed), Fall(steps, _SEEING)
+    items, fall = seen(_SEEN, course.seed, looks), Fall(steps, _SEEING)
     fit(learnt, items, loss_of, fall, "see", course, floor=_FLOOR)
 
 

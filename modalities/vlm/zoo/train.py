@@ -16,7 +16,16 @@ from mmspec.modalities.vlm.zoo.architecture import (
     SIGHTED,
     LanguageShape,
 )
-from mmspec.modalities.vlm.zoo.batches import Batch, Encoder, fresh
+from mmspec.modalities.vlm.zoo.batches import (
+    Batch,
+    Encoder,
+    Looks,
+    as_drawing,
+    fresh,
+    on_any_ground,
+    on_materials,
+    plainly,
+)
 from mmspec.modalities.vlm.zoo.distil import lessons, said_by
 from mmspec.modalities.vlm.zoo.evaluate import acceptance, drawings, facts_right
 from mmspec.modalities.vlm.zoo.families import FAMILIES
@@ -35,17 +44,18 @@ ABOUT = """\
 Knows only the Scene world of the `mmspec` zoo: coloured shapes and written digits on a
 board of nine places, one picture and one question at a time.
 
-A target learned from fresh scenes, first to name what is in each cell, then to answer; a
-drafter from what its target says about training scenes. `llava` learned one thing more: to show its
-text model, of textured pictures and of flat drawings, what it shows of plain pictures.
+A target learned from fresh scenes, first to name what is in each cell, then to answer; then to show
+its text model, of textured pictures and of flat drawings, what it shows of plain pictures. A
+drafter learned from what its target says about training scenes, one that sees about scenes of all
+these looks.
 """
 NOTES = """\
 `facts` is the share of facts right in what it says greedily of held-out scenes,
 captions and answers to questions as they come; a caption states many more facts than an answer;
 `textured` are pictures of the same facts on materials, with things at free places, and drawings are
 flat ones of any size, each held to name, colour, size and place of its things.
-`acceptance length` is tokens per round of greedy chain speculation with five drafted
-tokens, on held-out scenes. Both are measured on the float16 weights, run in float32.
+`acceptance length` is tokens per round of greedy chain speculation with five drafted tokens, on
+held-out scenes, plain, textured and drawn. All is measured on the float16 weights, run in float32.
 """
 HELD_OUT = 128
 BATCH = 32
@@ -66,6 +76,7 @@ class LanguagePlan:
     pool: int = 0  # answers of the target that a drafter learns from
     start: str | None = None  # whose text layers to begin with
     anywhere: tuple[Fall, ...] = ()  # see the same on any ground, the text model as it is
+    looks: Looks = plainly  # of the pictures that a drafter learns from
 
 
 PLANS = {
@@ -76,7 +87,9 @@ PLANS = {
         (Fall(2600, 1.5e-3), Fall(1600, 1e-3), Fall(900, 8e-4), Fall(1200, 9e-4)),
         anywhere=(Fall(8000, 1e-3), Fall(4000, 6e-4)),
     ),
-    "llava-drafter": LanguagePlan("llava", SIGHTED, 300, (Fall(1500, 2e-3),), pool=4096),
+    "llava-drafter": LanguagePlan(
+        "llava", SIGHTED, 600, (Fall(2400, 2e-3),), 6144, looks=on_any_ground
+    ),
     "llava-text-drafter": LanguagePlan("llava", BLIND, 0, (Fall(1500, 2e-3),), pool=4096),
     "qwen2.5-vl": LanguagePlan(
         "qwen2.5-vl",
@@ -86,7 +99,13 @@ PLANS = {
         start="llava",
     ),
     "qwen2.5-vl-drafter": LanguagePlan(
-        "qwen2.5-vl", SIGHTED, 400, (Fall(800, 1.5e-3),), pool=2048, start="llava-drafter"
+        "qwen2.5-vl",
+        SIGHTED,
+        600,
+        (Fall(1600, 1.5e-3),),
+        pool=4096,
+        start="llava-drafter",
+        looks=on_any_ground,
     ),
     "qwen2.5-vl-text-drafter": LanguagePlan(
         "qwen2.5-vl", BLIND, 0, (Fall(400, 1e-3),), pool=2048, start="llava-text-drafter"
@@ -105,9 +124,9 @@ def train(
     model = family.build(plan.shape, processor.tokenizer).train()
     with kept(lambda: save(model, processor, folder, sees=entry.sees == "pixels")):
         if plan.start is not None:
-            _begin_like(plan.start, model, encoder, plan.seeing, course)
+            _begin_like(plan, model, encoder, course)
         elif plan.seeing:
-            learn_to_see(model, family, plan.seeing, course)
+            learn_to_see(model, family, plan.seeing, course, plan.looks)
         batches = _batches(entry, encoder, course.cut(plan.pool, BATCH), course)
         for fall in plan.talking:
             learn_to_talk(model, family, batches, fall, course)
@@ -126,9 +145,11 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     processor = family.build_processor()
     if entry.target is not None:
         target, encoder = teacher(entry.target), Encoder(family, processor)
-        plain = acceptance(model, target, encoder, count)
-        textured = acceptance(model, target, encoder, count, style="textured")
-        return {"acceptance_length": plain, "acceptance_length_textured": textured}
+        ways = {"": plainly, "_textured": on_materials, "_drawn": as_drawing}
+        return {
+            f"acceptance_length{end}": acceptance(model, target, encoder, count, looks=looks)
+            for end, looks in ways.items()
+        }
     kinds: dict[str, ExampleKind | None] = {
         "facts": None,
         "facts_in_captions": "caption",
@@ -167,15 +188,19 @@ def _batches(entry: Entry, encoder: Encoder, pool: int, course: Course) -> Itera
     """Fresh scenes for a target; for a drafter, what its target says."""
     if entry.target is None:
         return (encoder(samples) for samples in fresh(BATCH, course.seed))
-    said = said_by(teacher(entry.target), encoder, pool, course)
-    return lessons(said, encoder, BATCH, course.seed, blind=entry.sees == "nothing")
+    looks = PLANS[entry.name].looks
+    said = said_by(teacher(entry.target), encoder, pool, course, looks)
+    return lessons(said, encoder, BATCH, course.seed, looks, blind=entry.sees == "nothing")
 
 
 def _begin_like(
-    name: str, model: PreTrainedModel, encoder: Encoder, seeing: int, course: Course
+    plan: LanguagePlan, model: PreTrainedModel, encoder: Encoder, course: Course
 ) -> None:
     """Begin with the language of a checkpoint of another family, and learn to see what it sees."""
+    name = plan.start
+    assert name is not None
     other, other_family = teacher(name), FAMILIES[PLANS[name].family]
     speak_like(model, encoder.tokenizer, other, other_family.build_processor().tokenizer)
     if info(name).sees == "pixels":
-        learn_to_see_like(model, encoder.family, (other, other_family), seeing, course)
+        seen_by = (other, other_family)
+        learn_to_see_like(model, encoder.family, seen_by, plan.seeing, course, plan.looks)
