@@ -211,7 +211,7 @@ def answers(model: Any, processor: Any, examples: Sequence[ClipExample]) -> list
     said = []
     for some in chunks(examples, ASKED):
         frames, prompts = [one.frames for one in some], [one.prompt for one in some]
-        said += _answered(model, processor, frames, prompts).texts
+        said += answered(model, processor, frames, prompts).texts
     return said
 
 
@@ -219,7 +219,7 @@ def acceptance(drafter: Any, target: Any, processor: Any, count: int, k: int = 5
     """Mean acceptance length on `count` held-out prompts, answered greedily by the target."""
     tokens, rounds = 0.0, 0.0
     for one in clip_examples(count, seed=1):
-        told = _answered(target, processor, [one.frames], [one.prompt])
+        told = answered(target, processor, [one.frames], [one.prompt])
         inputs, said = told.inputs, told.new[0]
         ids = torch.cat((inputs.pop("input_ids"), said[None]), 1)
         inputs.pop("attention_mask")
@@ -286,12 +286,19 @@ def spoken(
     asked = [(clip, number) for clip in range(len(clips.scenes)) for number in range(TOLD)]
     said: list[list[tuple[str, str]]] = [[] for _ in clips.scenes]
     for some in chunks(asked, ASKED, "speak", course.progress):
-        prompts = [tell(clips.scenes[clip][0], number)[0] for clip, number in some]
-        shown = [torch.from_numpy(clips.frames[clip]).permute(0, 3, 1, 2) for clip, _ in some]
-        made = _answered(target, processor, shown, prompts)
-        for (clip, _), prompt, text in zip(some, prompts, made.texts, strict=True):
+        made = told_of(target, processor, clips, some)
+        for (clip, _), prompt, text in zip(some, made.prompts, made.texts, strict=True):
             said[clip].append((prompt, text))
     return said
+
+
+def told_of(
+    target: Any, processor: Any, clips: SeenClips, asked: Sequence[tuple[int, int]]
+) -> AnsweredClips:
+    """Greedy answers to questions, each a clip's place and the number that `tell` picks it by."""
+    prompts = [tell(clips.scenes[clip][0], number)[0] for clip, number in asked]
+    shown = [torch.from_numpy(clips.frames[clip]).permute(0, 3, 1, 2) for clip, _ in asked]
+    return answered(target, processor, shown, prompts)
 
 
 @dataclass(frozen=True)
@@ -299,21 +306,28 @@ class AnsweredClips:
     """What was asked about clips, the new tokens (B, n) with their ends, and their words."""
 
     inputs: dict[str, Any]
+    prompts: Sequence[str]
     new: Tensor
     texts: list[str]
 
 
 @torch.no_grad()
-def _answered(
+def answered(
     model: Any, processor: Any, clips: Sequence[Any], prompts: Sequence[str]
 ) -> AnsweredClips:
     """Greedy answers; a clip is a list of pictures or a tensor (FRAMES, 3, P, P) of bytes."""
-    shown = films.shown([films.read(clip, frames=FRAMES) for clip in clips])
-    texts = [chat(processor, prompt, ["video"]) for prompt in prompts]
-    inputs = dict(processor(text=texts, **shown, padding=True, return_tensors="pt"))
+    inputs = requests(processor, clips, prompts)
     out = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
     new = out[:, inputs["input_ids"].shape[1] :]
-    return AnsweredClips(inputs, new, processor.batch_decode(new, skip_special_tokens=True))
+    texts = processor.batch_decode(new, skip_special_tokens=True)
+    return AnsweredClips(inputs, prompts, new, texts)
+
+
+def requests(processor: Any, clips: Sequence[Any], prompts: Sequence[str]) -> dict[str, Any]:
+    """What `generate` takes of such clips and prompts, padded on the left."""
+    shown = films.shown([films.read(clip, frames=FRAMES) for clip in clips])
+    texts = [chat(processor, prompt, ["video"]) for prompt in prompts]
+    return dict(processor(text=texts, **shown, padding=True, return_tensors="pt"))
 
 
 def _busy(scene: MovingScene, generator: np.random.Generator) -> int:

@@ -20,6 +20,7 @@ from mmspec.modalities.vlm.zoo.families import FAMILIES
 from mmspec.modalities.vlm.zoo.loading import load
 from mmspec.modality import Entry
 from mmspec.models.fingerprint import sign
+from mmspec.targets.reader import Reader
 from mmspec.training.ahead import MEDUSA
 from mmspec.training.fitting import Course, Fall, divided, fit
 from mmspec.training.heads import Lesson
@@ -48,9 +49,8 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """How a head is made: for which family, by whose training, and with what configuration."""
+    """How a head is made: by whose training, and with what configuration."""
 
-    family: str
     recipe: str  # whose chains it is measured by
     training: HeadTraining
     fall: Fall
@@ -59,11 +59,7 @@ class HeadPlan:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
-_EAGLE3 = HeadPlan(
-    "llava", "eagle-3", EAGLE3, Fall(1200, 2e-3), 8, changes={"intermediate_size": 384}
-)
-_FEATURE = HeadPlan(
-    "llava",
+FEATURE = HeadPlan(
     "hass",
     replace(HASS, loss=partial(aligned_loss, passes=5)),
     Fall(900, 2e-3),
@@ -71,13 +67,12 @@ _FEATURE = HeadPlan(
     pool=3072,
     changes={"intermediate_size": 384},
 )
+_EAGLE3 = HeadPlan("eagle-3", EAGLE3, Fall(1200, 2e-3), 8, changes={"intermediate_size": 384})
 PLANS = {
     "llava-eagle3": _EAGLE3,
-    "llava-feature-head": _FEATURE,
-    "llava-medusa": HeadPlan(
-        "llava", "medusa", MEDUSA, Fall(500, 2e-3), 5, 2048, {"medusa_num_heads": 5}
-    ),
-    "qwen2.5-vl-eagle3": replace(_EAGLE3, family="qwen2.5-vl", fall=Fall(700, 2e-3), pool=2048),
+    "llava-feature-head": FEATURE,
+    "llava-medusa": HeadPlan("medusa", MEDUSA, Fall(500, 2e-3), 5, 2048, {"medusa_num_heads": 5}),
+    "qwen2.5-vl-eagle3": replace(_EAGLE3, fall=Fall(700, 2e-3), pool=2048),
 }
 
 
@@ -87,9 +82,23 @@ def train(
     """Let the target talk about training scenes, and teach a head to say the same."""
     assert entry.target is not None
     plan, course = PLANS[entry.name], Course(seed, steps, progress)
-    target, family = teacher(entry.target), FAMILIES[plan.family]
-    encoder, reader = Encoder(family, family.build_processor()), reader_of(target)
+    target, encoder = teacher(entry.target), _encoder(entry.target)
     said = said_by(target, encoder, course.cut(plan.pool, BATCH), course)
+    given = lessons(said, encoder, BATCH, seed)
+    return {"answers": len(said), **teach(plan, reader_of(target), given, folder, course)}
+
+
+def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
+    """Tokens per round at five drafted tokens, and at as many as the head is meant for."""
+    assert entry.target is not None
+    asked = list(held_out(_encoder(entry.target), count))
+    return lengths(PLANS[entry.name], teacher(entry.target), load(entry, folder), asked)
+
+
+def teach(
+    plan: HeadPlan, reader: Reader, given: Iterator[Lesson], folder: Path, course: Course
+) -> dict[str, int]:
+    """Teach a new head of a target, and write it in float16; figures of how it was made."""
     counts = torch.zeros(reader.vocabulary, dtype=torch.int64)
     head: Any = plan.training.begin(reader, counts, **plan.changes).train()
 
@@ -101,40 +110,45 @@ def train(
         matrices, others = divided(head, learnt(head))
         fit(
             others,
-            lessons(said, encoder, BATCH, seed),
+            given,
             lambda lesson: plan.training.loss(reader, head, lesson),
             *(plan.fall, "head", course, matrices),
         )
     return {
         "steps": course.cut(plan.fall.steps),
-        "answers": len(said),
         "parameters": sum(p.numel() for p in head.parameters()),
     }
 
 
-def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
-    """Tokens per round at five drafted tokens, and at as many as the head is meant for."""
-    assert entry.target is not None
-    plan, head, target = PLANS[entry.name], load(entry, folder), teacher(entry.target)
-    family = FAMILIES[plan.family]
-    encoder = Encoder(family, family.build_processor())
-    asked = list(held_out(encoder, count))
-    lengths = {"acceptance_length": 5, "deep_acceptance_length": plan.drafted}
+def lengths(
+    plan: HeadPlan,
+    target: Any,
+    head: Any,
+    asked: Sequence[Mapping[str, Any]],
+    max_new_tokens: int = MAX_NEW_TOKENS,
+) -> dict[str, float]:
+    """Tokens per round over requests: of five drafted tokens, and of the plan's number."""
+    drafted = {"acceptance_length": 5, "deep_acceptance_length": plan.drafted}
     found = {
-        name: acceptance(target, plan.recipe, head, asked, length)
-        for name, length in lengths.items()
+        name: acceptance(target, plan.recipe, head, asked, length, max_new_tokens)
+        for name, length in drafted.items()
     }
     return {**found, "drafted": plan.drafted}
 
 
 def acceptance(
-    target: Any, recipe: str, head: Any, asked: Sequence[Mapping[str, Tensor]], length: int
+    target: Any,
+    recipe: str,
+    head: Any,
+    asked: Sequence[Mapping[str, Any]],
+    length: int,
+    max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> float:
     """Mean acceptance length of greedy chains of `length` drafted tokens over requests."""
     fast = accelerate(target, recipe, drafter=head, length=length)
     accepted = rounds = 0
     for inputs in asked:
-        stats = fast.generate(**inputs, do_sample=False, max_new_tokens=MAX_NEW_TOKENS).stats
+        stats = fast.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens).stats
         accepted += stats.num_accepted_draft_tokens
         rounds += stats.num_spec_steps
     return round(1 + accepted / max(rounds, 1), 2)
@@ -168,3 +182,7 @@ def lessons(said: Sequence[Sample], encoder: Encoder, batch: int, seed: int) -> 
             longest = max(map(len, rows))
             tokens = [row + [-1] * (longest - len(row)) for row in rows]
             yield Lesson(inputs_of(part, encoder), torch.tensor(tokens))
+
+
+def _encoder(target: str) -> Encoder:
+    return Encoder(FAMILIES[target], FAMILIES[target].build_processor())

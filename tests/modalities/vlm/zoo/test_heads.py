@@ -43,7 +43,7 @@ def _encoder(family: str) -> Encoder:
 
 
 def encoder(name: str) -> Encoder:
-    return _encoder(PLANS[name].family)
+    return _encoder(str(zoo.info(name).target))
 
 
 def asked(name: str, rows: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
