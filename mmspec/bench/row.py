@@ -11,7 +11,7 @@ from mmspec.bench import aggregate
 from mmspec.bench.efficiency import Efficiency
 from mmspec.bench.race import Laps, Ratio
 from mmspec.bench.report import Report
-from mmspec.modality import Answer, Answers, Workload
+from mmspec.modality import Answer, Answers, Quality, Workload
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,14 @@ class Found:
     reference: str  # plain decoding, or who stands in for it
     base: str | None  # the first baseline, where it took part
     efficiencies: Mapping[str, Efficiency] = field(default_factory=dict)
+    judged: dict[tuple[str, str], list[tuple[float, float]]] = field(default_factory=dict)
+
+    def judge(self, name: str, quality: Quality) -> list[tuple[float, float]]:
+        """What a judge makes of each answer of a contestant, with weights; asked once."""
+        key = (name, quality.name)
+        if key not in self.judged:
+            self.judged[key] = list(quality.judge(self.shown[name], self.shown))
+        return self.judged[key]
 
 
 def row(name: str, found: Found, drafter: str | None = None) -> Row:
@@ -159,9 +167,7 @@ def _qualities(found: Found, name: str) -> dict[str, dict[str, float | None]]:
         return {}
     made: dict[str, dict[str, float | None]] = {}
     for quality in found.workload.qualities:
-        mine, plain = (
-            list(quality.judge(found.shown[one], found.shown)) for one in (name, found.reference)
-        )
+        mine, plain = (found.judge(one, quality) for one in (name, found.reference))
         if not mine:
             continue
         value, uncertain = _mean(mine)
