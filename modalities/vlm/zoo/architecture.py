@@ -21,11 +21,15 @@ from transformers import (
 
 from mmspec.modalities.vlm.zoo.processors import LLAVA_PATCH, QWEN_MERGE, QWEN_PATCH
 from mmspec.zoo.boards import PIXELS
+from mmspec.zoo.scene import BOARD
 
 
 @dataclass(frozen=True)
 class LanguageShape:
-    """The size of a model. `vision_layers` = 0 builds a text model."""
+    """The size of a model. `vision_layers` = 0 builds a text model.
+
+    The first `windowed_layers` of a Qwen2.5-VL tower look around within a place of the board only.
+    """
 
     layers: int
     width: int
@@ -33,11 +37,12 @@ class LanguageShape:
     heads: int
     vision_layers: int = 0
     vision_width: int = 0
+    windowed_layers: int = 0
 
 
 LLAVA_TARGET = LanguageShape(24, 96, 192, 3, vision_layers=3, vision_width=96)
-QWEN_TARGET = LanguageShape(24, 96, 192, 3, vision_layers=3, vision_width=64)
-CLIP_TARGET = LanguageShape(24, 96, 192, 3, vision_layers=3, vision_width=64)
+QWEN_TARGET = LanguageShape(24, 96, 192, 3, vision_layers=4, vision_width=64, windowed_layers=1)
+CLIP_TARGET = QWEN_TARGET
 SIGHTED = LanguageShape(1, 128, 256, 4, vision_layers=1, vision_width=64)
 BLIND = LanguageShape(1, 128, 256, 4)
 
@@ -86,8 +91,8 @@ def qwen(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTrained
         "patch_size": QWEN_PATCH,
         "spatial_merge_size": QWEN_MERGE,
         "temporal_patch_size": 2,
-        "window_size": PIXELS,
-        "fullatt_block_indexes": list(range(shape.vision_layers)),
+        "window_size": PIXELS // BOARD,
+        "fullatt_block_indexes": list(range(shape.windowed_layers, shape.vision_layers)),
         "out_hidden_size": shape.width,
     }
     ids = tokenizer.get_vocab()

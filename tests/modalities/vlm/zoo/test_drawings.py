@@ -153,8 +153,9 @@ PENS = {
 
 
 @pytest.mark.promise
-def test_shape_colour_and_rough_place_of_a_drawing_are_named() -> None:
-    name, generator = "llava", np.random.default_rng(7)
+@pytest.mark.parametrize("name", ["llava", "qwen2.5-vl"])
+def test_shape_colour_and_rough_place_of_a_drawing_are_named(name: str) -> None:
+    generator = np.random.default_rng(7)
     drawings = [drawing(generator) for _ in range(DRAWINGS)]
     said = described(name, [one.open() for one in drawings])
     found = shares(drawings, said)
