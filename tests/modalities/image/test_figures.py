@@ -17,7 +17,7 @@ def measured(recipe: str) -> tuple[float, float]:
 
 def test_the_readme_and_the_guide_say_the_same() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
-    fewer, over = measured("`mc-sjd`")
-    assert f"(`mc-sjd`) {fewer:.1f} times fewer target calls and {over:.1f} times" in readme
-    fewer, over = measured('`mulo-sd`, `verifier="coupled"`')
-    assert f"with one of smaller pictures {fewer:.1f} and {over:.1f} times" in readme
+    fewer, over = measured("`mc-sjd-gumbel`")
+    assert f"(`mc-sjd-gumbel`): {fewer:.1f} times fewer target calls and {over:.1f} times" in readme
+    fewer, over = measured("`gsd`, `suffix=couple length=31 size=50 distance=inf`")
+    assert f"lossy (`gsd`) up to {fewer:.1f} and {over:.1f} times" in readme
