@@ -97,7 +97,7 @@ PLANS = {
         400,
         (Fall(800, 1e-3), Fall(450, 7e-4), Fall(1000, 9e-4)),
         start="llava",
-        anywhere=(Fall(12000, 1e-3),),
+        anywhere=(Fall(12000, 1e-3), Fall(4000, 7e-4)),
     ),
     "qwen2.5-vl-drafter": LanguagePlan(
         "qwen2.5-vl",

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from mmspec import zoo
-from mmspec.modalities.vlm.zoo.batches import Encoder, Sample
+from mmspec.modalities.vlm.zoo.batches import Encoder, Sample, as_drawing, on_materials
 from mmspec.modalities.vlm.zoo.evaluate import acceptance, facts_right
 from mmspec.modalities.vlm.zoo.families import FAMILIES
+from mmspec.modalities.vlm.zoo.train import PLANS
 from mmspec.zoo.boards import pixels
 from mmspec.zoo.language import examples, format_prompt, words
 
@@ -115,6 +116,29 @@ def test_drafters_follow_and_the_sighted_one_follows_further(name: Any) -> None:
     )
     assert 2.5 <= sighted <= 5
     assert sighted > blind + 0.3
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("looks", [on_materials, as_drawing])
+@pytest.mark.parametrize("name", PICTURED)
+def test_drafters_that_see_follow_on_any_ground(name: Any, looks: Any) -> None:
+    encoder, target = Encoder(FAMILIES[name], zoo.processor(name)), zoo.load(name)
+    drafter: Any = zoo.info(name).drafter
+    assert acceptance(zoo.load(drafter), target, encoder, 32, looks=looks) > 3.2
+
+
+@pytest.mark.parametrize("name", list(PLANS))
+def test_plans_build_what_is_there(name: Any) -> None:
+    """Weights of the same shapes, and windows of the same layers and size."""
+    family, there = FAMILIES[PLANS[name].family], zoo.load(name)
+    made = family.build(PLANS[name].shape, family.build_processor().tokenizer)
+    assert {n: w.shape for n, w in made.named_parameters()} == {
+        n: w.shape for n, w in there.named_parameters()
+    }
+    if hasattr(there.config, "vision_config") and PLANS[name].family == "qwen2.5-vl":
+        for setting in ("fullatt_block_indexes", "window_size"):
+            ours, theirs = (getattr(m.config.vision_config, setting) for m in (made, there))
+            assert list(np.atleast_1d(ours)) == list(np.atleast_1d(theirs))
 
 
 def test_pictures_matter_to_a_target() -> None:

@@ -121,7 +121,7 @@ def test_sight_helps_and_the_wrong_picture_hurts(name: str) -> None:
     model = loaded(name)
     sighted = accelerated(name, model, "coupled")
     blind = accelerated(name, model, "spd-mllm")
-    given = list(requests(name, 12, 4))
+    given = list(requests(name, 32, 4))
     accepted = {"sighted": 0, "blind": 0, "deceived": 0}
     steps = dict.fromkeys(accepted, 0)
     for request, other in zip(given, given[1:] + given[:1], strict=True):
@@ -136,7 +136,7 @@ def test_sight_helps_and_the_wrong_picture_hurts(name: str) -> None:
             accepted[kind] += out.stats.num_accepted_draft_tokens
             steps[kind] += out.stats.num_spec_steps
     length = {kind: 1 + accepted[kind] / steps[kind] for kind in accepted}
-    assert length["sighted"] > length["blind"] + 0.2  # 0.6 over 128 prompts, for LLaVA
+    assert length["sighted"] > length["blind"] + 0.4
     assert length["sighted"] > length["deceived"] + 0.4
     assert 2.5 <= length["sighted"] <= 5.5
 
