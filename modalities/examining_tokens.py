@@ -70,8 +70,10 @@ def examine(
     ]
     if isinstance(models[-1], HEADS) and drafter is not None:
         return [*found, *_head(reader(models[0]), models[1])]
+    found.append(both("family", models, lambda model: reader(model).family.name))
+    if examining.is_refused(found[-1:]):
+        return found
     found += [
-        both("family", models, lambda model: reader(model).family.name),
         both("cache layers", models, _layers),
         both("branches (trees), batch > 1", models, _branches),
     ]

@@ -47,6 +47,7 @@ _GRANITE_CTC = CtcHead(
     lambda model: model.model.encoder.out,
     _granite_frames,
 )
+_READ = ("input_ids", "args", "kwargs")  # one of them takes the tokens of whatever generates
 # classes whose logits are not divided as those of the language model in them: what generate() draws
 # from them is sharper than the model, by that factor in the temperature
 _UNDIVIDED = {"granite_speech": "logits_scaling", "granite_speech_plus": "logits_scaling"}
@@ -78,6 +79,11 @@ def reader(model: Any, families: Mapping[str, Family]) -> Reader:
     made: Reader
     if getattr(model.config, "is_encoder_decoder", False):
         made = EncoderDecoder(model, described)
+    elif _hf.forward_names(model).isdisjoint(_READ):
+        raise ValueError(
+            f"{type(model).__name__} reads no tokens, so nothing can be generated with it; if it "
+            "is a head, name its target here and give it as drafter="
+        )
     else:
         made = Backbone(model, described)
     made.reader_maker = partial(reader, families=families)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mmspec import recipes, registry, zoo
+from mmspec import accelerate, recipes, registry, zoo
 from mmspec.cli import main
 from mmspec.cli.bench import _title
 from mmspec.cli.choosing import choose
@@ -240,6 +240,14 @@ def test_every_modality_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None
     ):
         assert main(["doctor", *pair, "--json"]) == 1
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("head", ["llava-feature-head", "llava-medusa", "image-head"])
+def test_a_head_is_no_target(capsys: pytest.CaptureFixture[str], head: str) -> None:
+    assert main(["doctor", f"zoo:{head}"]) == 1
+    assert "give it as drafter=" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="reads no tokens"):
+        accelerate(zoo.load(head))
 
 
 @pytest.mark.parametrize(
