@@ -6,8 +6,11 @@ and facts are computed from it.
 
 from __future__ import annotations
 
+import itertools
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 from PIL import Image
@@ -100,14 +103,17 @@ def moving_scenes(
     count: int, split: Split = "train", seed: int = 0
 ) -> list[tuple[MovingScene, int]]:
     """`count` moving scenes of one side of the split, each with the number it was drawn from."""
-    number = (seed << 24) + (_HELD_OUT_NUMBERS if split == "held-out" else _NUMBERS)
-    found: list[tuple[MovingScene, int]] = []
-    while len(found) < count:
+    return list(islice(endless_scenes(split, seed), count))
+
+
+def endless_scenes(split: Split = "train", seed: int = 0) -> Iterator[tuple[MovingScene, int]]:
+    """The same without end."""
+    for number in itertools.count(
+        (seed << 24) + (_HELD_OUT_NUMBERS if split == "held-out" else _NUMBERS)
+    ):
         drawn = _drawn(number)
         if drawn is not None and drawn.split == split:
-            found.append((drawn, number))
-        number += 1
-    return found
+            yield drawn, number
 
 
 def _drawn(number: int) -> MovingScene | None:

@@ -19,7 +19,7 @@ from mmspec.modalities.vlm.zoo.clips import (
     ASKED,
     MAX_NEW_TOKENS,
     AnsweredClips,
-    SeenClips,
+    Clips,
     requests,
     told_of,
 )
@@ -34,6 +34,7 @@ from mmspec.training.fitting import Course, Fall, chunks
 from mmspec.training.heads import Lesson, ReadLesson
 from mmspec.training.reporting import Report
 from mmspec.zoo.happenings import clip_examples, tell
+from mmspec.zoo.moving import moving_scenes
 from mmspec.zoo.training import teacher
 
 ABOUT = """\
@@ -66,12 +67,12 @@ def train(
     """Let the target talk about drawn clips, and teach a head to say the same."""
     assert entry.target is not None
     course, reader = Course(seed, steps, progress), reader_of(teacher(entry.target))
-    clips = SeenClips.drawn(course.cut(PLAN.pool, BATCH) // QUESTIONS, course)
+    clips = moving_scenes(course.cut(PLAN.pool, BATCH) // QUESTIONS, seed=seed)
     with TemporaryDirectory() as scratch:
         cache = FeatureCache(Path(scratch), {}, None)
         said = heard(reader, clip_processor(), clips, cache, course)
         made = teach(PLAN, reader, lessons(said, cache, BATCH, seed), folder, course)
-    return {"clips": len(clips.frames), "answers": len(said), **made}
+    return {"clips": len(clips), "answers": len(said), **made}
 
 
 def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
@@ -96,7 +97,7 @@ class HeardAnswer:
 
 
 def heard(
-    reader: Reader, processor: Any, clips: SeenClips, cache: FeatureCache, course: Course
+    reader: Reader, processor: Any, clips: Clips, cache: FeatureCache, course: Course
 ) -> list[HeardAnswer]:
     """Answers of the target to questions about all clips; the cache holds what it made of them.
 
@@ -104,11 +105,9 @@ def heard(
     of similar length are asked together.
     """
     asked = [
-        (clip, number + late)
-        for clip, (_, number) in enumerate(clips.scenes)
-        for late in range(QUESTIONS)
+        (clip, number + late) for clip, (_, number) in enumerate(clips) for late in range(QUESTIONS)
     ]
-    asked.sort(key=lambda one: len(tell(clips.scenes[one[0]][0], one[1])[1]))
+    asked.sort(key=lambda one: len(tell(clips[one[0]][0], one[1])[1]))
     said: list[HeardAnswer] = []
     for some in chunks(asked, ASKED, "listen", course.progress):
         with LayerStatesHook(reader, (0, len(reader.layers))) as noted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import einops
@@ -15,17 +16,20 @@ from torch.nn.utils.rnn import pad_sequence
 from mmspec.modalities.vlm.asking import chat
 from mmspec.modalities.vlm.zoo.batches import IGNORED
 from mmspec.modalities.vlm.zoo.processors import QWEN_MERGE, QWEN_PATCH
+from mmspec.modalities.vlm.zoo.slot_words import SlotWords
 from mmspec.training.fitting import shuffled
 from mmspec.zoo.boards import BOARD_CLASSES, PIXELS, as_pictures
 from mmspec.zoo.happenings import tell
-from mmspec.zoo.moving import DIRECTIONS, FRAMES, MOST_MOVES, MovingScene
+from mmspec.zoo.language import ExampleKind
+from mmspec.zoo.moving import DIRECTIONS, FRAMES, MOST_MOVES, MovingScene, endless_scenes
 from mmspec.zoo.scene import BOARD, COLOURS, SHAPES
 
 GRIDS = FRAMES // 2  # moments that the model sees, two frames each
 SIDE = PIXELS // QWEN_PATCH // QWEN_MERGE  # slots in a row of a moment
 SLOTS = GRIDS * SIDE**2
-SIGHT_CLASSES = (*BOARD_CLASSES, 1 + len(DIRECTIONS))
-STORY_CLASSES = (*SIGHT_CLASSES, 1 + BOARD**2, 1 + BOARD**2, 2 + MOST_MOVES)
+_WAYS, _PLACES = 1 + len(DIRECTIONS), 1 + BOARD**2
+STORY_CLASSES = (*BOARD_CLASSES, _WAYS, _PLACES, _PLACES, 2 + MOST_MOVES, _WAYS)
+CAPTIONS = 0.2  # of the questions of a lesson; they are long
 
 _NEAR = 0.45  # cells, along each axis
 
@@ -34,8 +38,8 @@ _NEAR = 0.45  # cells, along each axis
 class ClipBatch:
     """B clips, and behind each several questions with their answers, which do not see each other.
 
-    features: (B, SLOTS, D) what the vision tower makes of them; story: (B, SLOTS, 7) as `sights`
-    has it; ids, groups: (B, L), group 0 is the clip and -1 padding; positions: (3, B, L); labels:
+    features: (B, n, D) what slots show, of all moments or some; story: (B, n, 8) as `sights` has
+    it; ids, groups: (B, L), group 0 is the clip and -1 padding; positions: (3, B, L); labels:
     (B, L) of what comes next, IGNORED outside of answers.
     """
 
@@ -77,9 +81,9 @@ def clip_features(model: Any, frames: np.ndarray) -> Tensor:  # (B, F, P, P, 3) 
     return torch.stack(tuple(seen))
 
 
-def sights(scene: MovingScene) -> Tensor:  # -> (SLOTS, 7)
-    """Whose slot each is: name, colour, size, which way it goes; where it is, where it was at
-    first, and as which in order it moves, or has moved.
+def sights(scene: MovingScene) -> Tensor:  # -> (SLOTS, 8)
+    """Whose slot each is: name, colour, size, which way it goes, where it is; where it was at
+    first, as which in order it moves or has moved, and which way.
 
     A thing has the slots whose middles are near its own. Elsewhere all is 0, which is nothing; also
     no direction, and no move so far.
@@ -97,34 +101,21 @@ def sights(scene: MovingScene) -> Tensor:  # -> (SLOTS, 7)
             x = 0.5 + np.mean([one.column + one.shift[0] for one in pair])
             y = 0.5 + np.mean([one.row + one.shift[1] for one in pair])
             begun = move is not None and move.first <= 2 * grid
-            way = 0
-            if move is not None and move.first < 2 * grid + 1 <= move.last:
-                way = 1 + DIRECTIONS.index(move.direction)
+            moved = 1 + DIRECTIONS.index(move.direction) if move is not None and begun else 0
+            goes = move is not None and move.first < 2 * grid + 1 <= move.last
             here = BOARD * int(y) + int(x)
             origin = BOARD * thing.row + thing.column
             across, down = (abs(middles - at) < _NEAR for at in (x, y))
-            story = (way, 1 + here, 1 + origin, 1 + order * begun)
+            story = (moved * goes, 1 + here, 1 + origin, 1 + order * begun, moved)
             found[grid, down[:, None] & across] = (*looks, *story)
     return torch.from_numpy(found).flatten(0, 2)
 
 
 class ClipTeacher:
-    """Makes batches of clips whose features (N, SLOTS, D) are known, with fresh questions.
+    """Makes batches of clips without end, with so many questions to each."""
 
-    `said` replaces the right answers by those of a model: (prompt, answer) pairs of each clip.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        processor: Any,
-        clips: Sequence[tuple[MovingScene, int]],
-        features: Tensor,
-        questions: int,
-        said: Sequence[Sequence[tuple[str, str]]] | None = None,
-    ) -> None:
-        self.tokenizer, self.clips, self.features = processor.tokenizer, clips, features
-        self.questions, self.said = questions, said
+    def __init__(self, model: Any, processor: Any, questions: int) -> None:
+        self.tokenizer, self.questions = processor.tokenizer, questions
         before, self.after = chat(processor, "@", ["video"]).split("@")
         pad = processor.video_token
         self.opening = self.tokenizer(before.replace(pad, pad * SLOTS)).input_ids
@@ -137,31 +128,65 @@ class ClipTeacher:
             video_grid_thw=torch.tensor([[GRIDS, side, side]]),
             second_per_grid_ts=torch.tensor([1.0]),
         )  # (3, 1, opening)
+        self.first = self.opening.index(model.config.video_token_id)
         self.next = int(self.places[:, 0, -1].max()) + 1
 
-    def batches(self, batch: int, seed: int) -> Iterator[ClipBatch]:
-        """Batches without end."""
-        generator = np.random.default_rng((seed, 17))
-        for picked in shuffled(len(self.clips) // batch * batch, batch, generator):
-            rows = [self._asked(int(i), generator) for i in picked]
-            story = torch.stack([sights(self.clips[i][0]) for i in picked])
-            yield self._packed(self.features[picked].float(), story, rows)
+    def told(self, words: SlotWords, batch: int, moments: int, seed: int) -> Iterator[ClipBatch]:
+        """Clips that nobody has drawn: slots show in words what a tower is to show of them."""
+        generator, scenes = np.random.default_rng((seed, 17)), endless_scenes("train", seed)
+        while True:
+            clips = [scene for scene, _ in islice(scenes, batch)]
+            story = torch.stack([sights(scene) for scene in clips])
+            rows = [self._asked(scene, generator) for scene in clips]
+            kept = torch.stack([some_moments(scene, moments, generator) for scene in clips])
+            yield self._packed(words.shown(story), story, rows, kept)
 
-    def _asked(self, clip: int, generator: np.random.Generator) -> list[tuple[str, str]]:
-        if self.said is not None:
-            given = self.said[clip]
-            return [given[k] for k in generator.permutation(len(given))[: self.questions]]
-        scene, _ = self.clips[clip]
-        return [tell(scene, int(generator.integers(1 << 40)))[:2] for _ in range(self.questions)]
+    def seen(
+        self,
+        clips: Sequence[MovingScene],
+        features: Tensor,
+        batch: int,
+        moments: int,
+        seed: int,
+        said: Sequence[Sequence[tuple[str, str]]] | None = None,
+    ) -> Iterator[ClipBatch]:
+        """Clips of which a tower shows `features` (N, SLOTS, D).
+
+        `said` replaces the right answers by those of a model: (prompt, answer) pairs of each clip.
+        """
+        generator = np.random.default_rng((seed, 17))
+        for picked in shuffled(len(clips) // batch * batch, batch, generator):
+            story = torch.stack([sights(clips[i]) for i in picked])
+            if said is None:
+                rows = [self._asked(clips[i], generator) for i in picked]
+            else:
+                rows = [self._some(said[i], generator) for i in picked]
+            kept = torch.stack([some_moments(clips[i], moments, generator) for i in picked])
+            yield self._packed(features[picked].float(), story, rows, kept)
+
+    def _asked(self, scene: MovingScene, generator: np.random.Generator) -> list[tuple[str, str]]:
+        kinds: list[ExampleKind] = [
+            "caption" if generator.random() < CAPTIONS else "question"
+            for _ in range(self.questions)
+        ]
+        return [tell(scene, int(generator.integers(1 << 40)), kind)[:2] for kind in kinds]
+
+    def _some(
+        self, given: Sequence[tuple[str, str]], generator: np.random.Generator
+    ) -> list[tuple[str, str]]:
+        return [given[k] for k in generator.permutation(len(given))[: self.questions]]
 
     def _packed(
-        self, features: Tensor, story: Tensor, rows: list[list[tuple[str, str]]]
+        self, features: Tensor, story: Tensor, rows: list[list[tuple[str, str]]], kept: Tensor
     ) -> ClipBatch:
-        start, end = len(self.opening), self.tokenizer.eos_token_id
+        slots = (kept[:, :, None] * SIDE**2 + torch.arange(SIDE**2)).flatten(1)  # (B, n)
+        opening, end = torch.tensor(self.opening), self.tokenizer.eos_token_id
+        before, behind = range(self.first), range(self.first + SLOTS, len(self.opening))
         ids, groups, labels, places = [], [], [], []
-        for row in rows:
-            line, group, label = [*self.opening], [0] * start, [IGNORED] * start
-            place = [self.places[:, 0]]
+        for row, shown in zip(rows, slots.tolist(), strict=True):
+            read = [*before, *(self.first + slot for slot in shown), *behind]
+            line, group, label = opening[read].tolist(), [0] * len(read), [IGNORED] * len(read)
+            place = [self.places[:, 0, read]]
             for number, (prompt, answer) in enumerate(row, 1):
                 asked = self.tokenizer(prompt + self.after).input_ids
                 told = [*self.tokenizer(answer).input_ids, end]
@@ -175,13 +200,25 @@ class ClipTeacher:
             labels.append(torch.tensor(label))
             places.append(torch.cat(place, 1).T)
         return ClipBatch(
-            features,
-            story,
+            features.take_along_dim(slots[..., None], 1),
+            story.take_along_dim(slots[..., None], 1),
             pad_sequence(ids, True, self.tokenizer.pad_token_id),
             pad_sequence(places, True, 0).permute(2, 0, 1),
             pad_sequence(groups, True, -1),
             pad_sequence(labels, True, IGNORED),
         )
+
+
+def some_moments(scene: MovingScene, count: int, generator: np.random.Generator) -> Tensor:
+    """So many moments of a clip, in order: the first, the last, one of each move, and others.
+
+    What is asked of the clip can be told from them, in lessons that are shorter by all the rest.
+    """
+    needed = {0, GRIDS - 1}
+    needed |= {int(generator.integers(m.first + 1, m.last + 1)) // 2 for m in scene.moves}
+    others = [moment for moment in range(GRIDS) if moment not in needed]
+    kept = [*needed, *generator.permutation(others)[: count - len(needed)]]
+    return torch.tensor(sorted(map(int, kept)))
 
 
 def clip_states(model: Any, item: ClipBatch) -> Tensor:  # -> (n, D)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from mmspec.modalities.vlm.zoo.architecture import CLIP_TARGET, SIGHTED, Languag
 from mmspec.modalities.vlm.zoo.batches import IGNORED
 from mmspec.modalities.vlm.zoo.clip_lessons import (
     GRIDS,
-    SIGHT_CLASSES,
     SLOTS,
     STORY_CLASSES,
     ClipBatch,
@@ -31,22 +31,26 @@ from mmspec.modalities.vlm.zoo.clip_lessons import (
 from mmspec.modalities.vlm.zoo.evaluate import acceptance_length
 from mmspec.modalities.vlm.zoo.loading import load
 from mmspec.modalities.vlm.zoo.processors import clip_processor
+from mmspec.modalities.vlm.zoo.slot_words import SlotWords
 from mmspec.modalities.vlm.zoo.train import save
 from mmspec.modality import Entry
 from mmspec.training.expansion import expand
 from mmspec.training.fitting import Course, Fall, chunks, divided, fit
+from mmspec.training.likeness import begin_with_likeness
 from mmspec.training.reporting import Report
+from mmspec.zoo.boards import pixels
 from mmspec.zoo.happenings import ClipExample, clip_examples, score_clip, tell
-from mmspec.zoo.moving import FRAMES, MovingScene, moving_scenes
+from mmspec.zoo.moving import FRAMES, MovingScene, endless_scenes, moving_scenes
 from mmspec.zoo.training import kept, teacher
 
 ABOUT = """\
 Knows only moving scenes of the `mmspec` zoo: things of the Scene world that go from place to place
 on paper, one after the other, in a clip of 32 frames, two a second.
 
-A target learned from drawn clips: its tower to see things and which way they go, then a shallow
-text model to answer, then deeper ones grown from it. A drafter learned from what its target says.
-Both were made in several goes, one stage of the plan after the other.
+A target's tower learned from drawn frames to show in words what is there and which way it goes, and
+its text model, a shallow one, to answer from such words; then from what the tower shows, with
+layers grown between its own. A drafter learned from what its target says. The target was made in
+several goes, one stage of the plan after the other, the tower beside the text model.
 """
 NOTES = """\
 `facts` is the share of facts right in what it says greedily of held-out clips: what moves, which
@@ -56,46 +60,29 @@ Both are measured on the float16 weights, run in float32.
 """
 HELD_OUT = 100
 MAX_NEW_TOKENS = 160
-FIRST = 4  # layers of the text model that learn first
-GROWTH = (  # what they grow into
-    (8, (Fall(600, 1.5e-3), Fall(240, 8e-4))),
-    (CLIP_TARGET.layers, (Fall(20, 4e-4),)),
-)
-POOL, QUESTIONS, BATCH = 3000, 6, 4  # clips, questions to each, clips in a batch
+FIRST = 6  # layers of the text model that learn first
+WATCHING = Fall(3000, 1.5e-3)
 SEEN = 48  # moments of clips in a batch of the tower
+POOL, QUESTIONS = 5000, 6  # clips that the tower looks at, and questions to each
 SPOKEN, TOLD, ASKED = 400, 3, 16  # clips that a drafter hears of, questions to each, in a batch
-WATCHING, FOLLOWING = Fall(300, 1.5e-3), Fall(1200, 2e-3)
+GLANCING = Fall(600, 1.5e-3)
 
 
 @dataclass(frozen=True)
-class ClipCourse:
-    """The tower learns, then the text model in falls of the rate on what that tower sees."""
+class Telling:
+    """Lessons of the text model: clips in a batch, and moments of each."""
 
-    seeing: Fall
-    telling: tuple[Fall, ...]
-
-
-COURSES = (  # the first falls found the tower wanting
-    ClipCourse(Fall(150, 1.5e-3), (Fall(600, 2e-3), Fall(600, 1.5e-3), Fall(600, 1e-3))),
-    ClipCourse(Fall(500, 1.5e-3), (Fall(500, 1.5e-3), Fall(500, 1.2e-3), Fall(400, 8e-4))),
-)
+    fall: Fall
+    batch: int
+    moments: int
 
 
-@dataclass(frozen=True)
-class SeenClips:
-    """Moving scenes with their numbers, and their frames (N, FRAMES, P, P, 3) as bytes."""
+READING = (Telling(Fall(3000, 2e-3), 8, 6),)  # of clips that are told in words
+TELLING = (Telling(Fall(1700, 1.5e-3), 12, 8), Telling(Fall(1000, 1e-3), 12, GRIDS))
+DEEP = Telling(Fall(100, 4e-4), 8, GRIDS)  # with all layers
+FOLLOWED = Telling(Fall(1200, 2e-3), 4, GRIDS)  # of a drafter
 
-    scenes: list[tuple[MovingScene, int]]
-    frames: np.ndarray
-
-    @staticmethod
-    def drawn(count: int, course: Course) -> SeenClips:
-        """So many of the training side."""
-        scenes, shown = moving_scenes(count, "train", course.seed), []
-        for at, (scene, _) in enumerate(scenes):
-            shown.append(frames_of(scene))
-            course.progress("draw", at + 1, count, float("nan"))
-        return SeenClips(scenes, np.stack(shown))
+Clips = Sequence[tuple[MovingScene, int]]  # with their numbers
 
 
 def train(
@@ -118,21 +105,22 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     return {"facts": round(right / max(asked, 1), 4)}
 
 
-def learn_to_watch(model: Any, clips: SeenClips, fall: Fall, course: Course) -> None:
-    """Train the vision tower to tell what is where in two frames, and which way it goes."""
-    heads = SlotHeads(model.config.text_config.hidden_size, SIGHT_CLASSES)
-    generator = np.random.default_rng((course.seed, 18))
+def learn_to_watch(model: Any, words: SlotWords, fall: Fall, course: Course) -> None:
+    """Train the vision tower to show what is where in two frames, and which way it goes."""
+    generator, scenes = np.random.default_rng((course.seed, 18)), endless_scenes("train")
 
-    def loss_of(_: None) -> Tensor:
-        picked = [int(i) for i in generator.integers(len(clips.scenes), size=SEEN)]
-        shown = [(i, _busy(clips.scenes[i][0], generator)) for i in picked]
-        frames = np.stack([clips.frames[i, 2 * grid : 2 * grid + 2] for i, grid in shown])
-        stories = [sights(clips.scenes[i][0]).unflatten(0, (GRIDS, -1))[grid] for i, grid in shown]
-        return heads.loss(clip_features(model, frames), torch.stack(stories))
+    def loss_of(_: object) -> Tensor:
+        shown, stories = [], []
+        for scene, _ in islice(scenes, SEEN):
+            grid = _busy(scene, generator)
+            pair = [pixels(scene.at(2 * grid + late)) for late in range(2)]
+            shown.append(np.stack(pair))
+            stories.append(sights(scene).unflatten(0, (GRIDS, -1))[grid])
+        return words.loss(clip_features(model, np.stack(shown)), torch.stack(stories))
 
     tower = model.model.visual
     matrices, others = divided(tower.blocks, tower.parameters())
-    fit([*others, *heads.parameters()], _forever(), loss_of, fall, "see", course, matrices)
+    fit(others, repeat(None), loss_of, fall, "see", course, matrices)
 
 
 class SlotHeads(nn.Module):
@@ -154,12 +142,18 @@ class SlotHeads(nn.Module):
 
 
 def learn_to_tell(
-    model: Any, lessons: ClipTeacher, fall: Fall, course: Course, heads: SlotHeads | None = None
+    model: Any,
+    lessons: Iterator[ClipBatch],
+    fall: Fall,
+    course: Course,
+    heads: SlotHeads | None = None,
 ) -> None:
     """Train the text model on the words of answers; the tower stays as it is.
 
-    With `heads`, the states of slots in the middle of the text model learn what is there, too:
-    without it a model finds out late that places and times are to be read from positions.
+    A question counts by the root of its answer's length: whether a thing moves at all is one word
+    of one sentence, and captions are long. With `heads`, the states of slots in the middle of the
+    text model learn what is there, too: without it a model finds out late that places and times are
+    to be read from positions.
     """
     decoder = model.model.language_model
 
@@ -167,16 +161,20 @@ def learn_to_tell(
         layers = clip_layers(model, item)
         answered = item.labels != IGNORED
         logits = model.lm_head(layers[-1][answered]).float()
-        told = functional.cross_entropy(logits, item.labels[answered])
+        each = functional.cross_entropy(logits, item.labels[answered], reduction="none")
+        rows = torch.arange(len(item.ids))[:, None] * (1 + item.groups.max())
+        question = (rows + item.groups)[answered]
+        weights = torch.bincount(question)[question].rsqrt()
+        told = (each * weights).sum() / weights.sum()
         if heads is None:
             return told
         is_slot = item.ids == model.config.video_token_id
-        slots = layers[len(layers) // 2][is_slot].unflatten(0, (-1, SLOTS))
+        slots = layers[len(layers) // 2][is_slot].view(*item.story.shape[:2], -1)
         return told + heads.loss(slots, item.story)
 
     matrices, others = divided(decoder.layers, decoder.parameters())
     others += [] if heads is None else list(heads.parameters())
-    fit(others, lessons.batches(BATCH, course.seed), loss_of, fall, "tell", course, matrices)
+    fit(others, lessons, loss_of, fall, "tell", course, matrices)
 
 
 def begin_to_see(model: Any, name: str) -> None:
@@ -186,13 +184,16 @@ def begin_to_see(model: Any, name: str) -> None:
 
 
 @torch.no_grad()
-def looked_at(model: Any, clips: SeenClips, course: Course) -> Tensor:  # -> (N, SLOTS, D) float16
-    """What the tower makes of all clips."""
-    found = []
-    for at in range(len(clips.frames)):
-        found.append(clip_features(model, clips.frames[at : at + 1]).half())
-        course.progress("look", at + 1, len(clips.frames), float("nan"))
-    return torch.cat(found)
+def looked_at(model: Any, clips: Clips, course: Course) -> Tensor:  # -> (N, SLOTS, D) float16
+    """What the tower makes of all clips. Moments that are alike are looked at once."""
+    found = torch.empty(len(clips), SLOTS, model.config.text_config.hidden_size).half()
+    for at, (scene, _) in enumerate(clips):
+        frames = frames_of(scene)
+        moments, of = np.unique(frames.reshape(GRIDS, -1), axis=0, return_inverse=True)
+        features = clip_features(model, moments.reshape(len(moments), 2, *frames.shape[1:]))
+        found[at] = features[torch.from_numpy(of.ravel())].flatten(0, 1)
+        course.progress("look", at + 1, len(clips), float("nan"))
+    return found
 
 
 @torch.no_grad()
@@ -236,27 +237,32 @@ def acceptance(drafter: Any, target: Any, processor: Any, count: int, k: int = 5
 def _target(folder: Path, course: Course) -> dict[str, Any]:
     processor: Any = clip_processor()
     model: Any = clip_qwen(replace(CLIP_TARGET, layers=FIRST), processor.tokenizer).train()
-    clips = SeenClips.drawn(course.cut(POOL, BATCH), course)
-    heads = SlotHeads(CLIP_TARGET.width, STORY_CLASSES)
+    begin_with_likeness(model.model.language_model.layers)
     begin_to_see(model, "qwen2.5-vl")
-    for one in COURSES:
+    words = SlotWords.of(model, processor.tokenizer)
+    heads = SlotHeads(CLIP_TARGET.width, STORY_CLASSES)
+    teacher = ClipTeacher(model, processor, QUESTIONS)
+    learn_to_watch(model, words, WATCHING, course)
+    for one in READING:
         course = course.later(1)
-        learn_to_watch(model, clips, one.seeing, course)
-        features = looked_at(model, clips, course)
-        lessons = ClipTeacher(model, processor, clips.scenes, features, QUESTIONS)
-        for fall in one.telling:
-            course = course.later(1)
-            learn_to_tell(model, lessons, fall, course, heads)
+        lessons = teacher.told(words, one.batch, one.moments, course.seed)
+        learn_to_tell(model, lessons, one.fall, course, heads)
+    clips = moving_scenes(course.cut(POOL, DEEP.batch), seed=course.seed)
+    features = looked_at(model, clips, course)
+
+    def taught(one: Telling, at: Course) -> None:
+        scenes = [scene for scene, _ in clips]
+        lessons = teacher.seen(scenes, features, one.batch, one.moments, at.seed)
+        learn_to_tell(model, lessons, one.fall, at, heads)
+
     with kept(lambda: save(model, processor, folder, sees=True)):
-        for layers, falls in GROWTH:
-            model = deepened(model, processor, replace(CLIP_TARGET, layers=layers))
-            for fall in falls:
-                course = course.later(1)
-                learn_to_tell(model, lessons, fall, course, heads)
-    told = [*(one.telling for one in COURSES), *(falls for _, falls in GROWTH)]
+        for number, one in enumerate(TELLING, 1):
+            taught(one, course.later(number))
+        model = deepened(model, processor, CLIP_TARGET)
+        taught(DEEP, course)
     return {
-        "steps": sum(course.cut(fall.steps) for falls in told for fall in falls),
-        "clips": len(clips.frames),
+        "steps": sum(course.cut(one.fall.steps) for one in (*READING, *TELLING, DEEP)),
+        "clips": len(clips),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
@@ -265,26 +271,33 @@ def _drafter(entry: Entry, folder: Path, course: Course) -> dict[str, Any]:
     assert entry.target is not None
     processor: Any = clip_processor()
     model, target = clip_qwen(SIGHTED, processor.tokenizer).train(), teacher(entry.target)
-    clips = SeenClips.drawn(course.cut(SPOKEN, BATCH), course.later(1))
+    begin_with_likeness(model.model.language_model.layers)
+    clips = moving_scenes(course.cut(SPOKEN, FOLLOWED.batch), seed=course.seed + 1)
     with kept(lambda: save(model, processor, folder, sees=True)):
         begin_to_see(model, "qwen2.5-vl-drafter")
-        learn_to_watch(model, clips, WATCHING, course)
+        learn_to_watch(model, SlotWords.of(model, processor.tokenizer), GLANCING, course)
         said = spoken(target, processor, clips, course)
-        features = looked_at(model, clips, course)
-        lessons = ClipTeacher(model, processor, clips.scenes, features, TOLD, said)
-        learn_to_tell(model, lessons, FOLLOWING, course)
+        lessons = ClipTeacher(model, processor, TOLD).seen(
+            [scene for scene, _ in clips],
+            looked_at(model, clips, course),
+            FOLLOWED.batch,
+            FOLLOWED.moments,
+            course.seed,
+            said,
+        )
+        learn_to_tell(model, lessons, FOLLOWED.fall, course)
     return {
-        "steps": course.cut(FOLLOWING.steps),
+        "steps": course.cut(FOLLOWED.fall.steps),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
 
 def spoken(
-    target: Any, processor: Any, clips: SeenClips, course: Course
+    target: Any, processor: Any, clips: Clips, course: Course
 ) -> list[list[tuple[str, str]]]:
     """Questions about each clip, and what a model answers to them."""
-    asked = [(clip, number) for clip in range(len(clips.scenes)) for number in range(TOLD)]
-    said: list[list[tuple[str, str]]] = [[] for _ in clips.scenes]
+    asked = [(clip, number) for clip in range(len(clips)) for number in range(TOLD)]
+    said: list[list[tuple[str, str]]] = [[] for _ in clips]
     for some in chunks(asked, ASKED, "speak", course.progress):
         made = told_of(target, processor, clips, some)
         for (clip, _), prompt, text in zip(some, made.prompts, made.texts, strict=True):
@@ -293,11 +306,11 @@ def spoken(
 
 
 def told_of(
-    target: Any, processor: Any, clips: SeenClips, asked: Sequence[tuple[int, int]]
+    target: Any, processor: Any, clips: Clips, asked: Sequence[tuple[int, int]]
 ) -> AnsweredClips:
     """Greedy answers to questions, each a clip's place and the number that `tell` picks it by."""
-    prompts = [tell(clips.scenes[clip][0], number)[0] for clip, number in asked]
-    shown = [torch.from_numpy(clips.frames[clip]).permute(0, 3, 1, 2) for clip, _ in asked]
+    prompts = [tell(clips[clip][0], number)[0] for clip, number in asked]
+    shown = [torch.from_numpy(frames_of(clips[clip][0])).permute(0, 3, 1, 2) for clip, _ in asked]
     return answered(target, processor, shown, prompts)
 
 
@@ -336,8 +349,3 @@ def _busy(scene: MovingScene, generator: np.random.Generator) -> int:
         return int(generator.integers(FRAMES // 2))
     move = scene.moves[generator.integers(len(scene.moves))]
     return int(generator.integers(move.first, move.last + 1)) // 2
-
-
-def _forever() -> Any:
-    while True:
-        yield None

@@ -21,6 +21,7 @@ from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.fitting import Course
 from mmspec.training.heads import Lesson, read_lesson
 from mmspec.zoo.happenings import clip_examples
+from mmspec.zoo.moving import moving_scenes
 
 NAME = "video-feature-head"
 FLOOR = 4.0  # tokens a round of eight drafted ones, on held-out clips; the card says a little more
@@ -37,7 +38,7 @@ def read(processor: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, Any
     """A small model, its answers to two questions, and what it read giving them."""
     torch.manual_seed(0)
     reader = reader_of(clip_qwen(SMALL, processor.tokenizer).eval())
-    shown = clips.SeenClips.drawn(2, Course())
+    shown = moving_scenes(2)
     monkeypatch.setattr(clips, "MAX_NEW_TOKENS", 6)
     with LayerStatesHook(reader, (0, len(reader.layers))) as noted:
         made = clips.told_of(reader.model, processor, shown, [(0, 3), (1, 5)])
@@ -64,7 +65,7 @@ def test_states_of_answers_are_those_of_a_second_reading(read: Any) -> None:
 def test_lessons_are_rows_of_the_cache(read: Any, processor: Any, tmp_path: Path) -> None:
     """As a head is told of them, they are what the target reads of prompt and answer."""
     reader, _, _ = read
-    shown, cache = clips.SeenClips.drawn(1, Course()), FeatureCache(tmp_path, {}, None)
+    shown, cache = moving_scenes(1), FeatureCache(tmp_path, {}, None)
     said = clip_heads.heard(reader, processor, shown, cache, Course())
     assert len(said) == clip_heads.QUESTIONS
     lesson = next(lessons(said, cache, len(said), 0))

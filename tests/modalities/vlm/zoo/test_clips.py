@@ -22,20 +22,22 @@ from mmspec.modalities.vlm.zoo.clip_lessons import (
     clip_features,
     clip_inputs,
     clip_states,
+    frames_of,
     sights,
 )
 from mmspec.modalities.vlm.zoo.processors import clip_processor
-from mmspec.training.fitting import Course
+from mmspec.modalities.vlm.zoo.slot_words import SlotWords
+from mmspec.training.likeness import begin_with_likeness
 from mmspec.zoo import train
-from mmspec.zoo.moving import BUNDLED_CLIP, FRAMES
+from mmspec.zoo.moving import BUNDLED_CLIP, FRAMES, MovingScene, moving_scenes
 from mmspec.zoo.scene import COLOURS, SHAPES
 
 SMALL = LanguageShape(2, 96, 96, 3, vision_layers=1, vision_width=64)
 
 
 @pytest.fixture(scope="module")
-def seen() -> clips.SeenClips:
-    return clips.SeenClips.drawn(2, Course())
+def scenes() -> list[MovingScene]:
+    return [scene for scene, _ in moving_scenes(2)]
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +51,23 @@ def model(processor: Any) -> Any:
     return clip_qwen(SMALL, processor.tokenizer).eval()
 
 
-def test_frames_are_read_as_the_processor_reads_them(seen: Any, processor: Any) -> None:
-    shown = torch.from_numpy(seen.frames[0]).permute(0, 3, 1, 2)
+def test_frames_are_read_as_the_processor_reads_them(scenes: Any, processor: Any) -> None:
+    frames = frames_of(scenes[0])
+    shown = torch.from_numpy(frames).permute(0, 3, 1, 2)
     asked = processor.video_processor([shown], do_sample_frames=False, return_tensors="pt")
-    own = clip_inputs(seen.frames[:1])
+    own = clip_inputs(frames[None])
     assert torch.equal(own["video_grid_thw"], asked["video_grid_thw"])
     torch.testing.assert_close(own["pixel_values_videos"], asked["pixel_values_videos"])
 
 
 @torch.no_grad()
-def test_packed_questions_are_read_as_each_alone(seen: Any, processor: Any, model: Any) -> None:
-    features = torch.cat([clip_features(model, one[None]) for one in seen.frames])
-    lessons = ClipTeacher(model, processor, seen.scenes, features, questions=3)
-    item = next(lessons.batches(2, 0))
+def test_packed_questions_are_read_as_each_alone(scenes: Any, processor: Any, model: Any) -> None:
+    features = torch.cat([clip_features(model, frames_of(one)[None]) for one in scenes])
+    item = next(ClipTeacher(model, processor, 3).seen(scenes, features, 2, GRIDS, 0))
     states, at = clip_states(model, item), 0
     for row, known in enumerate(item.features):
         clip = next(i for i in range(2) if torch.equal(features[i], known))
-        film = films.read(torch.from_numpy(seen.frames[clip]).permute(0, 3, 1, 2), FRAMES)
+        film = films.read(torch.from_numpy(frames_of(scenes[clip])).permute(0, 3, 1, 2), FRAMES)
         for group in (1, 2, 3):
             ids = item.ids[row][item.groups[row] == group]
             learnt = item.labels[row][item.groups[row] == group] != IGNORED
@@ -95,23 +97,24 @@ def test_what_is_to_be_seen_is_where_it_is() -> None:
         seen = torch.zeros(SIDE, SIDE, dtype=torch.bool)
         seen[corner, columns] = True
         assert torch.equal(star[grid], seen)
-    name, _, size, way, here, origin, order = story[0, 0, 0].tolist()
+    name, _, size, way, here, origin, order, moved = story[0, 0, 0].tolist()
     assert (name, size, way, here, origin, order) == (1 + SHAPES.index("star"), 2, 0, 1, 1, 1)
+    assert moved == 0
     moving = story[3][star[3]]  # frames 6 and 7; it leaves after frame 4
     assert len(moving) in (2, 4)
-    assert moving[:, 3:].unique(dim=0).tolist() == [[2, 2, 1, 2]]  # right, at the top, first
+    assert moving[:, 3:].unique(dim=0).tolist() == [[2, 2, 1, 2, 2]]  # right, at the top, first
     there = story[-1][star[-1]]
-    assert there[:, 3:].unique(dim=0).tolist() == [[0, 3, 1, 2]]
+    assert there[:, 3:].unique(dim=0).tolist() == [[0, 3, 1, 2, 2]]
     assert (story[:, middle, middle, 1] == purple).all()
-    assert (story[:, middle, middle, 3:] == torch.tensor([0, 5, 5, 1])).all()
+    assert (story[:, middle, middle, 3:] == torch.tensor([0, 5, 5, 1, 0])).all()
     assert int(story[-1, 4:, 0:2, 6].min()) == 3  # the ring was the second to move
     assert not story[0, 2:4, 4:].any()
 
 
-def test_heads_of_slots_are_told_what_they_should_say(seen: Any) -> None:
+def test_heads_of_slots_are_told_what_they_should_say(scenes: Any) -> None:
     torch.manual_seed(0)
     heads = clips.SlotHeads(8, STORY_CLASSES)
-    story = torch.stack([sights(scene) for scene, _ in seen.scenes])
+    story = torch.stack([sights(scene) for scene in scenes])
     states = torch.randn(2, SLOTS, 8)
     first = heads.loss(states, story)
     with torch.no_grad():  # what says "nothing" is right where nothing is
@@ -126,13 +129,69 @@ def test_heads_of_slots_are_told_what_they_should_say(seen: Any) -> None:
     assert first.isfinite()
 
 
+def test_lessons_of_some_moments_keep_what_is_asked_and_its_time(
+    scenes: Any, processor: Any, model: Any
+) -> None:
+    """Slots have the features, the story and the positions that they have in the whole clip."""
+    teacher, features = ClipTeacher(model, processor, 2), torch.randn(2, SLOTS, 96)
+    whole, part = (next(teacher.seen(scenes, features, 2, n, 0)) for n in (GRIDS, 7))
+    slot = model.config.video_token_id
+    for row in range(2):
+        found, wanted = (one.positions[:, row, one.ids[row] == slot].T for one in (part, whole))
+        at = (wanted[None] == found[:, None]).all(-1).int().argmax(1)
+        assert at.diff().min() > 0
+        assert len(at) == 7 * SIDE**2
+        assert torch.equal(wanted[at], found)
+        assert torch.equal(part.features[row], whole.features[row, at])
+        assert torch.equal(part.story[row], whole.story[row, at])
+        moments = set((at // SIDE**2).tolist())
+        assert {0, GRIDS - 1} <= moments
+        moving = whole.story[row].unflatten(0, (GRIDS, -1))[..., [3, 6]].flatten(0, 1)
+        orders = {int(order) for way, order in moving if way}
+        shown = {int(order) for way, order in part.story[row][:, [3, 6]] if way}
+        assert shown == orders
+
+
+@torch.no_grad()
+def test_slots_show_in_words_what_can_be_told_apart_again(
+    scenes: Any, processor: Any, model: Any
+) -> None:
+    torch.manual_seed(0)
+    words = SlotWords.of(model, processor.tokenizer)
+    story = torch.stack([sights(scene) for scene in scenes])
+    shown = words.shown(story)
+    for column, table in enumerate(words.tables):
+        rest = shown - table[story[..., column]]
+        away = (rest[..., None, :] + table - shown[..., None, :]).square().sum(-1)
+        assert torch.equal(away.argmin(-1), story[..., column])
+    right = words.loss(shown, story)
+    assert right < words.loss(0.5 * shown, story) < words.loss(-shown, story)
+    others = story.roll(1, 1)
+    assert right < words.loss(words.shown(others), story)
+    red = model.get_input_embeddings().weight[processor.tokenizer.vocab["red"]]
+    assert torch.equal(words.tables[1][1 + COLOURS.index("red")], red)
+
+
+@torch.no_grad()
+def test_attention_that_begins_with_likeness_finds_and_copies(processor: Any) -> None:
+    torch.manual_seed(0)
+    layers = clip_qwen(SMALL, processor.tokenizer).model.language_model.layers
+    begin_with_likeness(layers)
+    given = torch.randn(8, 96)
+    attention = layers[0].self_attn
+    law = (attention.q_proj(given) @ attention.k_proj(given).T).softmax(-1)
+    assert law.diagonal().min() > 0.99
+    copied = attention.o_proj(attention.v_proj(given))
+    torch.testing.assert_close(copied, 0.25 * given, rtol=1e-4, atol=1e-4)
+
+
 @torch.no_grad()
 def test_a_deeper_model_begins_with_the_answers_of_the_shallow_one(
-    seen: Any, processor: Any, model: Any
+    scenes: Any, processor: Any, model: Any
 ) -> None:
     deep = clips.deepened(model, processor, LanguageShape(**{**vars(SMALL), "layers": 6}))
-    features = clip_features(model, seen.frames[:1])
-    item = next(ClipTeacher(model, processor, seen.scenes[:1], features, 1).batches(1, 0))
+    features = clip_features(model, frames_of(scenes[0])[None])
+    item = next(ClipTeacher(model, processor, 1).seen(scenes[:1], features, 1, GRIDS, 0))
     torch.testing.assert_close(clip_states(deep.eval(), item), clip_states(model, item))
     assert len(deep.model.language_model.layers) == 6
 
@@ -142,7 +201,7 @@ def test_a_deeper_model_begins_with_the_answers_of_the_shallow_one(
 def test_training_writes_a_checkpoint_that_loads(name: Any, tmp_path: Any) -> None:
     stages: list[str] = []
     train(name, tmp_path, steps=1, progress=lambda *told: stages.append(told[0]))
-    assert {"draw", "see", "look", "tell"} <= set(stages)
+    assert {"see", "look", "tell"} <= set(stages)
     assert f"zoo train {name}" in (tmp_path / "README.md").read_text()
 
 
