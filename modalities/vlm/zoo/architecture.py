@@ -111,9 +111,9 @@ def qwen(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTrained
 def clip_qwen(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """A Qwen2.5-VL model for clips of some seconds: a step in time is as wide as one in space.
 
-    Time has the four fastest angles, the slowest of which turns by half in the clip, so that earlier
-    and later can be told apart; rows have the next, columns the rest. Most of these are so slow
-    that a word finds what it is about anywhere in the clip.
+    Time has the four fastest angles, the slowest of which turns by half in the clip: earlier can be
+    told from later. Rows have the next, columns the rest. Most of these are so slow that a word
+    finds what it is about anywhere in the clip.
     """
     config: Any = qwen(shape, tokenizer).config
     half = shape.width // shape.heads // 2
