@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -80,8 +80,20 @@ def score_clip(example: ClipExample, text: str) -> tuple[int, int]:
 
     What a text makes up, or tells twice, is one more fact, which is wrong.
     """
-    facts, told = example.facts, Counter(_told(text))
-    wanted = Counter(value for kind, value in facts if kind == "told")
+    return _score(example.facts, _told(text), text)
+
+
+def score_motion(example: ClipExample, text: str) -> tuple[int, int]:
+    """The same of what moves where to and in which order, and of what stays.
+
+    Where things are at first and at last does not count.
+    """
+    facts = tuple(fact for fact in example.facts if not _PLACED.search(fact[1]))
+    return _score(facts, [one for one in _told(text) if not _PLACED.search(one)], text)
+
+
+def _score(facts: Sequence[Fact], said: Sequence[str], text: str) -> tuple[int, int]:
+    told, wanted = Counter(said), Counter(value for kind, value in facts if kind == "told")
     right = (told & wanted).total()
     asked = len(facts) + (max(0, told.total() - wanted.total()) if wanted else 0)
     movers = [who for who, moves, *_ in _SENTENCE.findall(text) if moves]
@@ -103,6 +115,7 @@ _SENTENCE = re.compile(
     rf"| (stays|is) at ({_PLACE}))"
 )
 _LAST = "at last"
+_PLACED = re.compile(" (begins|ends) ")
 
 
 def _told(text: str) -> list[str]:

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmspec.zoo.happenings import ClipExample, clip_examples, clip_words, score_clip, tell
+from mmspec.zoo.happenings import (
+    ClipExample,
+    clip_examples,
+    clip_words,
+    score_clip,
+    score_motion,
+    tell,
+)
 from mmspec.zoo.language import words
 from mmspec.zoo.moving import BUNDLED_CLIP, FRAMES, MovingScene, moving_scenes
 
@@ -87,6 +94,20 @@ def test_what_is_made_up_counts_as_wrong() -> None:
     right, asked = score_clip(example, more)
     assert asked == len(facts) + 1
     assert right == len(facts) - 1  # and the order is not that one
+
+
+def test_facts_of_motion_leave_out_where_things_are_at_first_and_at_last() -> None:
+    prompt, answer, facts = tell(BUNDLED_CLIP, 0, "caption")
+    example = ClipExample([], prompt, answer, facts)
+    assert score_motion(example, answer) == (3, 3)  # two moves and their order
+    first, rest = answer.split(". ", 1)
+    moves, _ = rest.split(" at last ")
+    assert score_motion(example, moves) == (3, 3)
+    assert score_motion(example, f"{first}.")[0] == 0
+    more = answer + " the red cross moves up from bottom to top."
+    assert score_motion(example, more) == (2, 4)
+    still = clip_examples(40, "train", kind="question", size=24)
+    assert all(score_motion(one, one.answer) == (len(one.facts),) * 2 for one in still)
 
 
 def test_order_counts() -> None:

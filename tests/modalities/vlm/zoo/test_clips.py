@@ -209,11 +209,10 @@ def test_training_writes_a_checkpoint_that_loads(name: Any, tmp_path: Any) -> No
 def test_the_shipped_pair_is_as_good_as_its_cards_say() -> None:
     for name, margin in (("video", 0.1), ("video-drafter", 0.5)):
         entry, folder = zoo.info(name), zoo.path(name)
-        (figure, found), *others = clips.measure(entry, folder, 24).items()
-        assert not others
         rows = (folder / "README.md").read_text().splitlines()
         told = {key.strip(): value.strip() for _, key, value, _ in map(cells, rows) if value}
-        assert found >= float(told[figure.replace("_", " ")]) - margin
+        for figure, found in clips.measure(entry, folder, 24).items():
+            assert found >= float(told[figure.replace("_", " ")]) - margin
 
 
 def cells(line: str) -> tuple[str, str, str, str]:
