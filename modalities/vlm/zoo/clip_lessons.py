@@ -17,7 +17,7 @@ from mmspec.modalities.vlm.asking import chat
 from mmspec.modalities.vlm.zoo.batches import IGNORED
 from mmspec.modalities.vlm.zoo.processors import QWEN_MERGE, QWEN_PATCH
 from mmspec.modalities.vlm.zoo.slot_words import SlotWords
-from mmspec.training.fitting import shuffled
+from mmspec.training.fitting import Fall, shuffled
 from mmspec.zoo.boards import BOARD_CLASSES, PIXELS, as_pictures
 from mmspec.zoo.happenings import tell
 from mmspec.zoo.language import ExampleKind
@@ -29,9 +29,18 @@ SIDE = PIXELS // QWEN_PATCH // QWEN_MERGE  # slots in a row of a moment
 SLOTS = GRIDS * SIDE**2
 _WAYS, _PLACES = 1 + len(DIRECTIONS), 1 + BOARD**2
 STORY_CLASSES = (*BOARD_CLASSES, _WAYS, _PLACES, _PLACES, 2 + MOST_MOVES, _WAYS)
-CAPTIONS = 0.2  # of the questions of a lesson; they are long
 
 _NEAR = 0.45  # cells, along each axis
+
+
+@dataclass(frozen=True)
+class Telling:
+    """Lessons of the text model: clips in a batch, moments of each, and how many ask to caption."""
+
+    fall: Fall
+    batch: int
+    moments: int
+    captions: float = 0.2
 
 
 @dataclass(frozen=True)
@@ -131,22 +140,21 @@ class ClipTeacher:
         self.first = self.opening.index(model.config.video_token_id)
         self.next = int(self.places[:, 0, -1].max()) + 1
 
-    def told(self, words: SlotWords, batch: int, moments: int, seed: int) -> Iterator[ClipBatch]:
+    def told(self, words: SlotWords, how: Telling, seed: int) -> Iterator[ClipBatch]:
         """Clips that nobody has drawn: slots show in words what a tower is to show of them."""
         generator, scenes = np.random.default_rng((seed, 17)), endless_scenes("train", seed)
         while True:
-            clips = [scene for scene, _ in islice(scenes, batch)]
+            clips = [scene for scene, _ in islice(scenes, how.batch)]
             story = torch.stack([sights(scene) for scene in clips])
-            rows = [self._asked(scene, generator) for scene in clips]
-            kept = torch.stack([some_moments(scene, moments, generator) for scene in clips])
+            rows = [self._asked(scene, how, generator) for scene in clips]
+            kept = torch.stack([some_moments(scene, how.moments, generator) for scene in clips])
             yield self._packed(words.shown(story), story, rows, kept)
 
     def seen(
         self,
         clips: Sequence[MovingScene],
         features: Tensor,
-        batch: int,
-        moments: int,
+        how: Telling,
         seed: int,
         said: Sequence[Sequence[tuple[str, str]]] | None = None,
     ) -> Iterator[ClipBatch]:
@@ -155,18 +163,20 @@ class ClipTeacher:
         `said` replaces the right answers by those of a model: (prompt, answer) pairs of each clip.
         """
         generator = np.random.default_rng((seed, 17))
-        for picked in shuffled(len(clips) // batch * batch, batch, generator):
+        for picked in shuffled(len(clips) // how.batch * how.batch, how.batch, generator):
             story = torch.stack([sights(clips[i]) for i in picked])
             if said is None:
-                rows = [self._asked(clips[i], generator) for i in picked]
+                rows = [self._asked(clips[i], how, generator) for i in picked]
             else:
                 rows = [self._some(said[i], generator) for i in picked]
-            kept = torch.stack([some_moments(clips[i], moments, generator) for i in picked])
+            kept = torch.stack([some_moments(clips[i], how.moments, generator) for i in picked])
             yield self._packed(features[picked].float(), story, rows, kept)
 
-    def _asked(self, scene: MovingScene, generator: np.random.Generator) -> list[tuple[str, str]]:
+    def _asked(
+        self, scene: MovingScene, how: Telling, generator: np.random.Generator
+    ) -> list[tuple[str, str]]:
         kinds: list[ExampleKind] = [
-            "caption" if generator.random() < CAPTIONS else "question"
+            "caption" if generator.random() < how.captions else "question"
             for _ in range(self.questions)
         ]
         return [tell(scene, int(generator.integers(1 << 40)), kind)[:2] for kind in kinds]

@@ -23,6 +23,7 @@ from mmspec.modalities.vlm.zoo.clip_lessons import (
     STORY_CLASSES,
     ClipBatch,
     ClipTeacher,
+    Telling,
     clip_features,
     clip_layers,
     frames_of,
@@ -69,18 +70,13 @@ SPOKEN, TOLD, ASKED = 400, 3, 16  # clips that a drafter hears of, questions to 
 GLANCING = Fall(600, 1.5e-3)
 
 
-@dataclass(frozen=True)
-class Telling:
-    """Lessons of the text model: clips in a batch, and moments of each."""
-
-    fall: Fall
-    batch: int
-    moments: int
-
-
 READING = Telling(Fall(3500, 2e-3), 8, 6)  # of clips that are told in words
-TELLING = (Telling(Fall(3000, 1.5e-3), 12, 8), Telling(Fall(1500, 1.2e-3), 8, GRIDS))
-DEEP = Telling(Fall(240, 4e-4), 6, GRIDS)  # with all layers
+TELLING = (
+    Telling(Fall(3000, 1.5e-3), 12, 8),
+    Telling(Fall(1500, 1.2e-3), 8, GRIDS),
+    Telling(Fall(450, 9e-4), 8, GRIDS, 0.55),
+)
+DEEP = Telling(Fall(80, 2e-4), 6, GRIDS, 0.4)  # with all layers
 FOLLOWED = Telling(Fall(1200, 2e-3), 4, GRIDS)  # of a drafter
 
 Clips = Sequence[tuple[MovingScene, int]]  # with their numbers
@@ -110,7 +106,8 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
 def _share(pairs: Iterable[tuple[int, int]]) -> float:
     """Of what was asked, what is right."""
     right, asked = (sum(column) for column in zip(*pairs, strict=True))
-    return round(right / max(asked, 1), 4)
+    share: float = round(right / max(asked, 1), 4)
+    return share
 
 
 def learn_to_watch(model: Any, words: SlotWords, fall: Fall, course: Course) -> None:
@@ -251,14 +248,14 @@ def _target(folder: Path, course: Course) -> dict[str, Any]:
     heads = SlotHeads(CLIP_TARGET.width, STORY_CLASSES)
     writer = ClipTeacher(model, processor, QUESTIONS)
     learn_to_watch(model, words, WATCHING, course)
-    lessons = writer.told(words, READING.batch, READING.moments, course.seed)
+    lessons = writer.told(words, READING, course.seed)
     learn_to_tell(model, lessons, READING.fall, course, heads)
     clips = moving_scenes(course.cut(POOL, TELLING[0].batch), seed=course.seed + 1)
     features = looked_at(model, clips, course)
 
     def taught(one: Telling, at: Course) -> None:
         scenes = [scene for scene, _ in clips]
-        lessons = writer.seen(scenes, features, one.batch, one.moments, at.seed)
+        lessons = writer.seen(scenes, features, one, at.seed)
         learn_to_tell(model, lessons, one.fall, at, heads)
 
     with kept(lambda: save(model, processor, folder, sees=True)):
@@ -286,8 +283,7 @@ def _drafter(entry: Entry, folder: Path, course: Course) -> dict[str, Any]:
         lessons = ClipTeacher(model, processor, TOLD).seen(
             [scene for scene, _ in clips],
             looked_at(model, clips, course),
-            FOLLOWED.batch,
-            FOLLOWED.moments,
+            FOLLOWED,
             course.seed,
             said,
         )

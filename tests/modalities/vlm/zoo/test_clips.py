@@ -19,6 +19,7 @@ from mmspec.modalities.vlm.zoo.clip_lessons import (
     SLOTS,
     STORY_CLASSES,
     ClipTeacher,
+    Telling,
     clip_features,
     clip_inputs,
     clip_states,
@@ -27,12 +28,17 @@ from mmspec.modalities.vlm.zoo.clip_lessons import (
 )
 from mmspec.modalities.vlm.zoo.processors import clip_processor
 from mmspec.modalities.vlm.zoo.slot_words import SlotWords
+from mmspec.training.fitting import Fall
 from mmspec.training.likeness import begin_with_likeness
 from mmspec.zoo import train
 from mmspec.zoo.moving import BUNDLED_CLIP, FRAMES, MovingScene, moving_scenes
 from mmspec.zoo.scene import COLOURS, SHAPES
 
 SMALL = LanguageShape(2, 96, 96, 3, vision_layers=1, vision_width=64)
+
+
+def lessons_of(batch: int, moments: int = GRIDS) -> Telling:
+    return Telling(Fall(1, 1e-3), batch, moments)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +69,7 @@ def test_frames_are_read_as_the_processor_reads_them(scenes: Any, processor: Any
 @torch.no_grad()
 def test_packed_questions_are_read_as_each_alone(scenes: Any, processor: Any, model: Any) -> None:
     features = torch.cat([clip_features(model, frames_of(one)[None]) for one in scenes])
-    item = next(ClipTeacher(model, processor, 3).seen(scenes, features, 2, GRIDS, 0))
+    item = next(ClipTeacher(model, processor, 3).seen(scenes, features, lessons_of(2), 0))
     states, at = clip_states(model, item), 0
     for row, known in enumerate(item.features):
         clip = next(i for i in range(2) if torch.equal(features[i], known))
@@ -134,7 +140,7 @@ def test_lessons_of_some_moments_keep_what_is_asked_and_its_time(
 ) -> None:
     """Slots have the features, the story and the positions that they have in the whole clip."""
     teacher, features = ClipTeacher(model, processor, 2), torch.randn(2, SLOTS, 96)
-    whole, part = (next(teacher.seen(scenes, features, 2, n, 0)) for n in (GRIDS, 7))
+    whole, part = (next(teacher.seen(scenes, features, lessons_of(2, n), 0)) for n in (GRIDS, 7))
     slot = model.config.video_token_id
     for row in range(2):
         found, wanted = (one.positions[:, row, one.ids[row] == slot].T for one in (part, whole))
@@ -191,7 +197,7 @@ def test_a_deeper_model_begins_with_the_answers_of_the_shallow_one(
 ) -> None:
     deep = clips.deepened(model, processor, LanguageShape(**{**vars(SMALL), "layers": 6}))
     features = clip_features(model, frames_of(scenes[0])[None])
-    item = next(ClipTeacher(model, processor, 1).seen(scenes[:1], features, 1, GRIDS, 0))
+    item = next(ClipTeacher(model, processor, 1).seen(scenes[:1], features, lessons_of(1), 0))
     torch.testing.assert_close(clip_states(deep.eval(), item), clip_states(model, item))
     assert len(deep.model.language_model.layers) == 6
 
