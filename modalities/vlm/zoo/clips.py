@@ -69,7 +69,6 @@ POOL, QUESTIONS = 5000, 6  # clips that the tower looks at, and questions to eac
 SPOKEN, TOLD, ASKED = 400, 3, 16  # clips that a drafter hears of, questions to each, in a batch
 GLANCING = Fall(600, 1.5e-3)
 
-
 READING = Telling(Fall(3500, 2e-3), 8, 6)  # of clips that are told in words
 TELLING = (
     Telling(Fall(3000, 1.5e-3), 12, 8),
@@ -155,22 +154,14 @@ def learn_to_tell(
 ) -> None:
     """Train the text model on the words of answers; the tower stays as it is.
 
-    A question counts by the root of its answer's length: whether a thing moves at all is one word
-    of one sentence, and captions are long. With `heads`, the states of slots in the middle of the
-    text model learn what is there, too: without it a model finds out late that places and times are
-    to be read from positions.
+    With `heads`, the states of slots in the middle of the text model learn what is there, too:
+    without it a model finds out late that places and times are to be read from positions.
     """
     decoder = model.model.language_model
 
     def loss_of(item: ClipBatch) -> Tensor:
         layers = clip_layers(model, item)
-        answered = item.labels != IGNORED
-        logits = model.lm_head(layers[-1][answered]).float()
-        each = functional.cross_entropy(logits, item.labels[answered], reduction="none")
-        rows = torch.arange(len(item.ids))[:, None] * (1 + item.groups.max())
-        question = (rows + item.groups)[answered]
-        weights = torch.bincount(question)[question].rsqrt()
-        told = (each * weights).sum() / weights.sum()
+        told = words_loss(model.lm_head(layers[-1][item.labels != IGNORED]).float(), item)
         if heads is None:
             return told
         is_slot = item.ids == model.config.video_token_id
@@ -180,6 +171,20 @@ def learn_to_tell(
     matrices, others = divided(decoder.layers, decoder.parameters())
     others += [] if heads is None else list(heads.parameters())
     fit(others, lessons, loss_of, fall, "tell", course, matrices)
+
+
+def words_loss(logits: Tensor, item: ClipBatch) -> Tensor:  # (n, V) -> ()
+    """Cross entropy of the words of answers, row by row.
+
+    A question counts by the root of its answer's length: whether a thing moves at all is one word
+    of one sentence, and captions are long.
+    """
+    answered = item.labels != IGNORED
+    each = functional.cross_entropy(logits, item.labels[answered], reduction="none")
+    rows = torch.arange(len(item.ids))[:, None] * (1 + item.groups.max())
+    question = (rows + item.groups)[answered]
+    weights = torch.bincount(question)[question].rsqrt()
+    return (each * weights).sum() / weights.sum()
 
 
 def begin_to_see(model: Any, name: str) -> None:

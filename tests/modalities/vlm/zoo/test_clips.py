@@ -158,6 +158,28 @@ def test_lessons_of_some_moments_keep_what_is_asked_and_its_time(
         assert shown == orders
 
 
+def test_a_question_counts_by_the_root_of_its_length(
+    scenes: Any, processor: Any, model: Any
+) -> None:
+    torch.manual_seed(0)
+    features = torch.randn(2, SLOTS, 96)
+    item = next(ClipTeacher(model, processor, 2).seen(scenes, features, lessons_of(2, 7), 0))
+    logits = torch.randn(int((item.labels != IGNORED).sum()), 200)
+    said, at, total = 0.0, 0, 0.0
+    lengths = set()
+    for row in range(2):
+        for group in (1, 2):
+            labels = item.labels[row][item.groups[row] == group]
+            labels = labels[labels != IGNORED]
+            mine = logits[at : at + len(labels)]
+            loss = torch.nn.functional.cross_entropy(mine, labels)
+            said, total = said + float(loss) * len(labels) ** 0.5, total + len(labels) ** 0.5
+            at += len(labels)
+            lengths.add(len(labels))
+    assert len(lengths) > 1
+    assert abs(float(clips.words_loss(logits, item)) - said / total) < 1e-4
+
+
 @torch.no_grad()
 def test_slots_show_in_words_what_can_be_told_apart_again(
     scenes: Any, processor: Any, model: Any
