@@ -8,7 +8,7 @@ transformers' `generate`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from typing import Any
@@ -242,6 +242,21 @@ def prefill_inputs(
 
 
 _GRIDS = ("image", "video")
+
+
+def places_by_itself(model: Any, inputs: Mapping[str, Any], unseen: Collection[str]) -> bool:
+    """Whether `position_ids` among inputs of a `custom_generate` hook are those of `generate()`.
+
+    It makes them before it calls the hook where nobody gave any, and without the inputs that it
+    left `unseen`, so that a model with M-RoPE knew of no picture. Others are the user's.
+    """
+    given = {n: one for n, one in inputs.items() if one is not None and n not in unseen}
+    found = given.pop("position_ids", None)
+    if found is None or model.config.is_encoder_decoder:
+        return False
+    source = given["input_ids"] if "input_ids" in given else given["inputs_embeds"]
+    made = model._prepare_position_ids_for_generation(source, given)
+    return made.shape == found.shape and bool((made == found).all())
 
 
 def next_inputs(

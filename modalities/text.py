@@ -138,19 +138,23 @@ class Text:
             )
         refuse_modes(model, config)
         media = {name: given[name] for name in MEDIA if given.get(name) is not None}
-        if media:  # what was prepared without the pictures is prepared again with them
-            rest = {name: value for name, value in rest.items() if name not in PREPARED}
+        if media:  # what was encoded without the pictures is encoded again with them
+            rest.pop("mm_encoder_outputs", None)
         kept = {name: value for name, value in rest.items() if name not in LOOP_ARGUMENTS}
-        inputs = {"input_ids": ids if ids.shape[1] else None, **media, **kept}
+        is_embedded = not ids.shape[1] and "inputs_embeds" in kept
+        inputs = {"input_ids": None if is_embedded else ids, **media, **kept}
+        check_carrier(inputs)
         if inputs.get("attention_mask") is None and not model.config.is_encoder_decoder:
             width = _hf.mask_length(config)  # of a mask that hid nothing, and was taken away
             if width is not None:
                 inputs["attention_mask"] = ids.new_ones(len(ids), width)
         cache = rest.get("past_key_values")
         cache = cache if cache is not None and _hf.is_given(cache) else None
-        if cache is None and ids.numel():
+        if cache is None and not is_embedded:
             mask = None if model.config.is_encoder_decoder else inputs.get("attention_mask")
             self.check({"input_ids": ids, **media, "attention_mask": mask})
+        if _hf.places_by_itself(model, {**inputs, "past_key_values": cache}, media):
+            inputs.pop("position_ids")
         inputs, past = self._begun(self.prepared(inputs), cache, given.get("drafter_inputs"))
         check_request(model, self.bound.backbone.family, unread(inputs, past))
         stop = Stop.from_config(config, given.get("stopping_criteria") or (), ids.shape[1])
@@ -285,7 +289,6 @@ LOOP_ARGUMENTS = frozenset(
     }
 )
 HOOK_OWN = ("seed", "row_ids", "drafter_inputs")  # arguments of ours
-PREPARED = ("position_ids", "mm_encoder_outputs")  # what transformers prepares from the pictures
 
 
 def _signature() -> inspect.Signature:

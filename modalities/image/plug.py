@@ -11,7 +11,7 @@ from mmspec import zoo
 from mmspec.modalities import tokens
 from mmspec.modalities.image import drawing, guided_text
 from mmspec.modalities.image.families import maker, reader
-from mmspec.modalities.text import HOOK, PREPARED, Text, placed
+from mmspec.modalities.text import HOOK, Text, placed
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal, model_type
 from mmspec.recipe import Recipe
@@ -41,11 +41,15 @@ class DrawingSession(tokens.TokenSession):
         return self.draw(args, arguments, loop)
 
     def text(self, guidance: Mapping[str, Any]) -> Text:
-        """What writes with this model, guided by further inputs; both prompts are placed anew."""
-        placed = PREPARED if guidance else ()
+        """What writes with this model, guided by further inputs; both prompts are placed by it."""
 
         def prepared(inputs: Mapping[str, Any]) -> dict[str, Any]:
-            return {n: value for n, value in inputs.items() if n not in placed} | dict(guidance)
+            if guidance and inputs.get("position_ids") is not None:
+                raise ValueError(
+                    "position_ids are places of one prompt, and guidance reads two; drop them, or "
+                    "pass guidance_scale=None"
+                )
+            return {**inputs, **guidance}
 
         return Text(self.bound, prepared)
 

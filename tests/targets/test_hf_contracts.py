@@ -174,6 +174,31 @@ def test_prefill_inputs_count_positions_behind_the_padding(model: Any) -> None:
     assert torch.equal(made["attention_mask"], MASK)
 
 
+@pytest.mark.parametrize("batch", [{}, {"batch": 2, "ragged": True}], ids=["one", "ragged"])
+@pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl"])
+def test_places_by_itself_tells_places_of_generate_from_those_of_a_user(
+    family: str, batch: Any
+) -> None:
+    """Made without the pictures that a hook names, and for as long a mask as there is."""
+    model, request, found = toys.model(family), toys.inputs(family, **batch), list[bool]()
+
+    def hook(
+        model: Any,
+        input_ids: Tensor,
+        pixel_values: Any = None,
+        image_grid_thw: Any = None,
+        **rest: Any,
+    ) -> Tensor:
+        inputs = {**rest, **request, "past_key_values": None}
+        found.append(_hf.places_by_itself(model, inputs, {"pixel_values", "image_grid_thw"}))
+        return input_ids
+
+    model.generate(**request, max_new_tokens=2, custom_generate=hook)
+    places = request["attention_mask"].cumsum(-1)
+    model.generate(**request, position_ids=places, max_new_tokens=2, custom_generate=hook)
+    assert found == [True, False]
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2_5_vl", "whisper", "qwen3_5"])
 def test_a_compiled_model_takes_what_the_model_takes(family: str) -> None:
     """torch.compile hides its arguments, and what cannot be seen is not refused as missing."""

@@ -122,6 +122,18 @@ def test_emu3_is_guided_in_generate_too(negative: bool) -> None:
     assert torch.equal(fast("emu3").generate(**theirs).sequences, wanted)
 
 
+def test_guidance_reads_two_prompts_and_takes_no_places() -> None:
+    theirs, _ = emu3_script()
+    places = theirs["attention_mask"].cumsum(-1).clamp_min(1) - 1
+    theirs = {**theirs, **allowed_of(places.shape[1]), "position_ids": places, "do_sample": False}
+    del theirs["image_sizes"]
+    with pytest.raises(ValueError, match=r"position_ids.*guidance reads two"):
+        fast("emu3").generate(**theirs)
+    places += 1  # else they are those that generate() makes
+    with pytest.raises(ValueError, match=r"position_ids.*guidance reads two"):
+        fast("emu3").model.generate(**theirs, custom_generate=fast("emu3"))
+
+
 def test_janus_under_custom_generate_is_refused() -> None:
     """Its own loop takes no other; in text mode there is nothing that reads its words here."""
     quick, given = fast("janus"), painters.request("janus", 1)
