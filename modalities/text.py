@@ -131,30 +131,12 @@ class Text:
         """
         given = HOOK.bind(*args, **arguments).arguments
         model, ids, config = given["model"], given["input_ids"], given["generation_config"]
-        rest = {**given.get("model_kwargs", {})}
         if model is not self.bound.model:
             raise ValueError(
                 "this was accelerated for another model; call accelerate() on this one"
             )
         refuse_modes(model, config)
-        media = {name: given[name] for name in MEDIA if given.get(name) is not None}
-        if media:  # what was encoded without the pictures is encoded again with them
-            rest.pop("mm_encoder_outputs", None)
-        kept = {name: value for name, value in rest.items() if name not in LOOP_ARGUMENTS}
-        is_embedded = not ids.shape[1] and "inputs_embeds" in kept
-        inputs = {"input_ids": None if is_embedded else ids, **media, **kept}
-        check_carrier(inputs)
-        if inputs.get("attention_mask") is None and not model.config.is_encoder_decoder:
-            width = _hf.mask_length(config)  # of a mask that hid nothing, and was taken away
-            if width is not None:
-                inputs["attention_mask"] = ids.new_ones(len(ids), width)
-        cache = rest.get("past_key_values")
-        cache = cache if cache is not None and _hf.is_given(cache) else None
-        if cache is None and not is_embedded:
-            mask = None if model.config.is_encoder_decoder else inputs.get("attention_mask")
-            self.check({"input_ids": ids, **media, "attention_mask": mask})
-        if _hf.places_by_itself(model, {**inputs, "past_key_values": cache}, media):
-            inputs.pop("position_ids")
+        inputs, cache = self._handed(given)
         inputs, past = self._begun(self.prepared(inputs), cache, given.get("drafter_inputs"))
         check_request(model, self.bound.backbone.family, unread(inputs, past))
         stop = Stop.from_config(config, given.get("stopping_criteria") or (), ids.shape[1])
@@ -174,6 +156,33 @@ class Text:
             logits=ending.logits,
             past_key_values=ending.cache,
         )
+
+    def _handed(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+        """Inputs, and the user's cache, out of what transformers made for its own loop.
+
+        What it made without the pictures, which the hook names, is left to be made with them.
+        Raises ValueError for what the model cannot read.
+        """
+        model, ids, rest = given["model"], given["input_ids"], {**given.get("model_kwargs", {})}
+        media = {name: given[name] for name in MEDIA if given.get(name) is not None}
+        if media:
+            rest.pop("mm_encoder_outputs", None)
+        kept = {name: value for name, value in rest.items() if name not in LOOP_ARGUMENTS}
+        is_embedded = not ids.shape[1] and "inputs_embeds" in kept
+        inputs = {"input_ids": None if is_embedded else ids, **media, **kept}
+        mask = None
+        if not model.config.is_encoder_decoder:
+            check_carrier(inputs)
+            mask, width = inputs.get("attention_mask"), _hf.mask_length(given["generation_config"])
+            if mask is None and width is not None:  # it hid nothing, and was taken away
+                mask = inputs["attention_mask"] = ids.new_ones(len(ids), width)
+        cache = rest.get("past_key_values")
+        cache = cache if cache is not None and _hf.is_given(cache) else None
+        if cache is None and not is_embedded:
+            self.check({"input_ids": ids, **media, "attention_mask": mask})
+        if _hf.places_by_itself(model, {**inputs, "past_key_values": cache}, media):
+            inputs.pop("position_ids")
+        return inputs, cache
 
     def check(self, inputs: Mapping[str, Any]) -> None:
         """Refuse tensors that the model cannot read. Raises ValueError."""
