@@ -14,6 +14,7 @@ from tests.toys import speaking
 DEMO = Path(__file__).parents[1] / "demos" / "image.py"
 
 
+@pytest.mark.promise
 def test_the_demo_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = speaking.save_pair(tmp_path)
     demo = runpy.run_path(str(DEMO))

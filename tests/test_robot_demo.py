@@ -24,6 +24,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**named, **how, "recipe": ["hold-last", "hold-last-tolerance"], "steps": 3, "seed": 4}
 
 
+@pytest.mark.promise
 def test_episodes_at_once_are_those_one_by_one(
     asked: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from tests.toys import voices
 DEMO = Path(__file__).parents[1] / "demos" / "tts.py"
 
 
+@pytest.mark.promise
 def test_the_demo_speaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, small = voices.saved(tmp_path / "model"), tmp_path / "small"
     voices.speaker(seed=1, layers=1).save_pretrained(small)

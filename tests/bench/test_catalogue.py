@@ -70,6 +70,7 @@ def test_all_without_weights_take_part() -> None:
     assert {"holistic", "uv-prune", "top-p-uniform"} <= {*usual()}
 
 
+@pytest.mark.promise
 def test_points_are_written_and_drawn(tmp_path: Path) -> None:
     found = measured("average-pool")
     found.write_csv(tmp_path / "points.csv")

@@ -86,6 +86,7 @@ def test_plain_decoding_is_not_held_against_itself() -> None:
     assert outcomes["greedy equality"].outcome == "passed"  # against generate()
 
 
+@pytest.mark.promise
 def test_seeds_tell_a_drifting_loop() -> None:
     """A coupled verifier whose noise is of another seed gives tokens of the law, but not these."""
 

@@ -104,6 +104,7 @@ def test_batches_compare_with_batched_generate() -> None:
     assert found.environment["batch"] == found.batch == 3
 
 
+@pytest.mark.promise
 def test_a_recipe_without_a_drafter_still_meets_assisted_generation() -> None:
     found = compared("llama", "prompt-lookup", efficiency=False)
     assert (found.row("assisted_as_shipped").speedup_end_to_end or 0) > 0

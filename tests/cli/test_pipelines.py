@@ -180,6 +180,7 @@ def test_a_zoo_without_weights_says_how_to_train(
     assert "train it with `mmspec zoo train diffusion`" in capsys.readouterr().err
 
 
+@pytest.mark.promise
 @needs_zoo
 def test_the_zoo_draws_what_was_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from mmspec.zoo.prompts import prompts

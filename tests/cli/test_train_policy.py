@@ -45,6 +45,7 @@ def run(capsys: pytest.CaptureFixture[str], asked: list[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.promise
 def test_slots_learn_what_the_policy_answers(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

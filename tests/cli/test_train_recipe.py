@@ -105,6 +105,7 @@ def stopped(at: int, by: BaseException) -> Iterator[None]:
         yield
 
 
+@pytest.mark.promise
 def test_a_training_that_was_killed_ends_with_the_same_weights(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,6 +35,7 @@ def score(
     return total
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(("seed", "weight"), covering(range(3), (0.0, 0.5, 2.0), strength=1))
 def test_the_whole_vocabulary_gives_the_best_of_all_paths(seed: int, weight: float) -> None:
     scores, first, bigrams = drawn(seed)

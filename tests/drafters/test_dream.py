@@ -177,6 +177,7 @@ def test_the_loss_is_the_papers() -> None:
     assert_close(short, long, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.promise
 def test_a_head_learns_to_draft_and_opens_its_gates(tmp_path: Any) -> None:
     told, own = lesson("llava", 3), target("llava")
     reader = backbone(own)

@@ -133,6 +133,7 @@ def test_a_temperature_of_0_is_the_argmax() -> None:
     assert bool(((drawn[0].mean(0) - law).abs() < 5 * error).all())
 
 
+@pytest.mark.promise
 def test_the_gate_learns_the_cheapest_branch_with_the_head() -> None:
     """The head stays as it is here, so what is cheapest is known; a price moves it."""
     told, reader = lesson(FAMILY, 1), backbone(target(FAMILY))

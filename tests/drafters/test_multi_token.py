@@ -88,6 +88,7 @@ def output(family: str, heads: Any, batch: int, **parts: Any) -> Any:
 # --- output and laws ------------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(("case", "family"), covering(CASES, ("llava", "llama"), strength=1))
 def test_output_is_the_targets_whatever_the_heads_say(case: tuple[int, str], family: str) -> None:
     batch, shape = case

@@ -131,6 +131,7 @@ def test_the_sound_is_encoded_once() -> None:
     assert counts == [1, 1]
 
 
+@pytest.mark.promise
 def test_transcripts_with_a_small_decoder() -> None:
     model = whisper()
     fast = mmspec.accelerate(

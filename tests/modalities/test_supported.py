@@ -84,6 +84,7 @@ def test_networks_that_cannot_be_shown_other_rows_are_refused() -> None:
         draw(mmspec.accelerate(shared("pag"), PLAIN), "pag", 1)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("name", "recipe", "options"),
     [

@@ -224,11 +224,12 @@ def is_proved(plan: Recipe) -> bool:
     return plan.exact and plan.gate is None and isinstance(plan.verifier, Coupled)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("name", "everywhere"),
     [
         *((name, False) for name in NAMES if not is_proved(recipes.get(name))),
-        *(pytest.param(name, True, marks=pytest.mark.promise) for name in NAMES),
+        *((name, True) for name in NAMES),
     ],
 )
 def test_a_recipe_of_tokens_is_what_it_says(name: str, everywhere: bool) -> None:
@@ -263,6 +264,7 @@ GATES = [
 ACTING = [name for name in recipes.names("actions") if GATED[name].gate is not None]
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("name", GATES)
 def test_a_gate_alone_is_what_the_recipe_says(name: str) -> None:
     """Beside a verifier that is exact; every gate that there is stands in some recipe."""
@@ -283,6 +285,7 @@ def gates() -> list[type[Gate]]:
     return [kind for kind in found if issubclass(kind, Gate) and not isabstract(kind)]
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("name", [*recipes.names("latents"), *recipes.names("patches")])
 def test_a_recipe_of_numbers_is_what_it_says(name: str) -> None:
     """What is made of its options is judged by its own label."""
@@ -328,6 +331,7 @@ def test_a_recipe_is_as_exact_as_what_its_drafter_records(reuse: str) -> None:
     assert fast.recipe.exact == suffix.REUSE[reuse](1.0).records_law
 
 
+@pytest.mark.promise
 def test_every_label_belongs_to_a_part_that_was_measured() -> None:
     """Most stand in a recipe; rules are judged without its walk, and what is left by itself."""
     reached = {repr(one): one for n in recipes.names() for part in parts(n) for one in inside(part)}

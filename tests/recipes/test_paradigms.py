@@ -89,6 +89,7 @@ def test_at_as_many_calls_the_error_is_about_the_authors() -> None:
     assert most["ours"] < 1.3 * most["theirs, 0.3"]
 
 
+@pytest.mark.promise
 def test_the_error_grows_with_the_tolerance() -> None:
     network, errors = denoiser(STEPS, D), []
     for tolerance in (0.0, 0.1, 1.0):

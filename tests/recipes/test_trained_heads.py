@@ -48,6 +48,7 @@ def check(name: str, family: str, batch: int, is_zeroed: bool, is_sampled: bool)
     assert torch.equal(out.sequences, expected(family, batch, is_sampled))
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(("name", "family"), QUICK)
 def test_output_is_the_targets(name: str, family: str) -> None:
     """Random heads sampled on ragged rows, zeroed ones greedily on one."""

@@ -107,6 +107,7 @@ def test_one_pass_of_hass_is_eagles_loss_and_the_likeliest_tokens() -> None:
     assert_close(more, expected + top, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("training", "maker", "parts", "rate"),
     [

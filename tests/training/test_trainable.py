@@ -46,6 +46,7 @@ def taught(trainer: HeadTrainer, steps: int) -> list[float]:
     return [trainer.step([lambda: said("llava")]) for _ in range(steps)]
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("recipe", TRAINABLE)
 def test_every_recipe_with_a_declaration_learns(recipe: str) -> None:
     """The loss falls, the head knows its target, and drafts for it under its recipe."""

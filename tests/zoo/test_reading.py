@@ -80,6 +80,7 @@ def test_what_has_the_colour_of_its_ground_is_not_seen() -> None:
     assert len(read(Scene((replace(thing, colour="yellow"),), ground).render(48)).things) == 1
 
 
+@pytest.mark.promise
 def test_everything_there_is_to_draw_is_read_back() -> None:
     kinds = [(shape, None) for shape in SHAPES] + [("digit", digit) for digit in range(10)]
     scenes = [
@@ -105,6 +106,7 @@ SPOILT: list[tuple[int, Spoil, float]] = [
 ]
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(("spoilt", "style"), covering(SPOILT, STYLES, strength=1))
 def test_noise_and_blur_are_forgiven(spoilt: tuple[int, Spoil, float], style: Style) -> None:
     size, spoil, least = spoilt
@@ -130,6 +132,7 @@ def clouds(generator: np.random.Generator, size: int) -> np.ndarray:
     return smooth[0].permute(1, 2, 0).clamp(0, 1).numpy()
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("size", [32, 192])
 @pytest.mark.parametrize("make", [uniform, normal, clouds])
 def test_nothing_is_seen_in_noise(make: Callable[..., np.ndarray], size: int) -> None:

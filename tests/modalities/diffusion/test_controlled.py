@@ -45,6 +45,7 @@ def test_states_of_any_steps_are_read_at_once(name: str) -> None:
     check_rows(*controlled(name))
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("name", ["sd-for-a-stretch", "flux", "adapter-for-a-stretch"])
 def test_what_stands_beside_counts(name: str) -> None:
     """Another picture, or none of it, is another result; windows of a batch arrive."""

@@ -56,6 +56,7 @@ def recorded() -> list[CodecInput]:
 # --- learning -------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 def test_a_codec_learns_to_give_back_what_it_hears() -> None:
     model, losses = codec(), list[float]()
     course = Course(progress=lambda *seen: losses.append(seen[3]))
@@ -185,6 +186,7 @@ def test_blocks_save_half_of_the_calls() -> None:
     assert fast.stats.target_calls <= per_row / 2
 
 
+@pytest.mark.promise
 def test_sentences_end_and_voices_differ() -> None:
     out = said("plain")
     for row in out.codes:
@@ -211,6 +213,7 @@ def test_sentences_that_are_judged_differ() -> None:
     assert len(set(texts(40))) == 40 > len({sentence(seed, "held-out") for seed in range(40)})
 
 
+@pytest.mark.promise
 def test_the_ear_reads_what_is_said_and_nothing_else() -> None:
     """The recogniser that judges was taught without a codec, and makes no words of disorder."""
     teaching = [file for one in (recognition, speech_zoo) for file in files_beside(one)]
@@ -253,6 +256,7 @@ def test_speech_is_understood_in_good_part() -> None:
     assert right < 0.7 * other
 
 
+@pytest.mark.promise
 def test_a_stream_of_a_codec_that_norms_over_time_never_takes_sound_back() -> None:
     """It can be heard only when a row has ended: until then all of it would still change."""
     fast = speaking("coupled", "codec-lm-drafter", length=3)

@@ -24,6 +24,7 @@ def sounds() -> list[torch.Tensor]:
     return [one.waveform() for one in recordings()]
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("name", TARGETS)
 def test_held_out_recordings_are_understood(name: str, sounds: list[torch.Tensor]) -> None:
     model, reader = zoo.load(name), zoo.processor(name)
@@ -32,6 +33,7 @@ def test_held_out_recordings_are_understood(name: str, sounds: list[torch.Tensor
     assert word_errors(SAID[:4], TARGETS[name](model, reader, shuffled[:4])).rate > 0.3
 
 
+@pytest.mark.promise
 def test_granite_hears_and_its_ctc_head_does(sounds: list[torch.Tensor]) -> None:
     model, reader = zoo.load("granite-speech"), zoo.processor("granite-speech")
     spelt = word_errors(SAID, granite.spell(model, reader, sounds)).rate
@@ -59,6 +61,7 @@ def test_whisper_says_when_and_goes_on_where_a_window_ends(sounds: list[torch.Te
     assert any(abs(end - len(first) / 16_000) < 0.5 for end in ends)
 
 
+@pytest.mark.promise
 def test_the_drafter_follows_and_changes_nothing(sounds: list[torch.Tensor]) -> None:
     target, drafter = zoo.load("whisper"), zoo.load("whisper-drafter")
     reader = zoo.processor("whisper")

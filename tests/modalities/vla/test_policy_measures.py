@@ -45,6 +45,7 @@ def test_exact_recipes_pass_on_tiny_policies(name: str) -> None:
     assert outcomes["greedy equality"] == "passed"
 
 
+@pytest.mark.promise
 def test_a_lossy_recipe_is_found_out_on_tiny_policies() -> None:
     found = bench.certify("typical", modality="vla", seeds=2, samples=500)
     assert found.verdict == "lossy"
@@ -69,6 +70,7 @@ def loaded(folder: Path) -> tuple[Any, PolicyAsker]:
     return model, PolicyAsker(str(folder), model, PolicySettings(steps=2, episodes=2))
 
 
+@pytest.mark.promise
 def test_a_race_of_episodes(tmp_path: Path) -> None:
     model, asker = loaded(tmp_path)
     work = workload(model, asker, asker.settings, Selection(None, 9, 1, seed=5))

@@ -84,6 +84,7 @@ def test_its_head_drafts_and_changes_nothing(policy: Any, ears: Any) -> None:
     assert accepted > 0
 
 
+@pytest.mark.promise
 def test_its_name_brings_its_head_and_its_trajectories() -> None:
     for recipe in ("spec-vla", "retrieval", "oft-draft", "oft-draft-tolerance"):
         fast = mmspec.accelerate("zoo:vla", recipe)
@@ -142,6 +143,7 @@ def test_stored_trajectories_are_the_policys_own(policy: Any) -> None:
     assert (store.actions[moments[:, 0]] - store.actions[:20]).abs().max() < 0.05
 
 
+@pytest.mark.promise
 def test_its_slots_and_what_is_held_end_an_action_in_about_one_call(policy: Any, ears: Any) -> None:
     """Plain decoding takes six behind the prompt; without a radius the way is its very own."""
     parts: Any = {"drafter": zoo.load("vla-slots"), "processor": ears}

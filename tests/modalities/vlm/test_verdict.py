@@ -98,6 +98,7 @@ def _askers() -> list[Any]:
     ]
 
 
+@pytest.mark.promise
 def test_models_of_the_zoo_agree_and_the_large_one_decides() -> None:
     """Two that are one have one score; the judge may be sped up and says the same."""
     from PIL import Image

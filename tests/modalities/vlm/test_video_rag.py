@@ -84,6 +84,7 @@ def clip() -> clips.VideoClip:
     return clips.read([sample(seed).render(48) for seed in (3, 3, 4, 4)])
 
 
+@pytest.mark.promise
 def test_every_document_has_its_answer_and_its_verdict(asker: Any, clip: Any) -> None:
     documents = ["a red circle at the top", "two stars", "a red circle at the top"]
     found = speculate_from_documents(asker, asker, "what is there?", clip, documents)

@@ -164,6 +164,7 @@ def test_reading_is_learnt(processor: Any, reader: PromptEncoder) -> None:
     assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
 
 
+@pytest.mark.promise
 def test_a_drafter_comes_to_follow(model: Any, processor: Any, reader: PromptEncoder) -> None:
     seen = watched(model, processor, *drawn_by(model, processor, 8, Course(), batch=4), batch=4)
     assert seen.logits.shape == (8, 2, models.SIDE**2, models.CODES)
@@ -185,6 +186,7 @@ def _distance(model: Any, reader: PromptEncoder, seen: Watched) -> float:
     return sum(float(apart(p, q)) for p, q in pairs)
 
 
+@pytest.mark.promise
 def test_a_model_follows_itself(model: Any, processor: Any) -> None:
     assert acceptance(model, model, processor, TEXTS) > 5.5
     with torch.random.fork_rng(devices=[]):
@@ -235,6 +237,7 @@ def test_they_fit_together(target: Any, processor: Any) -> None:
         assert zoo.processor(name).tokenizer.get_vocab() == processor.tokenizer.get_vocab()
 
 
+@pytest.mark.promise
 def test_the_codes_keep_the_facts_and_are_all_of_one_length(target: Any) -> None:
     right, asked = facts_kept(target, [p.scene for p in prompts(40, seed=2)])
     assert right >= LEAST_KEPT * asked

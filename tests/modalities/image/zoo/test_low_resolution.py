@@ -126,6 +126,7 @@ def test_greedy_drafting_is_greedy_decoding(target: Any, sketch: Any) -> None:
         assert made.stats.target_calls < models.SIDE**2 / 1.5
 
 
+@pytest.mark.promise
 def test_rejection_carries_the_laws_of_the_sketch(target: Any, sketch: Any) -> None:
     """Other pictures than plain's, of the same law, in fewer calls than codes."""
     fast = bound(target, sketch, verifier="rejection")

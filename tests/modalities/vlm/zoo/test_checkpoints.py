@@ -141,6 +141,7 @@ def test_plans_build_what_is_there(name: Any) -> None:
             assert list(np.atleast_1d(ours)) == list(np.atleast_1d(theirs))
 
 
+@pytest.mark.promise
 def test_pictures_matter_to_a_target() -> None:
     """The same question about another picture gets another answer."""
     model, processor = zoo.load("llava"), zoo.processor("llava")

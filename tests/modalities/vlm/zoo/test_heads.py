@@ -67,6 +67,7 @@ def accelerated(name: str, recipe: str, **parts: Any) -> mmspec.Accelerated:
     return mmspec.accelerate(target(name), recipe, drafter=zoo.load(name), **parts)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("name", promised(PLANS, ("llava-eagle3", "qwen2.5-vl-eagle3")))
 def test_a_head_says_what_its_target_says_and_is_mostly_right(name: str) -> None:
     """Ragged, by chains of five; what was accepted is counted over the same run."""
