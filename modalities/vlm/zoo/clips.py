@@ -198,10 +198,10 @@ def looked_at(model: Any, clips: Clips, course: Course) -> Tensor:  # -> (N, SLO
     """What the tower makes of all clips. Moments that are alike are looked at once."""
     found = torch.empty(len(clips), SLOTS, model.config.text_config.hidden_size).half()
     for at, (scene, _) in enumerate(clips):
-        frames = frames_of(scene)
-        moments, of = np.unique(frames.reshape(GRIDS, -1), axis=0, return_inverse=True)
-        features = clip_features(model, moments.reshape(len(moments), 2, *frames.shape[1:]))
-        found[at] = features[torch.from_numpy(of.ravel())].flatten(0, 1)
+        moments, places = np.split(frames_of(scene), GRIDS), dict[bytes, int]()
+        of = [places.setdefault(one.tobytes(), len(places)) for one in moments]
+        shown = np.stack([moments[of.index(place)] for place in range(len(places))])
+        found[at] = clip_features(model, shown)[of].flatten(0, 1)
         course.progress("look", at + 1, len(clips), float("nan"))
     return found
 

@@ -28,7 +28,7 @@ from mmspec.modalities.vlm.zoo.clip_lessons import (
 )
 from mmspec.modalities.vlm.zoo.processors import clip_processor
 from mmspec.modalities.vlm.zoo.slot_words import SlotWords
-from mmspec.training.fitting import Fall
+from mmspec.training.fitting import Course, Fall
 from mmspec.training.likeness import begin_with_likeness
 from mmspec.zoo import train
 from mmspec.zoo.moving import BUNDLED_CLIP, FRAMES, MovingScene, moving_scenes
@@ -64,6 +64,21 @@ def test_frames_are_read_as_the_processor_reads_them(scenes: Any, processor: Any
     own = clip_inputs(frames[None])
     assert torch.equal(own["video_grid_thw"], asked["video_grid_thw"])
     torch.testing.assert_close(own["pixel_values_videos"], asked["pixel_values_videos"])
+
+
+@torch.no_grad()
+def test_moments_that_are_alike_are_looked_at_once(scenes: Any, model: Any) -> None:
+    """A tower that takes one moment at a time makes of a clip what it makes of its moments."""
+    whole = torch.cat([clip_features(model, frames_of(scene)[None]) for scene in scenes])
+    taken: list[int] = []
+    counted = model.model.visual.register_forward_pre_hook(
+        lambda _, __, given: taken.append(len(given["grid_thw"])), with_kwargs=True
+    )
+    found = clips.looked_at(model, [(scene, 0) for scene in scenes], Course())
+    counted.remove()
+    torch.testing.assert_close(found, whole.half(), rtol=2e-3, atol=2e-3)
+    assert len(taken) == len(scenes)
+    assert all(count < GRIDS for count in taken)
 
 
 @torch.no_grad()
