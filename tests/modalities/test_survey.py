@@ -18,6 +18,7 @@ TABLE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
         ("T5ForConditionalGeneration", "chain only"),
         ("MllamaForConditionalGeneration", "accepted"),  # a picture, by cross-attention
         ("RwkvForCausalLM", "refused"),
+        ("MoshiForCausalLM", "accepted"),  # a language model beside one of frames
         ("VibeVoiceAsrForConditionalGeneration", "chain only"),  # its padded rows get no positions
         pytest.param(  # it drops those it is given
             "Kosmos2_5ForConditionalGeneration", "chain only", marks=pytest.mark.promise

@@ -13,8 +13,9 @@ REFUSED = ("dia", "moshi", "higgs_audio_v2")
 
 
 def owns(source: Source) -> bool:
-    """Families whose frames have several codes."""
-    return source.model_type in (*READ, *REFUSED)
+    """Families whose frames have several codes, but not the language model in one (Moshi's)."""
+    is_text = any(name.endswith("ForCausalLM") for name in source.classes)
+    return source.model_type in (*READ, *REFUSED) and not is_text
 
 
 @dataclass(frozen=True)
