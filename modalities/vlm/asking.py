@@ -145,9 +145,14 @@ def _check_filming(source: str, model: Any, settings: LanguageSettings) -> None:
 def _clip(settings: LanguageSettings) -> clips.VideoClip:
     assert settings.video is not None
     if settings.video == CLIP:
-        frames = settings.frames or (None if settings.fps else moving.FRAMES)
-        return clips.read(moving.BUNDLED_CLIP.render(), frames, settings.fps, moving.RATE_HZ)
+        return of_the_zoo(moving.BUNDLED_CLIP.render(), settings)
     return clips.read(settings.video, settings.frames, settings.fps)
+
+
+def of_the_zoo(frames: Sequence[Image.Image], settings: LanguageSettings) -> clips.VideoClip:
+    """A clip of moving scenes: all of its frames, or those that the settings ask for."""
+    count = settings.frames or (None if settings.fps else moving.FRAMES)
+    return clips.read(frames, count, settings.fps, moving.RATE_HZ)
 
 
 def _picture(source: str) -> Image.Image:

@@ -14,11 +14,10 @@ from mmspec.bench.workload import Scored, facts_right, grouped, repeated
 from mmspec.modalities import measures
 from mmspec.modalities.measures import of_requests
 from mmspec.modalities.vlm import toys
-from mmspec.modalities.vlm.asking import CLIP
-from mmspec.modalities.vlm.clips import read
+from mmspec.modalities.vlm.asking import CLIP, of_the_zoo
 from mmspec.modality import Answer, Selection, Workload
 from mmspec.recipe import Recipe
-from mmspec.zoo import language, moving
+from mmspec.zoo import language
 from mmspec.zoo.happenings import clip_examples, score_clip
 
 T = TypeVar("T")
@@ -35,9 +34,9 @@ def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Wor
     """Held-out scenes for models of the zoo, judged by facts; else what the user asks."""
     batch = selection.batch
     is_zoo = asker.source.startswith("zoo:") and asker.sees
-    if is_zoo and selection.prompts is None and settings.video == CLIP:
-        return _of_clips(model, asker, settings, selection)
     is_asked = settings.image is not None or settings.video is not None
+    if is_zoo and selection.prompts is None and (settings.image, settings.video) == (None, CLIP):
+        return _of_clips(model, asker, settings, selection)
     if is_zoo and selection.prompts is None and not is_asked:
         examples = language.examples(selection.count, "held-out", selection.seed, settings.kind)
         groups = grouped(examples, batch)
@@ -57,7 +56,7 @@ def _of_clips(model: Any, asker: Any, settings: Any, selection: Selection) -> Wo
     examples = clip_examples(selection.count, "held-out", selection.seed, settings.kind)
     asked, shown = [], []
     for group in grouped(examples, selection.batch):
-        films = [read(one.frames, moving.FRAMES, rate_hz=moving.RATE_HZ) for one in group]
+        films = [of_the_zoo(one.frames, settings) for one in group]
         asked.append(asker.request([one.prompt for one in group], films=films))
         shown += group
     quality = facts_right(partial(_facts, asker.processor, shown, score_clip))

@@ -10,6 +10,7 @@ import pytest
 
 from mmspec import registry, zoo
 from mmspec.modalities.vlm import LanguageSettings
+from mmspec.modalities.vlm.asking import LanguageAsker
 from mmspec.modality import Answer, Selection, Workload
 from mmspec.zoo import language
 
@@ -56,6 +57,26 @@ def test_models_that_write_are_asked_about_held_out_scenes() -> None:
     right = [Answer(ids[start : start + 2], 1, 1) for start in (0, 2)]
     assert {value for value, _ in facts.judge(right, {})} == {1}
     assert min(value for value, _ in facts.judge(right[::-1], {})) < 1
+
+
+def test_models_of_clips_are_asked_about_as_many_frames_as_are_said() -> None:
+    model = zoo.load("video")
+
+    def steps(**settings: Any) -> set[int]:
+        own = LanguageSettings(video="zoo:clip", **settings)
+        found = workload("vlm", model, LanguageAsker("zoo:video", model, own), own)
+        assert len(found.timed) == 2
+        return {frames for one in found.timed for frames, *_ in one["video_grid_thw"].tolist()}
+
+    assert steps() == {16}
+    assert steps(frames=8) == {4}
+    assert steps(fps=1.0) == {8}
+
+
+def test_a_picture_beside_the_clip_is_not_left_out() -> None:
+    model, own = zoo.load("video"), LanguageSettings(image="zoo:scene", video="zoo:clip")
+    found = workload("vlm", model, LanguageAsker("zoo:video", model, own), own)
+    assert all({"pixel_values", "pixel_values_videos"} <= one.keys() for one in found.timed)
 
 
 def test_others_are_asked_about_the_bundled_scene_and_held_against_generate() -> None:
