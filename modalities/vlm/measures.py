@@ -31,7 +31,10 @@ QUESTIONS = (
 
 
 def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
-    """Held-out scenes for models of the zoo, judged by facts; else what the user asks."""
+    """Held-out scenes for models of the zoo, judged by facts; else what the user asks.
+
+    Raises ValueError for a kind of the former where the latter is asked.
+    """
     batch = selection.batch
     is_zoo = asker.source.startswith("zoo:") and asker.sees
     is_asked = settings.image is not None or settings.video is not None
@@ -44,6 +47,11 @@ def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Wor
         shown = [example for group in groups for example in group]
         quality = facts_right(partial(_facts, asker.processor, shown, language.score))
         return of_requests(model, asked, quality, batch, selection.drafter)
+    if settings.kind is not None:
+        raise ValueError(
+            f"--kind {settings.kind} is of the zoo's examples, which a model of the zoo is asked "
+            "where nothing else is said; drop --kind, or --prompt, --image and --video"
+        )
     bundled = Image.open(zoo.bundled_scene()).convert("RGB")
     images = [bundled] * batch if asker.sees and not is_asked else None
     texts = repeated(selection.prompts or ([LOOK] if asker.sees else QUESTIONS), batch)

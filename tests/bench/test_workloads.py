@@ -87,6 +87,8 @@ def test_others_are_asked_about_the_bundled_scene_and_held_against_generate() ->
     assert [quality.name for quality in found.qualities] == ["agreement with generate"]
     again = workload("vlm", model, asker, LanguageSettings(), prompts=["Go"])
     assert [len(one["input_ids"]) for one in again.timed] == [2]
+    with pytest.raises(ValueError, match=r"--kind caption is of the zoo's examples.*drop --kind"):
+        workload("vlm", model, asker, LanguageSettings(kind="caption"))
 
 
 def test_picture_tokens_are_asked_for_scenes() -> None:
