@@ -11,7 +11,7 @@ import typer
 
 from mmspec import __version__
 from mmspec.cli import recipes, show, zoo
-from mmspec.cli.groups import RecipeGroup
+from mmspec.cli.groups import RecipeGroup, once
 from mmspec.cli.options import PARTS, takes, work
 from mmspec.cli.output import Json
 
@@ -101,7 +101,7 @@ def certify(
 
 
 @measure.callback(invoke_without_command=True)
-@takes("mmspec.cli.bench", "bench")
+@takes("mmspec.cli.bench", "bench", alone={"growth": ("repeats", "threads", "json")})
 def measured(
     context: typer.Context,
     prompt: Prompts = None,
@@ -344,4 +344,6 @@ app.add_typer(zoo.app, name="zoo")
 @cache
 def commands() -> Any:
     """The tree of all commands, made once: it takes longer than most of them."""
-    return typer.main.get_command(app)
+    made: Any = typer.main.get_command(app)
+    once(made)
+    return made

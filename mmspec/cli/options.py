@@ -82,13 +82,19 @@ NOT_OPTIONS = ("settings", "command")
 
 
 def takes(
-    module: str, command: str, without: tuple[str, ...] = (), **defaults: Any
+    module: str,
+    command: str,
+    without: tuple[str, ...] = (),
+    alone: Mapping[str, tuple[str, ...]] | None = None,
+    **defaults: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of `Choice` and of all modalities, and its work a home.
 
     The decorated function is a declaration; `run(choice, ...)` of `module` gets what was typed,
     unless a command below this one is meant. Settings are those of `command`; `without` names
-    options of `Choice` that are left out, and `defaults` are other ones of the rest.
+    options of `Choice` that are left out, and `defaults` are other ones of the rest. `alone` are
+    options beside which only those that it names have a meaning; a command with any, or with
+    commands below it, declares the `context`.
     """
 
     def declared(function: Callable[..., None]) -> Callable[..., None]:
@@ -102,8 +108,10 @@ def takes(
 
         def call(**given: Any) -> None:
             context = given.pop("context", None)
-            if context is not None and context.invoked_subcommand is not None:
-                return
+            if context is not None:
+                _check_heard(context, alone or {})
+                if context.invoked_subcommand is not None:
+                    return
             said = {one.name: given.pop(one.name) for one in own}
             asked = {one.name: given.pop(one.name) for one in settings}
             typed = {name: value for name, value in asked.items() if value is not None}
@@ -115,6 +123,29 @@ def takes(
         return call
 
     return declared
+
+
+def _check_heard(context: typer.Context, alone: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse options that nobody would look at. Raises typer.BadParameter."""
+    names = {one.name: one.opts[0] for one in context.command.params}
+    said = [
+        name
+        for name in context.params
+        if getattr(context.get_parameter_source(name), "name", None) == "COMMANDLINE"
+    ]
+    below = context.invoked_subcommand
+    if below is not None and said:
+        raise typer.BadParameter(
+            f"{names[said[0]]} stands before {below}, which has options of its own; write it "
+            f"behind {below}",
+            ctx=context,
+        )
+    for name, beside in alone.items():
+        lost = [names[one] for one in said if one not in (name, *beside)]
+        if name in said and lost:
+            raise typer.BadParameter(
+                f"{names[name]} looks at no {', '.join(lost)}; drop one of them", ctx=context
+            )
 
 
 def work(module: str, *args: Any, **given: Any) -> None:

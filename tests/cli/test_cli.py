@@ -114,6 +114,10 @@ def test_a_picture_is_described(
     [
         (("show", "copled"), "did you mean 'coupled'?"),
         (("generate",), "the prompt is empty; give --prompt"),
+        (("generate", "--prompt", "x", "--prompt", "y"), "--prompt is given 2 times"),
+        (("generate", "--image", "a", "--prompt", "x", "--image", "b"), "--image is given 2 times"),
+        (("bench", "--growth", "--image", "x"), "--growth looks at no --image; drop one"),
+        (("bench", "--batch", "1", "views"), "--batch stands before views"),
         (("generate", "--prompt", "x", "--model", "zoo:nope"), "not in the zoo"),
         (("generate", "--prompt", "x", "--model", "./nowhere"), "there is no model folder"),
         (("generate", "--prompt", "x", "--model", "TEXT", "--recipe", "nope"), "no recipe 'nope'"),
