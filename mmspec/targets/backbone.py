@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mmspec import _hf
 from mmspec.targets.cache import SlotCache
+from mmspec.targets.caching import keeps_cache, takes_cache
 from mmspec.targets.family import Family
 from mmspec.targets.inputs import leading
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
@@ -41,6 +42,8 @@ class Backbone(Reader):
     Raises ValueError at construction for what cannot work: a cache that cannot roll back, an
     attention kernel that takes no mask.
     """
+
+    is_whole = True  # whether no layer is left out
 
     def __init__(self, model: Any, family: Family) -> None:
         self.model, self.family = model, family
@@ -91,6 +94,7 @@ class Backbone(Reader):
         `room` is how many slots may be needed behind them, `past` what was read in earlier turns;
         the output holds logits of the last `scored` places at least.
         """
+        self._follow()
         inputs, sizes = counted(self, inputs)
         kept = self._slots
         cache = kept.emptied() if kept.can_branch else SlotCache(self.cache_config)
@@ -130,6 +134,16 @@ class Backbone(Reader):
             memories.append(one)
         memory = memories[0] if is_shared else RowMemories(memories)
         return memory, self.divided(out.logits[:, -1]), out
+
+    def _follow(self) -> None:
+        """Take up what its user has done to the model since, such as another output head.
+
+        Raises ValueError for a model that keeps nothing of what it reads while it learns.
+        """
+        keeps_cache(self.model)
+        if self.is_whole:
+            self.decoder = self.model.get_decoder()
+            self.head = self.model.get_output_embeddings()
 
     def _memory(self, cache: SlotCache, end: PromptEnd, rows: slice) -> Memory:
         """What the blocks of some rows are read behind."""
@@ -239,7 +253,7 @@ class Backbone(Reader):
         user's model is not touched: the thinner decoder is a shallow copy with its own layer list.
         """
         twin = copy.copy(self)
-        twin.decoder = without_layers(self.decoder, skip, depth)
+        twin.is_whole, twin.decoder = False, without_layers(self.decoder, skip, depth)
         if not self.family.direct:
             twin.model = replaced(_hf.uncompiled(self.model), self.decoder, twin.decoder)
         return twin
@@ -279,19 +293,6 @@ def next_rope(
     rope = [int(value) + 1 for value in axes[0].tolist()]
     offsets = axes - axes[:1]
     return rope, offsets[..., None] if bool(offsets.any()) else None, len(axes)
-
-
-def takes_cache(model: Any) -> None:
-    """Refuse a model without a cache by name: what it read cannot be rolled back.
-
-    A wrapper that names no argument at all is left to the first request. Raises ValueError.
-    """
-    names = _hf.forward_names(model)
-    if "input_ids" in names and _hf.cache_name(model) not in names:
-        raise ValueError(
-            f"{type(model).__name__} takes no past_key_values, so what it has read cannot be "
-            "rolled back behind a rejected draft; use model.generate() for this model"
-        )
 
 
 def obstacle_of(model: Any) -> str | None:

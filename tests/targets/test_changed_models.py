@@ -1,0 +1,96 @@
+"""Models that their user changes after `accelerate`: the answer is that of the model as it is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mmspec
+from tests import toys
+from tests.partners import noisy
+
+GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter beside it, as libraries of adapters put it in its place."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.inner, self.more = inner, nn.Linear(inner.in_features, inner.out_features, bias=False)
+        nn.init.normal_(self.more.weight, std=0.2)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.inner(states) + self.more(states)
+        return made
+
+
+def adapt_a_layer(model: Any) -> None:
+    layer = model.get_decoder().layers[0]
+    layer.mlp.up_proj = Adapted(layer.mlp.up_proj)
+
+
+def adapt_the_head(model: Any) -> None:
+    model.set_output_embeddings(Adapted(model.get_output_embeddings()))
+
+
+def grow(model: Any) -> None:
+    """New words are said, too."""
+    count = model.get_input_embeddings().weight.shape[0]
+    words, head = model.resize_token_embeddings(2 * count), model.get_output_embeddings()
+    with torch.no_grad():
+        words.weight[count:] = words.weight[:count]
+        head.weight[count:] = 2 * head.weight[:count]
+        if head.bias is not None:
+            head.bias[count:] = head.bias[:count]
+
+
+def replace_the_decoder(model: Any) -> None:
+    own = model.get_decoder()
+    other = copy.deepcopy(own)
+    noise = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in other.layers.parameters():
+            weight.add_(torch.randn(weight.shape, generator=noise), alpha=0.3)
+    for holder in list(model.modules()):
+        for name, part in list(holder.named_children()):
+            if part is own:
+                setattr(holder, name, other)
+
+
+@pytest.mark.parametrize("change", [adapt_a_layer, adapt_the_head, grow, replace_the_decoder])
+@pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl"])
+def test_the_answer_is_that_of_the_model_as_it_is(
+    family: str, change: Callable[[Any], None]
+) -> None:
+    model = copy.deepcopy(toys.model(family))
+    request = toys.inputs(family)
+    drafted = mmspec.accelerate(model, "coupled", drafter=noisy(family))
+    itself = mmspec.accelerate(model, "swift", skip=[1])
+    usual = model.generate(**request, **GREEDY)
+    for fast in (drafted, itself):
+        assert torch.equal(fast.generate(**request, **GREEDY).sequences, usual)
+    change(model)
+    expected = model.generate(**request, **GREEDY)
+    assert not torch.equal(expected, usual), "a change that says nothing else shows nothing"
+    for fast in (drafted, itself):
+        assert torch.equal(fast.generate(**request, **GREEDY).sequences, expected)
+        assert torch.equal(model.generate(**request, **GREEDY, custom_generate=fast), expected)
+
+
+def test_a_model_that_learns_without_a_cache_is_refused() -> None:
+    model = copy.deepcopy(toys.model("llama"))
+    fast, request = mmspec.accelerate(model, "prompt-lookup"), toys.inputs("llama")
+    model.gradient_checkpointing_enable()
+    model.train()
+    with pytest.raises(ValueError, match=r"gradient checkpointing.*call model\.eval\(\)"):
+        fast.generate(**request, **GREEDY)
+    model.eval()
+    expected = model.generate(**request, **GREEDY)
+    assert torch.equal(fast.generate(**request, **GREEDY).sequences, expected)
