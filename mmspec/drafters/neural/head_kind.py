@@ -35,13 +35,16 @@ class HeadKind(DraftModelKind):
     fill: Callable[[Any, int], None] | None = None  # (heads, seed)
 
     def accepts(self, model: Any) -> bool:
-        if not isinstance(model, self.maker):
-            return False
-        return all(getattr(model.config, name) == part for name, part in self.parts.items())
+        return isinstance(model, self.maker) and self._has_parts(model.config)
 
     def owns(self, folder: Path) -> bool:
         config: Any = self.maker.config_class
-        return (folder / "config.json").exists() and model_type(folder) == config.model_type
+        if not (folder / "config.json").exists() or model_type(folder) != config.model_type:
+            return False
+        return not self.parts or self._has_parts(config.from_pretrained(folder))
+
+    def _has_parts(self, config: Any) -> bool:
+        return all(getattr(config, name) == part for name, part in self.parts.items())
 
     def load(
         self, source: str | Path, target: Reader, dtype: torch.dtype | None = None

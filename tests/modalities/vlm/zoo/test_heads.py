@@ -165,3 +165,14 @@ def test_lessons_are_answers_behind_their_prompts() -> None:
     words = made.tokenizer.batch_decode(rows, skip_special_tokens=True)
     assert sorted(words) == sorted(one.answer for one in said)
     assert lesson.inputs["input_ids"].shape == lesson.inputs["attention_mask"].shape
+
+
+def test_a_head_is_offered_to_recipes_that_take_it() -> None:
+    """HiViS, MSD and others want of a feature head what those of the zoo have not learned."""
+    exact = [one for one in recipes.names("tokens") if recipes.get(one).exact]
+    for recipe in set(exact) - {"massv"}:  # which takes small models of the target's width
+        offered = zoo.drafter_for("zoo:llava", recipes.get(recipe))
+        if offered is not None:
+            mmspec.accelerate(loaded("llava"), recipe, drafter=offered)
+    offers = {one: zoo.drafter_for("zoo:llava", recipes.get(one)) for one in ("hass", "hivis")}
+    assert offers == {"hass": "zoo:llava-feature-head", "hivis": None}
