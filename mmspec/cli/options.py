@@ -128,11 +128,8 @@ def takes(
 def _check_heard(context: typer.Context, alone: Mapping[str, tuple[str, ...]]) -> None:
     """Refuse options that nobody would look at. Raises typer.BadParameter."""
     names = {one.name: one.opts[0] for one in context.command.params}
-    said = [
-        name
-        for name in context.params
-        if getattr(context.get_parameter_source(name), "name", None) == "COMMANDLINE"
-    ]
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    said = [name for name, one in sources.items() if one is not None and one.name == "COMMANDLINE"]
     below = context.invoked_subcommand
     if below is not None and said:
         raise typer.BadParameter(

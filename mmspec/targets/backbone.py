@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec import _hf
-from mmspec.targets.cache import SlotCache
-from mmspec.targets.caching import keeps_cache, takes_cache
+from mmspec.targets.cache import SlotCache, keeps_cache, takes_cache
 from mmspec.targets.family import Family
 from mmspec.targets.inputs import leading
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
