@@ -13,6 +13,7 @@ from torch import nn
 import mmspec
 from tests import toys
 from tests.partners import noisy
+from tests.toys import readers
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
@@ -94,3 +95,9 @@ def test_a_model_that_learns_without_a_cache_is_refused() -> None:
     model.eval()
     expected = model.generate(**request, **GREEDY)
     assert torch.equal(fast.generate(**request, **GREEDY).sequences, expected)
+
+
+def test_a_reader_with_layers_left_out_stays_so() -> None:
+    thin = readers.backbone(toys.model("llama")).thinned([0])
+    thin.prefill(toys.inputs("llama"), 4)
+    assert len(thin.layers) == 1
