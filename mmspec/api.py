@@ -31,7 +31,7 @@ from mmspec.modality import Call, Modality, Session, View
 from mmspec.recipe import Recipe
 from mmspec.saving import restore, save
 from mmspec.stats import Ledger, Stats
-from mmspec.streaming import streamed
+from mmspec.streaming import in_turn, streamed
 from mmspec.verifiers import named
 
 PARTS = ("recipe", "drafter", "verifier", "modality")
@@ -211,7 +211,7 @@ class Accelerated:
         arguments = dict(arguments)
         own = arguments.pop("on_round", None)
         check_own(arguments.get("seed"), arguments.get("row_ids"), own)
-        run = Run([watch for watch in (stream, own) if watch is not None])
+        run = Run(self.model, [watch for watch in (stream, own) if watch is not None])
         try:
             output = self.session.run(call, args, arguments, run)
         except torch.OutOfMemoryError:
@@ -246,8 +246,8 @@ class Accelerated:
 class Run:
     """The loop of one request: counts its rounds, and shows them to whoever watches."""
 
-    def __init__(self, watches: Sequence[Watch]) -> None:
-        self.watches = tuple(watches)
+    def __init__(self, model: Any, watches: Sequence[Watch]) -> None:
+        self.model, self.watches = model, tuple(watches)
         self.ledger: Ledger | None = None
         self.has_rounds = False
         self.reported: Stats | None = None
@@ -262,7 +262,8 @@ class Run:
             sees = call.parts.drafter.sees
             self.ledger = Ledger(recipe.name or "custom", recipe.exact, sees)
         seen = _SoFar(call.view) if call.view is not None and self.watches else None
-        for kept in self.ledger.follow(decode(call.parts, call.request)):
+        rounds = self.ledger.follow(decode(call.parts, call.request))
+        for kept in in_turn(self.model, rounds):
             self.has_rounds = True
             if seen is not None:
                 kept = seen.shown(kept)

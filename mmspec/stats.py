@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -103,7 +103,7 @@ class Ledger:
             else:
                 self.idle += 1
 
-    def follow(self, rounds: Iterable[Round]) -> Iterable[Round]:
+    def follow(self, rounds: Iterable[Round]) -> Iterator[Round]:
         """Count rounds as they pass."""
         for kept in rounds:
             self.add(kept)

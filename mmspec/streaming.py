@@ -4,21 +4,41 @@ Some runs are ours from end to end, others happen inside somebody else's loop (a
 in the middle of its own call). All are watched by a callback, and here that is turned inside out:
 the run goes on in a thread of its own, which waits after every round until the next one is asked
 for. So only one of the two threads does anything at any time, and an abandoned stream ends its run.
+
+Threads that ask one model take turns, a round each (`in_turn`): what a round notes of its forwards
+hangs on the model.
 """
 
 from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 
 R = TypeVar("R")
 Run = Callable[[Callable[[R], None]], Any]
+
+
+_turns: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # models -> their locks
+_turns_lock = threading.Lock()
+
+
+def in_turn(model: Any, rounds: Iterator[R]) -> Iterator[R]:
+    """The same rounds, each made while no other thread makes one with this model."""
+    with _turns_lock:
+        turn = _turns.setdefault(model, threading.RLock())
+    while True:
+        with turn:
+            made = next(rounds, _DONE)
+        if made is _DONE:
+            return
+        yield made
 
 
 class _Abandoned(BaseException):

@@ -169,7 +169,7 @@ def drafter_kv_bytes(fast: Accelerated, workload: Workload, seed: int) -> int | 
     """Mean bytes of keys and values that the draft model keeps of a prompt, over requests."""
     weighed = []
     for request in workload.timed:
-        run = _WeighedRun()
+        run = _WeighedRun(fast.model)
         fast.session.run(
             fast.session.calls[0], (), {**request, "max_new_tokens": 1, "seed": seed}, run
         )
@@ -182,8 +182,8 @@ class _WeighedRun:
 
     is_watched = False
 
-    def __init__(self) -> None:
-        self.run, self.held = Run(()), list[int]()
+    def __init__(self, model: Any) -> None:
+        self.run, self.held = Run(model, ()), list[int]()
 
     def __call__(self, call: Call) -> Iterator[Round]:
         drafter = GuardedDrafter(call.parts.drafter)
