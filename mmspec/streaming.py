@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -25,14 +25,14 @@ R = TypeVar("R")
 Run = Callable[[Callable[[R], None]], Any]
 
 
-_turns: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # models -> their locks
+_turns: WeakValueDictionary[int, Any] = WeakValueDictionary()  # locks of models being asked
 _turns_lock = threading.Lock()
 
 
 def in_turn(model: Any, rounds: Iterator[R]) -> Iterator[R]:
     """The same rounds, each made while no other thread makes one with this model."""
     with _turns_lock:
-        turn = _turns.setdefault(model, threading.RLock())
+        turn = _turns.setdefault(id(model), threading.RLock())
     while True:
         with turn:
             made = next(rounds, _DONE)
