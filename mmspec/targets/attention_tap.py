@@ -67,7 +67,8 @@ class AttentionCall(NamedTuple):
             mask = ones.tril()[None, None, -most:]
         if mask is None:
             return None
-        return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, hide)
+        zeros = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+        return zeros.masked_fill(~mask, hide)
 
 
 class KernelTap(TorchFunctionMode, ABC):

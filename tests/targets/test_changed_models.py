@@ -101,3 +101,19 @@ def test_a_reader_with_layers_left_out_stays_so() -> None:
     thin = readers.backbone(toys.model("llama")).thinned([0])
     thin.prefill(toys.inputs("llama"), 4)
     assert len(thin.layers) == 1
+
+
+@pytest.mark.parametrize("recipe", ["std", "prompt-lookup", "swift"])
+def test_numbers_are_of_the_model_s_kind_whatever_the_default(recipe: str) -> None:
+    """A script may have set torch's default to half precision to load another model."""
+    model, request = toys.model("llava"), toys.inputs("llava")
+    fast = mmspec.accelerate(model, recipe)
+    expected = model.generate(**request, **GREEDY)
+    drawn = fast.generate(**request, max_new_tokens=12, do_sample=True, seed=3).sequences
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(fast.generate(**request, **GREEDY).sequences, expected)
+        again = fast.generate(**request, max_new_tokens=12, do_sample=True, seed=3).sequences
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(again, drawn)
