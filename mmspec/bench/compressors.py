@@ -131,17 +131,17 @@ def catalogue(
     alone = replace(workload, peers=None)
     how: dict[str, Any] = {"repeats": repeats, "seed": seed, "progress": progress}
     found = compare(model, ways, alone, efficiency=False, **how)
+    begun = _prefill(ways, workload, repeats, seed)
     points = []
     for row in found.rows:
         if row.recipe not in ways:
             continue
-        begun = _prefill(ways[row.recipe], workload, seed)
         seen = watched[row.recipe].seen if row.recipe in watched else []
         given = sum(len(one.sizes) for one in seen)
         kept = sum(one.kept for one in seen) / given if given else 1.0
         first = seen[0] if seen else None
         held = drafter_kv_bytes(ways[row.recipe], workload, seed)
-        points.append(CompressorPoint(row.recipe, kept, 1e3 * begun, held, row, first))
+        points.append(CompressorPoint(row.recipe, kept, 1e3 * begun[row.recipe], held, row, first))
     return Catalogue(
         model=model,
         recipe=recipe,
@@ -154,15 +154,18 @@ def catalogue(
     )
 
 
-def _prefill(fast: Accelerated, workload: Workload, seed: int) -> float:
-    """Median seconds until the draft model has read the prompt, over requests."""
-    spent = []
-    for request in workload.timed:
-        rounds: list[Round] = []
-        asked = {**request, "max_new_tokens": 1}
-        fast.generate(**asked, seed=seed, on_round=rounds.append)
-        spent.append(rounds[0].seconds.get("draft", 0.0))
-    return median(spent)
+def _prefill(
+    ways: Mapping[str, Accelerated], workload: Workload, repeats: int, seed: int
+) -> dict[str, float]:
+    """Median seconds until each way's draft model has read a prompt; the ways take turns."""
+    spent: dict[str, list[float]] = {name: [] for name in ways}
+    for request in list(workload.timed) * repeats:
+        for name, fast in ways.items():
+            rounds: list[Round] = []
+            asked = {**request, "max_new_tokens": 1}
+            fast.generate(**asked, seed=seed, on_round=rounds.append)
+            spent[name].append(rounds[0].seconds.get("draft", 0.0))
+    return {name: median(times) for name, times in spent.items()}
 
 
 def drafter_kv_bytes(fast: Accelerated, workload: Workload, seed: int) -> int | None:

@@ -76,11 +76,13 @@ def compressed(found: Catalogue, file: Path) -> None:
         figure, axes = pyplot.subplots(1, len(columns), figsize=(15, 4.5), layout="constrained")
         rows = [point.flat() for point in found.points]
         for place, (column, title) in zip(axes, columns.items(), strict=True):
-            for index, row in enumerate(one for one in rows if one[column] is not None):
+            for index, row in enumerate(rows):
                 how: dict[str, Any] = {"color": f"C{index}", "marker": MARKS[index % len(MARKS)]}
-                place.plot([row["kept"]], [row[column]], linestyle="", **how)
-                place.annotate(row["compressor"], (row["kept"], row[column]), **NUMBER)
+                how |= {"linestyle": "", "markerfacecolor": "none", "label": row["compressor"]}
+                if row[column] is not None:
+                    place.plot([row["kept"]], [row[column]], **how)
             _name(place, "share of visual tokens kept", title)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
         _save(figure, file)
         pyplot.close(figure)
 
