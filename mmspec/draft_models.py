@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mmspec import zoo
+from mmspec.errors import an
 from mmspec.models.fingerprint import check_signed, sign
 from mmspec.recipe import STATES, DraftModelKind, Recipe
 
@@ -36,10 +37,9 @@ def draft_model(recipe: Recipe, drafter: Any, target: Any) -> BoundDraftModel | 
 
     Raises ValueError where there must be one, must be none, or one of another sort.
     """
-    words = " or ".join(kind.words for kind in recipe.draft_model)
     if drafter is None and recipe.takes_drafter:
         raise ValueError(
-            f"recipe {recipe.name!r} needs {_an(words)}; "
+            f"recipe {recipe.name!r} needs {recipe.wanted}; "
             "give drafter= a model, a folder or 'zoo:NAME'"
         )
     if drafter is None:
@@ -50,18 +50,13 @@ def draft_model(recipe: Recipe, drafter: Any, target: Any) -> BoundDraftModel | 
     kind = next((one for one in recipe.draft_model if one.accepts(model)), None)
     if kind is None:
         raise ValueError(
-            f"recipe {recipe.name!r} needs {_an(words)}, but {_an(type(model).__name__)} is none; "
-            "give drafter= another model (for tokens also one that inherits mmspec.draft.Drafter), "
-            "or use another recipe"
+            f"recipe {recipe.name!r} needs {recipe.wanted}, "
+            f"but {an(type(model).__name__)} is none; give drafter= another model "
+            "(for tokens also one that inherits mmspec.draft.Drafter), or use another recipe"
         )
     check_signed(model, target)
     sees = kind.default_sees(model, target, recipe.sees)
     return BoundDraftModel(kind, model, kind.read(model, target, sees), sees)
-
-
-def _an(words: str) -> str:
-    """The words with their article."""
-    return f"{'an' if words[:1].lower() in tuple('aeio') else 'a'} {words}"
 
 
 def loaded(recipe: Recipe, source: str | Path, target: Any) -> Any:

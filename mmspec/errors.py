@@ -27,6 +27,11 @@ def unknown_message(given: Sequence[str], known: Iterable[str], where: str) -> s
     return f"unknown keyword {shown} for {where}{hint} known: {', '.join(names)}"
 
 
+def an(words: str) -> str:
+    """The words with their article."""
+    return f"{'an' if words[:1].lower() in tuple('aeio') else 'a'} {words}"
+
+
 def first_line(error: Exception) -> str:
     """The first line of an error, with its type."""
     line = (str(error).splitlines() or ["no message"])[0]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import torch
 
 from mmspec.draft import Drafter, Gate, Kind, Verifier
+from mmspec.errors import an
 
 if TYPE_CHECKING:
     from mmspec.codes.actions import ActionSpace
@@ -159,6 +160,11 @@ class Recipe:
     def takes_drafter(self) -> bool:
         """Whether drafter= must be given."""
         return bool(self.draft_model)
+
+    @property
+    def wanted(self) -> str:
+        """What drafter= may be, in words with their article."""
+        return an(" or ".join(kind.words for kind in self.draft_model))
 
     def axes(self) -> dict[str, str]:
         """The five parts in words."""

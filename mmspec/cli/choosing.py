@@ -157,7 +157,8 @@ def _with_drafters(choice: Choice, chosen: Chosen) -> Chosen:
     for name, plan in takers.items():
         found[name] = choice.drafter or zoo.drafter_for(chosen.model, plan)
         if found[name] is None:
-            left_out[name] = f"recipe {name!r} needs a draft model; give --drafter DIR or zoo:NAME"
+            needs = f"recipe {name!r} needs {plan.wanted}"
+            left_out[name] = f"{needs}; give --drafter DIR or zoo:NAME"
     if left_out and not (choice.recipe and ALL in choice.recipe):
         raise ValueError(next(iter(left_out.values())))
     left = tuple(name for name in chosen.recipes if name not in left_out)

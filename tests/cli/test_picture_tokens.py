@@ -146,7 +146,7 @@ def test_knobs_are_turned(
             "there is no folder no",
         ),
         (("generate", "--prompt", "a", "--model", "JANUS", "--recipe", "asd"), "decodes latents"),
-        (("bench", "--model", "JANUS", "--recipe", "lantern"), "'lantern' needs a draft model"),
+        (("bench", "--model", "JANUS", "--recipe", "lantern"), "a draft model or feature head"),
         (
             ("bench", "--model", "JANUS", "--recipe", "sjd", "--drafter", "SMALL"),
             "takes no draft model",

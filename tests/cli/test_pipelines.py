@@ -147,7 +147,7 @@ def test_a_pipeline_of_the_user_is_certified(
         ),
         (
             ("bench", "--model", "SD", "--recipe", "accelerated-diffusion"),
-            "needs a draft model",
+            "needs a draft pipeline",
         ),
         (
             ("bench", "--modality", "diffusion", "--model", "./nowhere"),
