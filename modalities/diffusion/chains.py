@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmspec.decode import Parts
 from mmspec.drafters.denoising.window import Window
+from mmspec.errors import check_number
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.modalities.diffusion.network import (
     Network,
@@ -55,6 +56,9 @@ class ChainRunner:
             raise ValueError("seed= and generator= both choose the noise; give one of them")
         given = _seeded(given, own)
         eta = given.get("eta") if own["eta"] is None else own["eta"]
+        for name, value in (("eta", eta), ("churn", own["churn"])):
+            if value is not None:
+                check_number(name, value, 0, example=1.0)
         noises, begun = Noises(eta, own["churn"], self.deterministic), list[int]()
 
         def sample(opening: PreparedCall) -> Tensor:
