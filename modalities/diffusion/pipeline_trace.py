@@ -102,8 +102,8 @@ def perform(
         pipe.maybe_free_model_hooks()
     if not rehearsal.done:
         raise ValueError(
-            f"{type(pipe).__name__} did not take all steps of its scheduler (denoising_end, "
-            "interrupt); leave that out"
+            f"{type(pipe).__name__} did not take all steps of its scheduler (denoising_end, a "
+            "strength of less than one step); leave that out"
         )
     return output
 
