@@ -33,7 +33,7 @@ from mmspec.modalities.vla.answering import (
 )
 from mmspec.modalities.vla.asked import OWN as ASKED
 from mmspec.modalities.vla.asked import ActionQuestion, check_deadline, prepare
-from mmspec.modalities.vla.reading import PromptReader
+from mmspec.modalities.vla.reading import PromptReader, ended
 from mmspec.modalities.vla.robots import Robots, numbers_of, rows_of
 from mmspec.modalities.vla.rollout import (
     Answered,
@@ -294,6 +294,7 @@ class PolicySession(tokens.TokenSession):
         question = prepare(words, self.text.inputs, allowed, args, arguments)
         family, inputs = self.bound.backbone.family, question.inputs
         self.text.check(inputs)
+        inputs = inputs if is_read else ended(self.model.config, inputs)
         if family.completed is not None:
             inputs = family.completed(self.model, inputs)
         check_request(self.model, family, inputs)
