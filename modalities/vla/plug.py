@@ -243,7 +243,7 @@ class PolicySession(tokens.TokenSession):
         asked = max(len(one.steps) for one in found)
         self.last = summed_up(loop.stats(), steps, asked, found[0].steps, limit)
         loop.report(self.last)
-        told = [one.told(self.last) for one in found]
+        told = [replace(one, stats=self.last) for one in found]
         return told[0] if is_single else told
 
     def observe(self, action: Any, state: Any = None, robots: Any = None) -> None:
