@@ -34,7 +34,7 @@ class ExponentialDecay:
     """most (least / most)^(t / T)."""
 
     def at(self, share: float, most: float, least: float) -> float:
-        return float(most * (least / most) ** share)
+        return float(most * (least / most) ** share) if most else 0.0
 
 
 SCHEDULES: dict[str, Schedule] = {"cubic": CubicDecay(), "exponential": ExponentialDecay()}

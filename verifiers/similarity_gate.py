@@ -21,8 +21,8 @@ class SimilarityGate(Gate):
     That is where the cosine of the features is at least theta and the distance of the states at
     most `delta`, after at most `most` such steps in a row. theta learns from how tasks end: a
     success brings it down by eta (theta - `least`), a failure up by eta (1 - theta) / 2. Rows that
-    are not sure wait for a round. Lossy, and the lossiest part of HeiSD: theta above 1 never skips,
-    -1 with an infinite delta is the stored policy alone.
+    are not sure wait for a round. Lossy, and the lossiest part of HeiSD: theta above 1 never skips
+    and never learns, -1 with an infinite delta is the stored policy alone.
 
     Reconstructed: all of the rule but that it thresholds similarity and distance and learns from
     feedback. Raises ValueError for a negative distance and eta outside [0, 1].
@@ -80,7 +80,7 @@ class SimilarityGate(Gate):
     def threshold(self, outcomes: Sequence[bool]) -> float:
         """theta behind tasks that ended so."""
         theta = self.theta
-        for success in outcomes:
+        for success in outcomes if theta <= 1 else ():
             theta += -self.eta * (theta - self.least) if success else self.eta * (1 - theta) / 2
         return theta
 

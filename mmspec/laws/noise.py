@@ -92,7 +92,8 @@ class KeyedNoise:
         ids = list(range(batch)) if row_ids is None else list(row_ids)
         if len(ids) != batch:
             raise ValueError(f"row_ids has {len(ids)} entries for {batch} rows; give one per row")
-        rows = torch.tensor([_scalar_hash(_scalar_hash(seed) + row) for row in ids], device=device)
+        own = _scalar_hash(int(seed))  # of numpy's integers a product would be cut off
+        rows = torch.tensor([_scalar_hash(own + int(row)) for row in ids], device=device)
         return cls(rows)
 
     def at_round(self, index: int) -> KeyedNoise:

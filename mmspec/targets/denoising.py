@@ -167,7 +167,9 @@ class ChainTarget:
         """Nothing is read: a chain starts with noise."""
         start, batch = request.start, request.start.shape[0]
         none = torch.zeros_like(start)
-        known = Known(Prediction(none), none, none, start, [0] * batch, *_flags(batch))
+        known = Known(
+            Prediction(none), none, none, start, [0] * batch, [False] * batch, [False] * batch
+        )
         return Trajectory(
             request,
             start,
@@ -286,10 +288,6 @@ class ChainTarget:
         stds = [part.std for part in parts if part.std is not None]
         clean = torch.cat([part.clean for part in parts])
         return Prediction(clean, torch.cat(stds) if stds else None)
-
-
-def _flags(batch: int) -> tuple[list[bool], list[bool]]:
-    return [False] * batch, [False] * batch
 
 
 def _merged(old: Tensor | None, new: Tensor | None, index: Tensor, like: Tensor) -> Tensor | None:

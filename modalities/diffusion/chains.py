@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmspec.decode import Parts
 from mmspec.drafters.denoising.window import Window
+from mmspec.errors import check_number
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.modalities.diffusion.network import (
     Network,
@@ -50,11 +51,14 @@ class ChainRunner:
     def run(self, given: Mapping[str, Any], own: Mapping[str, Any], loop: Loop) -> Any:
         """The pipeline's output for its arguments `given`."""
         given = dict(given)
-        watch = StepCallback.of(given, self.pipe)
+        watch = StepCallback.of(given)
         if own["seed"] is not None and given.get("generator") is not None:
             raise ValueError("seed= and generator= both choose the noise; give one of them")
         given = _seeded(given, own)
         eta = given.get("eta") if own["eta"] is None else own["eta"]
+        for name, value in (("eta", eta), ("churn", own["churn"])):
+            if value is not None:
+                check_number(name, value, 0, example=1.0)
         noises, begun = Noises(eta, own["churn"], self.deterministic), list[int]()
 
         def sample(opening: PreparedCall) -> Tensor:
@@ -138,13 +142,23 @@ def _starts_elsewhere(given: Mapping[str, Any]) -> bool:
 
 
 def _seeded(given: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Where a pipeline draws for a picture of the user's: a generator per row, of its own seed."""
-    count = pictures(given)
-    if own["seed"] is None or count is None or not _starts_elsewhere(given):
+    """Where a pipeline draws for a picture of the user's: a generator per row, of its own seed.
+
+    One for all of them where the arguments do not say how many there are: such rows have no ids.
+    """
+    count, seed, ids = pictures(given), own["seed"], own["row_ids"]
+    if seed is None or not _starts_elsewhere(given):
         return given
-    rows = KeyedNoise.seeded(own["seed"], count, torch.device("cpu"), own["row_ids"]).rows
-    seeds = [seed % 2**62 for seed in rows.tolist()]
-    return {**given, "generator": [torch.Generator().manual_seed(seed) for seed in seeds]}
+    if count is None and ids is not None:
+        raise ValueError(
+            f"row_ids={ids} are one per picture, and the arguments of this pipeline do not say how "
+            "many there are before it begins; drop row_ids="
+        )
+    if count is None:
+        return {**given, "generator": torch.Generator().manual_seed(seed)}
+    rows = KeyedNoise.seeded(seed, count, torch.device("cpu"), ids).rows
+    seeds = [row % 2**62 for row in rows.tolist()]
+    return {**given, "generator": [torch.Generator().manual_seed(row) for row in seeds]}
 
 
 def _drawn(generator: torch.Generator) -> int:

@@ -41,7 +41,7 @@ class ForecastRunner:
             raise ValueError("seed= and generator= both choose the noise; give one of them")
         detach = self.forecasting.attach(self.pipe, pictures(given))
         try:
-            output = self.pipe(**given) if seed is None else self._seeded(given, seed)
+            output = self.pipe(**given) if seed is None else seeded(self.pipe, given, seed)
         finally:
             detach()
         done = detach.statistics
@@ -52,8 +52,12 @@ class ForecastRunner:
         )
         return output
 
-    def _seeded(self, given: Mapping[str, Any], seed: int) -> Any:
-        """With the global generator set for the time of the call: not all steps take another."""
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
-            torch.manual_seed(seed)
-            return self.pipe(**{**given, "generator": torch.Generator().manual_seed(seed)})
+
+def seeded(pipe: Any, given: Mapping[str, Any], seed: int) -> Any:
+    """A pipeline's own call, all of its noise coming from `seed`.
+
+    The global generator is set for the time of the call: not all steps take another.
+    """
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        return pipe(**{**given, "generator": torch.Generator().manual_seed(seed)})

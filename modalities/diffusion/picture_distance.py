@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from einops import rearrange
 
+from mmspec.modalities.diffusion.forecasts import seeded
+
 
 @dataclass(frozen=True)
 class Apart:
@@ -29,10 +31,7 @@ def pictures(output: Any) -> np.ndarray:  # (B, ..., H, W, 3) floats in [0, 1]
 
 def own_pictures(pipe: Any, asked: Mapping[str, Any], seed: int) -> np.ndarray:
     """The pipeline's own call, all of its noise coming from `seed`."""
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        generator = torch.Generator().manual_seed(seed)
-        return pictures(pipe(**{**asked, "generator": generator, "output_type": "np"}))
+    return pictures(seeded(pipe, {**asked, "output_type": "np"}, seed))
 
 
 def apart(wanted: np.ndarray, found: np.ndarray) -> Apart:

@@ -54,6 +54,7 @@ class PreparedCall:
     whole: Callable[[Tensor, int], Tensor]  # (B, *E), step -> (B, *F), latents of the pipeline
     timesteps: Tensor  # (N,)
     dtype: torch.dtype  # of the pipeline's latents
+    pipe: Any  # a copy of the pipeline as this call has set it
 
 
 Perform = Callable[[PreparedCall], Tensor]  # -> (B, *E), the last state
@@ -90,10 +91,10 @@ def perform(
     try:
         for last in (False, True):
             rehearsal = _Rehearsal(
-                plain, network, stages, pasting, seeds, act, noises or Noises(), last
+                pipe, plain, network, stages, pasting, seeds, act, noises or Noises(), last
             )
             try:
-                output = _shadow(pipe, rehearsal)(**arguments)
+                output = rehearsal.shadow(**arguments)
                 break
             except _Again:
                 rewind()
@@ -101,8 +102,8 @@ def perform(
         pipe.maybe_free_model_hooks()
     if not rehearsal.done:
         raise ValueError(
-            f"{type(pipe).__name__} did not take all steps of its scheduler (denoising_end, "
-            "interrupt); leave that out"
+            f"{type(pipe).__name__} did not take all steps of its scheduler (denoising_end, a "
+            "strength of less than one step); leave that out"
         )
     return output
 
@@ -148,6 +149,7 @@ class _Rehearsal:
 
     def __init__(
         self,
+        pipe: Any,
         scheduler: Any,
         network: Network,
         stages: Stages,
@@ -172,6 +174,7 @@ class _Rehearsal:
         self.images, self.copies = 0, 1  # B, and how often the pipeline carries every state
         self.begun, self.steps = 0, 0  # where in the scheduler's grid, and steps taken
         self.done = False
+        self.pipe, self.shadow = pipe, _shadow(pipe, self)
 
     def called(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The stand-in of a network."""
@@ -290,9 +293,10 @@ class _Rehearsal:
         assert self.start is not None
         denoiser = self.stages.denoiser(self.network, self.images, self.sampler)
         scale = float(getattr(self.scheduler, "init_noise_sigma", 1.0))
-        start, grid = self.start[: self.images].float(), (self.sampler.timesteps, self.start.dtype)
+        start = self.start[: self.images].float()
+        rest = (self.sampler.timesteps, self.start.dtype, self._as_called())
         if self.pasting.free is None:
-            return PreparedCall(denoiser, start, scale, lambda states, step: states, *grid)
+            return PreparedCall(denoiser, start, scale, lambda states, step: states, *rest)
         free, known = self.pasting.known(start)
         partial = PartialDenoiser(denoiser, start.shape[1:], free, known)
         rows = torch.arange(self.images, device=start.device)
@@ -300,7 +304,13 @@ class _Rehearsal:
         def whole(states: Tensor, step: int) -> Tensor:
             return partial.whole(states, torch.full_like(rows, step), rows)
 
-        return PreparedCall(partial, start.flatten(1)[:, free], scale, whole, *grid)
+        return PreparedCall(partial, start.flatten(1)[:, free], scale, whole, *rest)
+
+    def _as_called(self) -> Any:
+        """A copy of the pipeline with what its call has set, and with its own networks."""
+        made = copy.copy(self.shadow)
+        made.__dict__ |= {name: getattr(self.pipe, name) for name in self.network.names}
+        return made
 
 
 class _StandIn:

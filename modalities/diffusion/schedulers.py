@@ -326,9 +326,11 @@ def _share(eta: float) -> float:
 
 
 def _sigmas(scheduler: Any) -> Tensor:  # (N + 1,)
-    if len(scheduler.sigmas) != len(scheduler.timesteps) + 1 or not scheduler.num_inference_steps:
+    """The levels of the grid; log-linear ones have one more at the end, which no step reaches."""
+    levels = len(scheduler.timesteps) + 1
+    if len(scheduler.sigmas) < levels or not scheduler.num_inference_steps:
         raise ValueError(f"{type(scheduler).__name__} has no timesteps yet; call set_timesteps")
-    sigmas: Tensor = scheduler.sigmas.double().cpu()
+    sigmas: Tensor = scheduler.sigmas[:levels].double().cpu()
     return sigmas
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,8 +48,8 @@ def labels(model: MarForImageGeneration, given: Any) -> Tensor:  # (B,)
     none = model.config.num_classes
     if given is None or isinstance(given, int):
         given = [given]
-    if isinstance(given, Tensor):
-        given = given.reshape(-1).tolist()
+    if isinstance(given, Tensor | np.ndarray | np.integer):
+        given = torch.as_tensor(given).reshape(-1).tolist()
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise ValueError(f"class_labels={given!r} are no classes; give a number or a list of them")
     wrong = [one for one in given if one is not None and not (is_whole(one) and 0 <= one < none)]

@@ -17,8 +17,9 @@ from torch import Tensor
 from transformers import AutoProcessor
 
 from mmspec import recipes, zoo
+from mmspec.codes.actions import ActionSpace
 from mmspec.codes.trajectories import FILE
-from mmspec.errors import reading, unknown_message
+from mmspec.errors import described, reading, unknown_message
 from mmspec.modalities import tokens
 from mmspec.modalities.families import reader
 from mmspec.modalities.text import HOOK, Text
@@ -32,7 +33,7 @@ from mmspec.modalities.vla.answering import (
 )
 from mmspec.modalities.vla.asked import OWN as ASKED
 from mmspec.modalities.vla.asked import ActionQuestion, check_deadline, prepare
-from mmspec.modalities.vla.reading import PromptReader
+from mmspec.modalities.vla.reading import PromptReader, ended
 from mmspec.modalities.vla.robots import Robots, numbers_of, rows_of
 from mmspec.modalities.vla.rollout import (
     Answered,
@@ -176,7 +177,7 @@ class PolicySession(tokens.TokenSession):
         space = self.binder.bind(self.binder.spaces.checked(given.get("unnorm_key"))).space
         if seen.state is not None:
             self._led_to(numbers, space, seen.state)
-        with self.robots.told(numbers, space) as rows:
+        with self.robots.told(numbers, lambda: space) as rows:
             is_queued = all(robot.queue for robot in rows)
             for robot in rows:
                 if robot.queue and not is_queued:  # the rest of a chunk that nobody carries out
@@ -186,7 +187,7 @@ class PolicySession(tokens.TokenSession):
             question = self.question((), {**asked, "robots": numbers})
             found = self._answers(question, loop, begun)
             self._report(question, found, loop)
-        with self.robots.told(numbers, space) as rows:
+        with self.robots.told(numbers, lambda: space) as rows:
             if not is_queued:
                 for robot, (actions, _) in zip(rows, found, strict=True):
                     robot.queue = list(actions)
@@ -242,7 +243,7 @@ class PolicySession(tokens.TokenSession):
         asked = max(len(one.steps) for one in found)
         self.last = summed_up(loop.stats(), steps, asked, found[0].steps, limit)
         loop.report(self.last)
-        told = [one.told(self.last) for one in found]
+        told = [replace(one, stats=self.last) for one in found]
         return told[0] if is_single else told
 
     def observe(self, action: Any, state: Any = None, robots: Any = None) -> None:
@@ -251,11 +252,11 @@ class PolicySession(tokens.TokenSession):
         (B, D) and (B, n) for several `robots` (0, 1, ... if not said). Also without a question
         before: episodes can be replayed from a log. States are given with every action, or never.
 
-        Raises ValueError for other shapes and for NaN; then nothing is noted of any robot.
+        Raises ValueError for other shapes and for NaN, and for a robot of which is not known whose
+        action statistics count; then nothing is noted of any robot.
         """
-        array = np.asarray(action)
-        numbers = numbers_of(robots, 1 if array.ndim < 2 else len(array))
-        with self.robots.told(numbers, self.binder.first().space) as rows:
+        numbers = numbers_of(robots, 1 if np.ndim(action) < 2 else len(action))
+        with self.robots.told(numbers, self._space_unasked) as rows:
             done = rows_of("action", action, len(rows), rows[0].episode.space.size)
             led = None if state is None else rows_of("state", state, len(rows), None)
             for row, robot in enumerate(rows):
@@ -266,7 +267,9 @@ class PolicySession(tokens.TokenSession):
 
     def reset(self, robots: Any = None, success: bool | Sequence[bool] | None = None) -> None:
         """Begin new episodes, of all robots or of those; `success` says how the old ones ended."""
-        ends = [success] if success is None or isinstance(success, bool) else list(success)
+        ends = list(success) if isinstance(success, Sequence | np.ndarray) else [success]
+        if not all(one is None or isinstance(one, bool | np.bool_) for one in ends):
+            raise ValueError(f"success={described(success)} is neither True nor False; say which")
         self.robots.reset(None if robots is None else numbers_of(robots, None), ends)
 
     def steps(self, robot: int = 0) -> tuple[ActionStep, ...]:
@@ -291,6 +294,7 @@ class PolicySession(tokens.TokenSession):
         question = prepare(words, self.text.inputs, allowed, args, arguments)
         family, inputs = self.bound.backbone.family, question.inputs
         self.text.check(inputs)
+        inputs = inputs if is_read else ended(self.model.config, inputs)
         if family.completed is not None:
             inputs = family.completed(self.model, inputs)
         check_request(self.model, family, inputs)
@@ -311,10 +315,17 @@ class PolicySession(tokens.TokenSession):
     def _limit(self, deadline_ms: float | None) -> float | None:
         return self.deadline_ms if deadline_ms is None else deadline_ms
 
+    def _space_unasked(self) -> ActionSpace:
+        """Of a robot that is told something before it is asked."""
+        try:
+            return self.binder.bind(self.binder.spaces.checked(None)).space
+        except ValueError as error:
+            raise ValueError(f"{error}, to accelerate(), or ask the robot first") from error
+
     def _led_to(self, numbers: Sequence[int], space: Any, states: Any) -> None:
         """What the actions before led to, of robots that had one."""
         led = rows_of("observation.state", states, len(numbers), None)
-        with self.robots.told(numbers, space) as rows:
+        with self.robots.told(numbers, lambda: space) as rows:
             for robot, state in zip(rows, led, strict=True):
                 if robot.predicted:
                     robot.check(state)

@@ -8,9 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 
 from mmspec.errors import described
-from mmspec.models.prismatic_processor import PROMPT
+from mmspec.models.prismatic_processor import EMPTY, PROMPT
 
 
 @runtime_checkable
@@ -97,6 +98,22 @@ class PromptReader:
     def _moved(self, value: Tensor) -> Tensor:
         kind = self.model.dtype if value.is_floating_point() else None
         return value.to(self.model.device, kind)
+
+
+def ended(config: Any, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Prompts of an OpenVLA that speaks Llama's words, with its empty token at their end.
+
+    Policies were trained to act behind it, its processor leaves it out, and so its own
+    `predict_action` puts it there. Rows are padded on the left, or not at all.
+    """
+    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    speaks = config.model_type == "openvla" and config.get_text_config().vocab_size > EMPTY[0]
+    if ids is None or not speaks or bool((ids[:, -1] == EMPTY[0]).any()):
+        return inputs
+    made = {**inputs, "input_ids": functional.pad(ids, (0, 1), value=EMPTY[0])}
+    return (
+        made if mask is None else {**made, "attention_mask": functional.pad(mask, (0, 1), value=1)}
+    )
 
 
 def cameras_of(image: Any, is_single: bool) -> list[list[Image.Image]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
@@ -94,7 +94,9 @@ class Robots:
                 self._asked -= set(numbers)
 
     @contextmanager
-    def told(self, numbers: Sequence[int], space: ActionSpace) -> Iterator[list[Robot]]:
+    def told(
+        self, numbers: Sequence[int], space: Callable[[], ActionSpace]
+    ) -> Iterator[list[Robot]]:
         """Those robots, for whoever tells them something, which is quickly done.
 
         A new one has that space; one that is known keeps its own.
@@ -102,7 +104,7 @@ class Robots:
         with self._lock:
             self._check_free(numbers)
             known = self._known
-            yield [known.get(number) or self._get(number, space) for number in numbers]
+            yield [known.get(number) or self._get(number, space()) for number in numbers]
 
     def steps(self, number: int) -> tuple[ActionStep, ...]:
         """What a robot was asked since its reset; nothing where it is not known."""
@@ -126,7 +128,8 @@ class Robots:
 
     def _get(self, number: int, space: ActionSpace) -> Robot:
         robot = self._known.get(number)
-        if robot is None or (robot.episode.space != space and not robot.episode.actions):
+        begun = robot is not None and (robot.episode.actions or robot.questions)
+        if robot is None or (robot.episode.space != space and not begun):
             outcomes = [] if robot is None else robot.episode.outcomes
             robot = self._known[number] = Robot(Episode(space, outcomes=outcomes))
         if robot.episode.space != space:
@@ -149,6 +152,7 @@ def numbers_of(robots: Any, count: int | None) -> list[int]:
     """Numbers of robots, one per row; 0, 1, ... if nothing is said. Raises ValueError."""
     if robots is None:
         return list(range(1 if count is None else count))
+    robots = robots.tolist() if isinstance(robots, np.ndarray) else robots
     listed = isinstance(robots, Sequence) and not isinstance(robots, str)
     if not listed or not robots or not all(is_whole(one) and one >= 0 for one in robots):
         raise ValueError(
@@ -166,10 +170,13 @@ def numbers_of(robots: Any, count: int | None) -> list[int]:
 
 def rows_of(name: str, values: Any, count: int, width: int | None) -> Tensor:  # (count, width)
     """Numbers of every robot. Raises ValueError for another count or width, or for no numbers."""
-    try:
-        found = torch.as_tensor(np.asarray(values, dtype=np.float64))
-    except (TypeError, ValueError):
-        found = torch.empty(0)
+    if isinstance(values, Tensor):
+        found = values.detach().to("cpu", torch.float64)
+    else:
+        try:
+            found = torch.as_tensor(np.asarray(values, dtype=np.float64))
+        except (TypeError, ValueError):
+            found = torch.empty(0)
     rows = found[None] if found.dim() == 1 and count == 1 else found
     if rows.dim() != 2 or len(rows) != count or width not in (None, rows.shape[1]):
         wanted = "n" if width is None else str(width)

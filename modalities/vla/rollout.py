@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,10 +44,6 @@ class Rollout:
     def seconds(self) -> float:
         """What the policy took; the world's own time is not in it."""
         return sum(one.latency_ms for one in self.steps) / 1e3
-
-    def told(self, stats: ActionStats) -> Rollout:
-        """The same with the report of the run."""
-        return replace(self, stats=stats)
 
 
 Walk = Generator[Asked, Answered, Rollout]  # an episode that asks, and waits for the answer

@@ -106,7 +106,7 @@ def test_a_row_does_not_notice_its_batch(window: Window) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="carried on as a chain"):
+    with pytest.raises(ValueError, match="carried on as a chain; give window="):
         Picard(Window.tree((2, 2)))
     target = plain(denoiser(4)).target
     with pytest.raises(ValueError, match="GaussianBlock"):

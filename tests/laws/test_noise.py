@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -173,6 +174,9 @@ def test_values_are_pinned() -> None:
     keys = KeyedNoise.seeded(1, 1, CPU).shared(torch.tensor([[0, 1, 100]]))
     again = KeyedNoise.seeded(1 + (1 << 64), 1, CPU).shared(torch.tensor([[0, 1, 100]]))
     assert torch.equal(keys.key, again.key)  # seeds count modulo 2 ** 64
+    three, two = np.arange(2, 4)[::-1]  # of a type whose products are cut off
+    counted = KeyedNoise.seeded(three, 1, CPU, [two])
+    assert torch.equal(counted.rows, KeyedNoise.seeded(3, 1, CPU, [2]).rows)
     negative = KeyedNoise.seeded(-1, 1, CPU).shared(torch.tensor([[0]]))
     assert not torch.equal(keys.key[:, :1], negative.key)
     assert_close(keys.uniform()[0].tolist(), PINNED, atol=1e-15, rtol=0)

@@ -191,6 +191,17 @@ def test_the_threshold_learns_from_how_tasks_end() -> None:
     assert winning[-1] == pytest.approx(0.2, abs=1e-6)
 
 
+def test_a_threshold_above_every_cosine_stays_there() -> None:
+    """Whatever is learned: bias=0, radius=0 and theta=2 are plain decoding in every episode."""
+    bound = robot("heisd", **QUICK, theta=2.0, delta=float("inf"), bias=0.0, radius=0.0)
+    episode = moving()
+    episode.outcomes = [True] * 9
+    found, rounds = act(bound, [episode])
+    assert found == plain(1)
+    assert not any(kept.skips for kept in rounds)
+    assert SimilarityGate(2.0, 1.0).threshold([False, True]) == 2.0
+
+
 def test_thresholds_come_from_the_store() -> None:
     similarity, _ = store().matches
     gate = SimilarityGate.measured(store())

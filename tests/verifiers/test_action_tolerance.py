@@ -351,6 +351,7 @@ def test_schedules_fall_between_their_bounds(name: str) -> None:
     found = rule.limits(context([1, 1], [robot(), robot(steps=50)]))
     assert found[:, 0].tolist() == [15, radii[50]]
     assert found[:, 6].tolist() == [0, 0]
+    assert ScheduledRadius(SPACE, SCHEDULES[name], 0, 0).radius(9) == 0  # exact from the start
 
 
 # --- variants that must fail

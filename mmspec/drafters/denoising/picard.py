@@ -61,7 +61,7 @@ class Picard(PredictionDrafter):
 
     def __post_init__(self) -> None:
         if self.window.branching:
-            raise ValueError("a window is carried on as a chain; give length= instead of tree=")
+            raise ValueError("a window is carried on as a chain; give window= instead of tree=")
 
     def begin(self, context: Trajectory) -> Carried:
         start, batch = context.state[:, None], context.batch

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import diffusers
 import pytest
 import torch
+from diffusers.callbacks import SDXLCFGCutoffCallback
 from torch import Tensor
+from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModelWithProjection
 
 import mmspec
 from mmspec.modalities.diffusion.inpainting import Pasting
@@ -14,7 +17,8 @@ from mmspec.modalities.diffusion.step_callback import StepCallback
 from tests.modalities.sampling import FROZEN, PLAIN, STEPS, alone, check_rows
 from tests.toys.clip_pipelines import BUILDERS as CLIPS
 from tests.toys.clip_pipelines import clip_of, frame
-from tests.toys.picture_pipelines import BUILDERS, from_picture, mask
+from tests.toys.picture_pipelines import BUILDERS, from_picture, mask, picture
+from tests.toys.pipelines import pipeline
 
 
 def drawn(fast: Any, given: dict[str, Any], **more: Any) -> Tensor:
@@ -169,4 +173,64 @@ def test_a_callback_may_look_only() -> None:
     with pytest.raises(ValueError, match="callback_on_step_end=5 cannot be called; give"):
         drawn(fast, given, seed=0, callback_on_step_end=5)
     with pytest.raises(ValueError, match="the old form of callback_on_step_end"):
-        StepCallback.of({"callback": changing}, pipe)
+        StepCallback.of({"callback": changing})
+
+
+def test_a_callback_that_changes_the_pipeline_is_refused_every_time() -> None:
+    pipe, given = from_picture("sdxl-image")
+    fast: Any = mmspec.accelerate(pipe, FROZEN)
+
+    def setting(name: str, value: Any) -> Any:
+        def change(one: Any, step: int, timestep: Any, tensors: dict[str, Tensor]) -> Any:
+            setattr(one, name, value)
+            return tensors
+
+        return change
+
+    for name, value in [("_interrupt", True), ("_interrupt", True), ("_guidance_scale", 1.5)]:
+        with pytest.raises(ValueError, match=rf"changes pipe\.{name} in step 0.*look only"):
+            drawn(fast, given, seed=0, callback_on_step_end=setting(name, value))
+    assert not {"_interrupt", "_guidance_scale"} & vars(pipe).keys()
+    cut = SDXLCFGCutoffCallback(cutoff_step_ratio=0.5)  # says itself what it wants to see
+    with pytest.raises(ValueError, match=r"inputs=\['prompt_embeds', .* asks for more"):
+        drawn(fast, given, seed=0, callback_on_step_end=cut)
+
+
+def test_a_callback_is_shown_the_pipeline_as_it_was_called() -> None:
+    pipe, given = from_picture("sdxl-image")
+    told: list[Any] = []
+
+    def watch(one: Any, step: int, timestep: Any, tensors: dict[str, Tensor]) -> Any:
+        told.append((type(one), one.num_timesteps, one.guidance_scale, one.unet is pipe.unet))
+        return tensors
+
+    fast: Any = mmspec.accelerate(pipe, FROZEN)
+    drawn(fast, given, seed=0, guidance_scale=3.5, callback_on_step_end=watch)
+    assert told == [(type(pipe), len(told), 3.5, True)] * len(told)
+    assert told
+
+
+def test_a_seed_is_a_picture_where_no_words_say_how_many() -> None:
+    parts = {**pipeline("sd").components, "feature_extractor": CLIPImageProcessor(size=8)}
+    for name in ("text_encoder", "tokenizer"):
+        del parts[name]
+    seeing = CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=37,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=8,
+        patch_size=4,
+        projection_dim=32,
+    )
+    parts["image_encoder"] = CLIPVisionModelWithProjection(seeing)
+    pipe = diffusers.StableDiffusionImageVariationPipeline(**parts, requires_safety_checker=False)
+    pipe.set_progress_bar_config(disable=True)
+    fast: Any = mmspec.accelerate(pipe, FROZEN)
+    given = {"image": picture(), "height": 8, "width": 8, "num_images_per_prompt": 2}
+    one, again, other = (drawn(fast, given, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one[0], one[1])
+    with pytest.raises(ValueError, match=r"row_ids=\[3, 4\].*do not say how many.*drop row_ids"):
+        drawn(fast, given, seed=0, row_ids=[3, 4])

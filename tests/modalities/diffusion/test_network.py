@@ -269,6 +269,8 @@ def test_a_deterministic_scheduler_is_made_random_by_eta() -> None:
     assert torch.isfinite(draw(fast, "flux", seed=0, churn=0.7)).all()
     with pytest.raises(ValueError, match=r"give eta=1\.0"):
         draw(fast, "flux", seed=0)
+    with pytest.raises(ValueError, match=r"eta='1' is no number of at least 0; give one"):
+        draw(fast, "flux", seed=0, eta="1")
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,7 @@ def test_euler_ancestral(spacing: str, kind: str, rescaled: bool) -> None:
         {"use_karras_sigmas": True},
         {"final_sigmas_type": "sigma_min"},
         {"timestep_type": "continuous"},
+        {"interpolation_type": "log_linear"},
     ],
     ids=lambda extra: next(iter(extra), "plain"),
 )

@@ -7,12 +7,14 @@ from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
 import mmspec
 from mmspec.api import Accelerated
+from mmspec.modalities.mar.reader import labels
 from mmspec.targets.patches import PatchSettings
 from mmspec.verifiers.path_ratio import PathRatio
 from tests.toys.mar import PLAN, mar
@@ -83,6 +85,14 @@ def test_pictures_do_not_depend_on_their_batch() -> None:
     together = fast.generate_images(**CALL, **settings(PLAN)).latents
     alone = fast.generate_images(class_labels=3, seed=2, row_ids=[2], **settings(PLAN)).latents
     assert_close(together[2:], alone, rtol=1e-3, atol=1e-3)
+
+
+def test_classes_may_be_numbers_of_numpy() -> None:
+    for given in (np.array([3, 1]), torch.tensor([3, 1]), [3, 1]):
+        assert labels(mar(), given).tolist() == [3, 1]
+    assert labels(mar(), np.int64(3)).tolist() == [3]
+    with pytest.raises(ValueError, match=r"class_labels=0\.5 is not known"):
+        labels(mar(), np.array([0.5]))
 
 
 def test_a_vae_makes_pixels() -> None:

@@ -20,7 +20,10 @@ from mmspec.codes.episodes import Episode
 from mmspec.draft import Draft, Drafter, Kind
 from mmspec.modalities.vla.spaces import codes_of
 from mmspec.modalities.vla.step_stats import ActionStats
+from mmspec.models.prismatic_processor import EMPTY, PrismaticProcessor
 from tests.modalities.vla.policies import SIZE, fast, picture, policy, processor
+from tests.models.test_prismatic_processor import words as llama_words
+from tests.toys import prismatic
 from tests.toys.prismatic import SPAN
 
 WORDS = "reach the red cube"
@@ -143,6 +146,24 @@ def test_tensors_of_the_processor_are_taken_as_openvla_takes_them() -> None:
     public["attention_mask"] = torch.ones_like(public["input_ids"])
     assert fast().predict_action(**public).shape == (SIZE,)
     assert fast().predict_action(**made, robots=[4]).shape == (1, SIZE)
+
+
+def test_prompts_of_a_public_processor_end_as_openvla_was_trained() -> None:
+    """With Llama's empty token, which OpenVLA's own `predict_action` puts there."""
+    text = prismatic.text_config(vocab_size=32064, hidden_size=16, num_key_value_heads=4)
+    model = prismatic.openvla(text_config=text, pad_token_id=32000)
+    reads = PrismaticProcessor.of(model, llama_words(31000, empty=True))
+    ours = mmspec.accelerate(model, "plain", processor=reads)
+    expected = ours.predict_action(picture(), WORDS)
+    asked, shown = reads.prompt.format(instruction=WORDS), Image.fromarray(picture())
+    public = dict(reads(asked, shown))
+    assert public["input_ids"][0, -1] != EMPTY[0]
+    assert np.array_equal(ours.predict_action(**public, do_sample=False), expected)
+    assert np.array_equal(ours.predict_action(**reads.instruct(WORDS, shown)), expected)
+    pair = dict(reads([asked, asked.replace("red ", "")], [shown, shown]))
+    both = ours.predict_action(**pair)
+    assert np.array_equal(both[0], expected)
+    assert np.array_equal(both[1], ours.predict_action(picture(), WORDS.replace("red ", "")))
 
 
 def test_what_was_predicted_counts_as_done_until_somebody_tells_better() -> None:

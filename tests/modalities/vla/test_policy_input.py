@@ -50,7 +50,6 @@ def mixed() -> None:
     model = prismatic.openvla(norm_stats={"a": {"action": SPAN}, "b": other})
     ours = mmspec.accelerate(model, "plain", processor=processor())
     ours.predict_action(*ASK, unnorm_key="a")
-    ours.predict_action(*ASK, unnorm_key="a")
     ours.predict_action(*ASK, unnorm_key="b")
 
 
@@ -67,6 +66,10 @@ CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ["2 data sets", "unnorm_key=", "a, b"],
     ),
     "another key in mid-episode": (mixed, ["robot 0", "reset(robots=[0])"]),
+    "told before it is known whose statistics": (
+        lambda: mmspec.accelerate(two_sets(), "plain").observe(np.zeros(SIZE)),
+        ["2 data sets", "unnorm_key=", "accelerate()", "ask the robot first"],
+    ),
     "no statistics": (
         lambda: mmspec.accelerate(toys.model("llava"), "plain", modality="vla"),
         ["norm_stats", "actions="],
@@ -122,6 +125,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "state of another length": (observed(np.zeros(SIZE), np.zeros(5)), ["state of 5", "4"]),
     "state left out": (observed(np.zeros(SIZE)), ["1 states", "with none"]),
     "ends of other robots": (lambda: _reset([0, 1], [True]), ["success=", "2 robots"]),
+    "end that is a score": (lambda: _reset([0], [1.0]), ["success=[1.0", "neither True nor False"]),
     "observation without picture": (selected(**{"observation.image": None}), ["picture"]),
     "observation without task": (selected(task=None), ["task"]),
     "observation in bytes as floats": (
@@ -136,7 +140,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
 }
 
 
-def _reset(robots: list[int], success: list[bool]) -> None:
+def _reset(robots: list[int], success: list[Any]) -> None:
     ours = fast("plain")
     ours.observe(np.zeros((3, SIZE)))
     ours.reset(robots, [*success, *success, *success])
@@ -156,6 +160,14 @@ def test_nothing_is_noted_of_what_was_refused() -> None:
     with pytest.raises(ValueError, match="NaN"):
         ours.observe([[0.0] * SIZE, [float("nan")] * SIZE], np.zeros((2, 4)))
     ours.observe(np.zeros((2, SIZE)), np.zeros((2, 4)))
+
+
+def test_a_robot_is_told_in_tensors_and_in_numbers_of_numpy() -> None:
+    ours = fast("plain")
+    ours.observe(torch.zeros(SIZE, dtype=torch.bfloat16), torch.zeros(4, requires_grad=True))
+    ours.observe(torch.zeros(2, SIZE), torch.zeros(2, 4), robots=np.flatnonzero([True, True]))
+    ours.reset(robots=np.arange(2), success=np.array([True, False]))
+    ours.reset(success=np.bool_(True))
 
 
 def test_a_smaller_policy_may_draft() -> None:
