@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -74,6 +75,14 @@ def test_emu3_s_documented_names_are_taken() -> None:
         ({"image_sizes": [[2, 3], [3, 2]]}, "pictures of one call have one size"),
         ({"negative_prompt_ids": None}, "negative_prompt_ids=, which is missing"),
         ({"num_return_sequences": 0}, "num_return_sequences=0 is no number of pictures"),
+        (
+            {
+                "negative_prompt_ids": None,
+                "negative_prompt_attention_mask": None,
+                "negative": {"input_ids": torch.tensor([[1, 9]]), "pixel_values": torch.ones(1)},
+            },
+            "negative: .*pixel_values.*input_ids",
+        ),
     ],
 )
 def test_names_that_contradict_each_other_are_refused(more: dict[str, Any], message: str) -> None:
@@ -94,6 +103,8 @@ def test_several_pictures_of_every_prompt(family: str) -> None:
         for name, value in given.items()
     }
     assert torch.equal(found, fast(family).generate_images(**twice, **how).sequences)
+    counted = {"num_return_sequences": np.int64(2)}
+    assert torch.equal(fast(family).generate_images(**given, **how, **counted).sequences, found)
     assert not torch.equal(found[0], found[1])
 
 
