@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from mmspec.codes.grid import Grid
 from mmspec.codes.phrases import Trie
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
 from mmspec.laws.noise import Lane, Noise
@@ -19,19 +20,33 @@ from mmspec.verifiers.walk import check, nothing, proposals
 class PhraseJoint(Verifier):
     """Accept the longest known phrase with min(1, prod p/q), else its tokens one by one.
 
-    SJD-PV, Yu et al. 2026; reconstructed: the longest match, and token-wise tests of a refused
-    phrase up to its end, with `Exact`. Tokens whose law is a point mass were never scored and take
-    part in no phrase. Lossy: a refused phrase gets a second chance under the same q. An empty trie
-    is `Recursive` on a chain, draw for draw, and so exact.
+    SJD-PV, Yu et al. 2026; reconstructed: the longest match within a row of the grid, if there is
+    one, and token-wise tests of a refused phrase up to its end, with `Exact`. Tokens whose law is a
+    point mass were never scored and take part in no phrase. Lossy: a refused phrase gets a second
+    chance under the same q. An empty trie is `Recursive` on a chain, draw for draw, and so exact.
     """
 
     trie: Trie
+    grid: Grid | None = field(default=None, repr=False, compare=False)
+    begun: tuple[int, ...] = field(default=(), repr=False, compare=False)  # new tokens per row
     trees: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID,)
 
     @property
     def lossless(self) -> bool:
         return not self.trie.longest
+
+    def within(self, context: Any) -> Verifier:
+        begun = tuple(context.generated(row) for row in range(context.batch))
+        return replace(self, grid=context.shared.get("grid"), begun=begun)
+
+    def room(self, tokens: Tensor) -> Tensor | None:  # (B, N) -> (B, N)
+        """How many cells of its row are left at each place; without a grid there is no end."""
+        if self.grid is None:
+            return None
+        first = torch.tensor(self.begun, device=tokens.device)[:, None] - len(self.grid.header)
+        offset = first + torch.arange(tokens.shape[1], device=tokens.device)
+        return self.grid.width - offset % self.grid.period
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         check(self, draft, trees=False)
@@ -40,7 +55,7 @@ class PhraseJoint(Verifier):
         p = categorical(scores.law).evaluated()
         q = proposals(draft, p.probs)
         drawn = q.prob(draft.tokens)
-        phrase = self.trie.matches(draft.tokens, draft.mask & (drawn < 1))
+        phrase = self.trie.matches(draft.tokens, draft.mask & (drawn < 1), self.room(draft.tokens))
         ratio = p[:, :-1].prob(draft.tokens).log() - drawn.log()
         whole = noise.flip(joint(ratio, phrase, self.trie.longest), Lane.WALK) & (phrase > 0)
         single = noise.flip(Exact().accept(p[:, :-1], q, draft.tokens), Lane.ACCEPT) & draft.mask

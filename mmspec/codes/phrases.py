@@ -126,10 +126,12 @@ class Trie:
         keys, states = table.t().contiguous().unbind(0)
         return cls(size, keys, states, flags, phrases.longest)
 
-    def matches(self, tokens: Tensor, allowed: Tensor) -> Tensor:  # (B, N) x2 -> (B, N)
+    def matches(
+        self, tokens: Tensor, allowed: Tensor, room: Tensor | None = None
+    ) -> Tensor:  # (B, N) x3 -> (B, N)
         """Length of the longest phrase that begins at each place, 0 = none.
 
-        All its tokens must be `allowed`.
+        All its tokens must be `allowed`, and no more than there is `room` for.
         """
         found = torch.zeros_like(tokens)
         if not len(self.keys):
@@ -141,6 +143,7 @@ class Trie:
             key = state * self.size + here
             place = torch.searchsorted(self.keys, key).clamp_max(len(self.keys) - 1)
             alive = alive & inside & allowed.roll(-step, 1) & (self.keys[place] == key)
+            alive = alive if room is None else alive & (step < room)
             state = torch.where(alive, self.states[place], state)
             found = torch.where(alive & self.ends[state], step + 1, found)
         return found

@@ -163,7 +163,7 @@ class Sampling:
     def _warpers(self) -> tuple[LogitsProcessor, ...]:
         """Hugging Face's own classes: they work row by row, so equality holds by construction."""
         return tuple(
-            warper(value if name == "top_k" else float(value))
+            warper(int(value) if name == "top_k" else float(value))
             for name, (warper, _, off) in _WARPERS.items()
             if (value := getattr(self, name)) != off
         )

@@ -152,8 +152,12 @@ def joined(inputs: Mapping[str, Any], negative: Mapping[str, Any]) -> tuple[dict
 
 
 def guided(logits: Tensor, scale: float) -> Tensor:  # (2B, ..., V) -> (B, ..., V)
-    """Logits of both branches as one."""
-    cond, uncond = logits.chunk(2)
+    """Logits of both branches as one, log-probabilities first, as `generate()` combines them.
+
+    The law is that of raw logits; a penalty that goes by the sign of a score sees the same scores.
+    """
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    cond, uncond = logits.log_softmax(-1, dtype=wide).chunk(2)
     return guide(cond, uncond, scale)
 
 

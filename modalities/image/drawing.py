@@ -31,7 +31,8 @@ from mmspec.targets.stop import Stop
 DRAWN = ("do_sample", *SAMPLED)
 OWN = ("prompt", "grid", "guidance", "negative", "num_return_sequences", "seed", "row_ids", *DRAWN)
 MASK = "negative_prompt_attention_mask"
-THEIRS = {"guidance_scale": "guidance", "negative_prompt_ids": "negative", "image_sizes": "grid"}
+SIZES = "image_sizes"  # of Emu3's processor, which says the same of every prompt
+THEIRS = {"guidance_scale": "guidance", "negative_prompt_ids": "negative", SIZES: "grid"}
 
 
 @dataclass(frozen=True)
@@ -296,6 +297,9 @@ def _guided(
     negative = arguments.get("negative")
     if negative is not None:
         with about("negative"):
+            unknown = sorted({*negative} - {*family.inputs, SIZES})
+            if unknown:
+                raise ValueError(unknown_message(unknown, family.inputs, "an unconditional prompt"))
             negative = _shared(family.request(negative), inputs, arguments)
     if scale == 1:
         return inputs
@@ -331,9 +335,9 @@ def _repeated(request: Mapping[str, Any], times: int) -> dict[str, Any]:
 def _times(given: Any) -> int:
     """How many pictures are drawn of a prompt."""
     times = 1 if given is None else given
-    if not isinstance(times, int) or times < 1:
+    if not is_whole(times) or times < 1:
         raise ValueError(f"num_return_sequences={given!r} is no number of pictures; give 1 or more")
-    return times
+    return int(times)
 
 
 def _sampling(

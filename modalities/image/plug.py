@@ -32,7 +32,7 @@ class DrawingSession(tokens.TokenSession):
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         """`generate_images` takes what `draw` says; others what the model's `generate()` does."""
         if call == "generate":
-            rest, guidance = guided_text.of_call(placed(args, arguments))
+            rest, guidance = guided_text.of_call(self.model, placed(args, arguments))
             return self.text(guidance).generate((), rest, loop)
         if call == "__call__":
             given = HOOK.bind(*args, **arguments)

@@ -67,7 +67,8 @@ def test_a_tree_is_guided_like_its_paths_from_scratch(family: str) -> None:
 
 
 def reference(toy: Any, text: list[int], other: list[int], new: list[int]) -> torch.Tensor:
-    cond, uncond = (toy(torch.tensor([ids + new])).logits[0, -1] for ids in (text, other))
+    each = (toy(torch.tensor([ids + new])).logits[0, -1] for ids in (text, other))
+    cond, uncond = (logits.log_softmax(-1) for logits in each)
     guided: torch.Tensor = uncond + 2.5 * (cond - uncond)
     return guided
 

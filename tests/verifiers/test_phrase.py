@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import mmspec
+from mmspec.codes.grid import Grid
 from mmspec.codes.phrases import Phrases, Trie
 from mmspec.draft import Draft, Kind, Scores
 from mmspec.laws.categorical import Categorical
@@ -16,6 +19,7 @@ from mmspec.laws.noise import KeyedNoise
 from mmspec.verifiers.phrase import PhraseJoint, joint, walked
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
+from tests.toys import painters
 
 CPU = torch.device("cpu")
 ROWS = 20_000
@@ -96,6 +100,31 @@ def test_the_joint_ratio_is_capped_at_its_end_only() -> None:
 def test_the_walk(whole: str, single: str, phrase: str, length: int) -> None:
     flags = [torch.tensor([[int(c) for c in line]]) for line in (whole, single, phrase)]
     assert walked(flags[0].bool(), flags[1].bool(), flags[2]).tolist() == [length]
+
+
+def test_no_phrase_goes_beyond_the_end_of_a_row() -> None:
+    """Rows of one code hold no phrase, and are what they are without a library."""
+    codes = range(painters.FIRST, painters.FIRST + painters.CODES)
+    library = Phrases({(one, other): 1 for one in codes for other in codes})
+    model, asked = painters.chameleon(), painters.request("chameleon", 2)
+    settings: dict[str, Any] = {"temperature": 3.0, "guidance": 1.0, "seed": 0}
+    without, joint = (
+        mmspec.accelerate(model, "sjd-pv", phrases=given) for given in (None, library)
+    )
+    same = []
+    for grid in ((24, 1), (1, 24)):
+        pair = [one.generate_images(**asked, **settings, grid=grid) for one in (without, joint)]
+        same.append(torch.equal(pair[0].rounds, pair[1].rounds))
+    assert same == [True, False]
+
+
+def test_a_phrase_has_the_rest_of_its_row() -> None:
+    tokens = torch.zeros(2, 6, dtype=torch.int64)
+    trie = Trie.of(Phrases({(0, 0): 1, (0, 0, 0, 0): 1}), 1, CPU)
+    at = replace(PhraseJoint(trie), grid=Grid(2, 4, (0, 1), separator=3, header=(3,)), begun=(1, 3))
+    assert at.room(tokens).tolist() == [[4, 3, 2, 1, 0, 4], [2, 1, 0, 4, 3, 2]]
+    found = trie.matches(tokens, tokens == 0, at.room(tokens))
+    assert found.tolist() == [[4, 2, 2, 0, 0, 0], [2, 0, 0, 2, 2, 0]]
 
 
 def test_the_recipe_takes_a_library_or_its_file(tmp_path: Path) -> None:

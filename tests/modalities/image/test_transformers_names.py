@@ -5,9 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
+from transformers import GenerationConfig
 
 import mmspec
 from mmspec.modalities.image import families as image
@@ -15,6 +18,7 @@ from tests.modalities import drawing
 from tests.toys import painters, speaking
 
 BATCH = 2
+NEGATIVES = {"ids": "input_ids", "attention_mask": "attention_mask"}
 
 
 @lru_cache(maxsize=8)
@@ -71,6 +75,14 @@ def test_emu3_s_documented_names_are_taken() -> None:
         ({"image_sizes": [[2, 3], [3, 2]]}, "pictures of one call have one size"),
         ({"negative_prompt_ids": None}, "negative_prompt_ids=, which is missing"),
         ({"num_return_sequences": 0}, "num_return_sequences=0 is no number of pictures"),
+        (
+            {
+                "negative_prompt_ids": None,
+                "negative_prompt_attention_mask": None,
+                "negative": {"input_ids": torch.tensor([[1, 9]]), "pixel_values": torch.ones(1)},
+            },
+            "negative: .*pixel_values.*input_ids",
+        ),
     ],
 )
 def test_names_that_contradict_each_other_are_refused(more: dict[str, Any], message: str) -> None:
@@ -91,6 +103,8 @@ def test_several_pictures_of_every_prompt(family: str) -> None:
         for name, value in given.items()
     }
     assert torch.equal(found, fast(family).generate_images(**twice, **how).sequences)
+    counted = {"num_return_sequences": np.int64(2)}
+    assert torch.equal(fast(family).generate_images(**given, **how, **counted).sequences, found)
     assert not torch.equal(found[0], found[1])
 
 
@@ -120,6 +134,62 @@ def test_emu3_is_guided_in_generate_too(negative: bool) -> None:
     assert not torch.equal(wanted, model.generate(**{**theirs, "guidance_scale": None}))
     assert torch.equal(model.generate(**theirs, custom_generate=fast("emu3")), wanted)
     assert torch.equal(fast("emu3").generate(**theirs).sequences, wanted)
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        {"repetition_penalty": 1.4},
+        {"encoder_repetition_penalty": 2.0},
+        {"exponential_decay_length_penalty": (3, 1.5)},
+    ],
+    ids=lambda penalty: next(iter(penalty)),
+)
+def test_penalties_see_the_guided_scores_of_generate(penalty: dict[str, Any]) -> None:
+    """They go by the sign of a score: those of `generate()` are log-probabilities."""
+    model = fast("emu3").model
+    given = painters.request("emu3", BATCH)
+    del given["negative"]
+    how: dict[str, Any] = {"guidance_scale": 3.0, "max_new_tokens": 12, "do_sample": False}
+    wanted = model.generate(**given, **how, **penalty)
+    assert torch.equal(fast("emu3").generate(**given, **how, **penalty).sequences, wanted)
+    how |= {"output_scores": True, "return_dict_in_generate": True}
+    theirs, ours = (one.generate(**given, **how, **penalty) for one in (model, fast("emu3")))
+    assert_close(torch.stack(ours.scores), torch.stack(theirs.scores), atol=1e-3, rtol=1e-4)
+
+
+def test_a_configured_scale_guides_generate() -> None:
+    model, given = painters.emu3(), painters.request("emu3", BATCH)
+    negative = given.pop("negative")
+    quick = mmspec.accelerate(model, "sjd")
+    how = {"max_new_tokens": 12, "pad_token_id": 0, "eos_token_id": 2}
+    config = GenerationConfig(guidance_scale=3.0, **how)
+    guided = model.generate(**given, generation_config=config)
+    assert torch.equal(quick.generate(**given, generation_config=config).sequences, guided)
+    model.generation_config.update(guidance_scale=3.0)
+    plain = model.generate(**given, **how, guidance_scale=1.0)
+    assert not torch.equal(plain, guided)
+    assert torch.equal(quick.generate(**given, **how).sequences, guided)
+    for off in (1.0, None):
+        assert torch.equal(quick.generate(**given, **how, guidance_scale=off).sequences, plain)
+    how |= {f"negative_prompt_{name}": negative[f"{old}"] for name, old in NEGATIVES.items()}
+    assert torch.equal(quick.generate(**given, **how).sequences, model.generate(**given, **how))
+
+
+def test_guidance_says_what_it_cannot_answer() -> None:
+    quick, given = fast("emu3"), painters.request("emu3", 1)
+    del given["negative"]
+    with pytest.raises(ValueError, match=r"output_logits.*unguided.*output_scores"):
+        quick.generate(**given, guidance_scale=3.0, output_logits=True, max_new_tokens=3)
+    with pytest.raises(ValueError, match=r"output_logits.*unguided.*output_scores"):
+        quick.model.generate(
+            **given, guidance_scale=3.0, output_logits=True, max_new_tokens=3, custom_generate=quick
+        )
+    embeds = quick.model.get_input_embeddings()(given["input_ids"])
+    with pytest.raises(ValueError, match=r"guidance_scale=3.0.*inputs_embeds.*input_ids"):
+        quick.generate(inputs_embeds=embeds, guidance_scale=3.0)
+    with pytest.raises(ValueError, match="guidance_scale='x'"):
+        quick.generate(**given, guidance_scale="x")
 
 
 def test_guidance_reads_two_prompts_and_takes_no_places() -> None:
