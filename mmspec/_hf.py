@@ -55,6 +55,23 @@ def set_special_tokens(
     model._prepare_special_tokens(config, has_mask, device=device, batch_size=batch)
 
 
+def decoder_prompt(
+    model: Any, config: GenerationConfig, given: Tensor | None, batch: int, device: torch.device
+) -> Tensor:  # (B, L)
+    """What a decoder behind an encoder begins with: the start token, and what is `given` behind it.
+
+    The special token ids of `config` become tensors, in place.
+    """
+    set_special_tokens(model, config, device, batch, has_mask=True)
+    own = {} if given is None else {"decoder_input_ids": given}
+    start = config._decoder_start_token_tensor
+    made, _ = model._prepare_decoder_input_ids_for_generation(
+        batch, model.main_input_name, own, start, device
+    )
+    assert isinstance(made, Tensor)
+    return made
+
+
 def set_lengths(
     model: Any,
     config: GenerationConfig,
@@ -363,6 +380,15 @@ def encode_melody(model: Any, inputs: Mapping[str, Any], guidance: float) -> tup
         ids, given, "input_ids", config
     )
     return made["encoder_hidden_states"], None
+
+
+def encoded_names(model: Any) -> frozenset[str]:
+    """What `generate()` hands to the picture encoders of a decoder, and to nothing behind them."""
+    whole = uncompiled(model)
+    if whole.config.is_encoder_decoder:
+        return frozenset()  # it encodes everything, and hands on what came of it
+    makers = (getattr(whole.base_model, f"get_{kind}_features", None) for kind in _GRIDS)
+    return frozenset().union(*(_names_of(own.__func__) for own in makers if own is not None))
 
 
 def encode_media(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def _plain(name: str, *visual_ids: str, **facts: Any) -> Family:
     return Family(name, _PIXELS, direct=True, placeholders=_IMAGE, visual_ids=visual_ids, **facts)
 
 
-def _filmed(name: str) -> Family:
-    return Family(name, _PIXELS, direct=True, placeholders=_IMAGE_VIDEO)
+def _filmed(name: str, *others: str) -> Family:
+    return Family(name, (*_PIXELS, *others), direct=True, placeholders=_IMAGE_VIDEO)
 
 
 def _mrope(name: str, **facts: Any) -> Family:
@@ -71,7 +71,7 @@ FAMILIES: Mapping[str, Family] = {
     "llava_next": _plain("LLaVA-NeXT"),
     "llava_onevision": _filmed("LLaVA-OneVision"),
     "llava_next_video": _filmed("LLaVA-NeXT-Video"),
-    "video_llava": _filmed("Video-LLaVA"),
+    "video_llava": _filmed("Video-LLaVA", "pixel_values_images"),
     "qwen2_vl": _mrope("Qwen2-VL"),
     "qwen2_5_vl": _mrope("Qwen2.5-VL"),
     "qwen3_vl": _mrope("Qwen3-VL", deepstack=True),

@@ -22,7 +22,7 @@ _PLAIN_HEADS = frozenset(
 
 
 # how arguments that carry pictures or sounds are called, and ids that stand for them
-_MEDIA = ("pixel_values", "input_features", "input_values", "audio_values")
+_MEDIA = ("pixel_values", "image_patches", "input_features", "input_values", "audio_values")
 _MARKS = (
     *("image_token_id", "image_token_index", "video_token_id", "video_token_index"),
     *("audio_token_id", "audio_token_index"),

@@ -19,6 +19,7 @@ from mmspec.modality import Call, Loop
 from mmspec.stats import Stats
 from mmspec.targets.backbone import Backbone
 from mmspec.targets.cache import SlotCache
+from mmspec.targets.encoder_decoder import source_carrier, source_inputs
 from mmspec.targets.generation_settings import check_parts, refuse_modes, sampled
 from mmspec.targets.generation_settings import resolve as resolve_settings
 from mmspec.targets.inputs import check_inputs
@@ -32,7 +33,7 @@ from mmspec.targets.turns import (
     unread,
     whole_mask,
 )
-from mmspec.targets.visual import check_carrier, check_request, visual_ids
+from mmspec.targets.visual import PIXELS, check_carrier, check_request, visual_ids
 
 # what `generate` takes beside a model's inputs and generation settings
 OWN = (
@@ -69,7 +70,7 @@ class Text:
     def __init__(
         self,
         bound: BoundTokens,
-        prepared: Callable[[Mapping[str, Any]], dict[str, Any]],
+        prepared: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
         shared: Callable[[int], Mapping[str, Any]] | None = None,
     ) -> None:
         self.bound = bound
@@ -77,6 +78,10 @@ class Text:
         self.shared = shared or nothing_shared  # what a call of so many rows offers its parts
         settings = vars(_hf.default_config()).keys() | LOOP_ARGUMENTS
         self.inputs = (MODEL_INPUTS | _hf.forward_names(bound.model)) - settings
+        self.media = _hf.encoded_names(bound.model) & self.inputs
+        if not bound.model.config.is_encoder_decoder:
+            self.media |= set(PIXELS)  # also where it reads none: that is said in our words
+        self.signature = _signature(sorted(self.media))
 
     def generate(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Output:
         """As `model.generate`, plus `seed` and `row_ids`.
@@ -91,10 +96,7 @@ class Text:
         check_parts(own)
         behind = own["past_key_values"] is not None  # then a mask may be longer than the ids
         self.check({n: v for n, v in inputs.items() if not behind or n != "attention_mask"})
-        inputs, model = self.prepared(inputs), self.bound.model
-        completed = self.bound.backbone.family.completed
-        if completed is not None:
-            inputs = completed(model, inputs)
+        inputs, model = self._completed(inputs, own["generation_config"], rest), self.bound.model
         check_carrier(inputs)
         inputs, past = self._begun(inputs, own["past_key_values"], own["drafter_inputs"])
         check_request(model, self.bound.backbone.family, unread(inputs, past))
@@ -107,7 +109,9 @@ class Text:
             carrier(inputs).device,
             batch=batch,
             config=own["generation_config"],
-            inputs=inputs.get("input_ids"),
+            inputs=source_carrier(inputs)
+            if model.config.is_encoder_decoder
+            else inputs.get("input_ids"),
             embeds=inputs.get("inputs_embeds"),
             attention_mask=whole_mask(inputs, past),  # as generate() shows it to processors
             processors=own["logits_processor"] or (),
@@ -137,7 +141,10 @@ class Text:
             )
         refuse_modes(model, config)
         inputs, cache = self._handed(given)
-        inputs, past = self._begun(self.prepared(inputs), cache, given.get("drafter_inputs"))
+        inputs = self.prepared(inputs)
+        if model.config.is_encoder_decoder:  # whose first tokens transformers has made
+            inputs = source_inputs(model, {**inputs, "decoder_input_ids": inputs.pop("input_ids")})
+        inputs, past = self._begun(inputs, cache, given.get("drafter_inputs"))
         check_request(model, self.bound.backbone.family, unread(inputs, past))
         stop = Stop.from_config(config, given.get("stopping_criteria") or (), ids.shape[1])
         processors = given.get("logits_processor") or ()
@@ -157,6 +164,20 @@ class Text:
             past_key_values=ending.cache,
         )
 
+    def _completed(
+        self,
+        inputs: Mapping[str, Any],
+        config: GenerationConfig | None,
+        settings: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Inputs as the reader takes them; a decoder behind an encoder begins by these settings."""
+        made, model = self.prepared(inputs), self.bound.model
+        if model.config.is_encoder_decoder:
+            begins = {name: value for name, value in settings.items() if name in BEGINNINGS}
+            made = source_inputs(model, made, _hf.merge_config(model, config, begins))
+        completed = self.bound.backbone.family.completed
+        return made if completed is None else completed(model, made)
+
     def _handed(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         """Inputs, and the user's cache, out of what transformers made for its own loop.
 
@@ -164,7 +185,7 @@ class Text:
         Raises ValueError for what the model cannot read.
         """
         model, ids, rest = given["model"], given["input_ids"], {**given.get("model_kwargs", {})}
-        media = {name: given[name] for name in MEDIA if given.get(name) is not None}
+        media = {name: rest.pop(name) for name in self.media if rest.get(name) is not None}
         if media:
             rest.pop("mm_encoder_outputs", None)
         kept = {name: value for name, value in rest.items() if name not in LOOP_ARGUMENTS}
@@ -283,13 +304,6 @@ class _Asked:
         )
 
 
-# The pictures are named because transformers leaves named arguments alone: otherwise it would hand
-# on its own encoding of them, and a draft model with an encoder of its own would see nothing.
-MEDIA = (
-    *("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw"),
-    *("second_per_grid_ts", "image_sizes", "batch_num_images", "pixel_attention_mask"),
-    "spatial_shapes",
-)
 # what transformers' own loop hands to a custom_generate callable, and this one makes itself
 LOOP_ARGUMENTS = frozenset(
     {
@@ -300,13 +314,20 @@ LOOP_ARGUMENTS = frozenset(
 HOOK_OWN = ("seed", "row_ids", "drafter_inputs")  # arguments of ours
 
 
-def _signature() -> inspect.Signature:
-    """What transformers looks at to know which arguments the hook wants untouched."""
+BEGINNINGS = ("decoder_start_token_id", "bos_token_id")  # settings that a decoder begins by
+
+
+def _signature(media: Sequence[str] = ()) -> inspect.Signature:
+    """What transformers looks at to know which arguments the hook wants untouched.
+
+    The pictures are named because it leaves named arguments alone: otherwise it would hand on its
+    own encoding of them, and a draft model with an encoder of its own would see nothing.
+    """
     names = ("logits_processor", "stopping_criteria", "generation_config")
-    own = (*HOOK_OWN, *MEDIA)
     either, named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(name, either) for name in ("model", "input_ids")]
-    parameters += [inspect.Parameter(name, named, default=None) for name in (*names, *own)]
+    wanted = (*names, *HOOK_OWN, *media)
+    parameters += [inspect.Parameter(name, named, default=None) for name in wanted]
     rest = inspect.Parameter("model_kwargs", inspect.Parameter.VAR_KEYWORD)
     return inspect.Signature([*parameters, rest])
 

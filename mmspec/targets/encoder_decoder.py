@@ -2,7 +2,7 @@
 
 The encoder runs once, in prefill; its keys and values are kept beside the slots of the decoder and
 are never rolled back. In a request, `input_ids` are the decoder's tokens; words that the encoder
-reads are `source_ids`, and `source_mask` hides their padding.
+reads are `source_ids` or `source_embeds`, and `source_mask` hides their padding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 
 from mmspec import _hf
 from mmspec.targets.backbone import ROOM, last_position_of
@@ -23,6 +23,13 @@ from mmspec.targets.context import Request
 from mmspec.targets.family import Family
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
 from mmspec.targets.reader import USES, Reader, step
+
+# what the encoder reads of a prompt, and how a model calls it
+SOURCE = {
+    "source_ids": "input_ids",
+    "source_embeds": "inputs_embeds",
+    "source_mask": "attention_mask",
+}
 
 
 class EncoderDecoder(Reader):
@@ -108,9 +115,8 @@ class EncoderDecoder(Reader):
         """What the encoder makes of the source, or what the request brings along."""
         if inputs.get("encoder_outputs") is not None:
             return inputs["encoder_outputs"]
-        own = ("input_ids", "source_ids", "source_mask")
-        given = {name: value for name, value in inputs.items() if name not in own}
-        given["input_ids"], given["attention_mask"] = map(inputs.get, own[1:])
+        given = {name: value for name, value in inputs.items() if name not in SOURCE}
+        given |= {own: inputs.get(name) for name, own in SOURCE.items()}
         return _hf.encode_source(self.model, given)
 
     def _memory(
@@ -178,32 +184,41 @@ def with_source(request: Request, offer: Mapping[str, Any]) -> Request:
     return replace(request, inputs={**request.inputs, "encoder_outputs": offer["source"]})
 
 
-def source_inputs(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def source_inputs(
+    model: Any, inputs: Mapping[str, Any], config: GenerationConfig | None = None
+) -> dict[str, Any]:
     """A request in the form this module reads: the decoder's tokens as `input_ids`.
 
-    Words are the encoder's where it reads words, and nothing is encoded yet. Without decoder tokens
-    the decoder starts as the configuration says.
+    Words and embeddings are the encoder's where it reads words. With `config` the decoder begins as
+    `generate()` has it begin under these settings; without, `decoder_input_ids` are all it reads.
+    Raises ValueError for decoder tokens that some rows do not have.
     """
-    own = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
-    made = {name: value for name, value in inputs.items() if name not in own}
-    outputs = made.get("encoder_outputs")
-    ids, reads_words = inputs.get("decoder_input_ids"), model.main_input_name == "input_ids"
-    made["source_mask"] = inputs.get("attention_mask")
-    if reads_words and outputs is None:
-        made["source_ids"] = inputs.get("input_ids")
-    if ids is None and (outputs is not None or not reads_words):
-        ids = inputs.get("input_ids")
-    if ids is None:
-        carrier = outputs[0] if outputs is not None else _first(made)
-        start = model.generation_config.decoder_start_token_id
-        start = model.config.decoder_start_token_id if start is None else start
-        start = model.generation_config.bos_token_id if start is None else start
-        ids = torch.full((carrier.shape[0], 1), start, device=carrier.device)
-    return {**{name: value for name, value in made.items() if value is not None}, "input_ids": ids}
+    first, seen = inputs.get("decoder_input_ids"), inputs.get("decoder_attention_mask")
+    if seen is not None and not bool(seen.all()):
+        raise ValueError(
+            "decoder_attention_mask hides tokens of some rows, but a decoder's prompt is read in "
+            "equal length here; ask row by row"
+        )
+    ids, embeds, mask = (inputs.get(own) for own in SOURCE.values())
+    if model.main_input_name != "input_ids":
+        first, ids = ids if first is None else first, None
+    elif inputs.get("encoder_outputs") is not None:
+        ids = embeds = None
+    taken = (*SOURCE.values(), "decoder_input_ids", "decoder_attention_mask")
+    rest = {name: value for name, value in inputs.items() if name not in taken}
+    made = {"source_ids": ids, "source_embeds": embeds, **rest, "source_mask": mask}
+    made = {name: value for name, value in made.items() if value is not None}
+    if config is not None:
+        source = source_carrier(made)
+        first = _hf.decoder_prompt(model, config, first, len(source), source.device)
+    return {**made, "input_ids": first}
 
 
-def _first(inputs: Mapping[str, Any]) -> Tensor:
-    """Some tensor with a row per request."""
+def source_carrier(inputs: Mapping[str, Any]) -> Tensor:
+    """What tells the rows of a request's source. Raises ValueError where there is no source."""
+    if inputs.get("encoder_outputs") is not None:
+        states: Tensor = inputs["encoder_outputs"][0]
+        return states
     found = next((value for value in inputs.values() if isinstance(value, Tensor)), None)
     if found is None:
         raise ValueError(

@@ -27,7 +27,7 @@ class DrawingSession(tokens.TokenSession):
         self.image_family = bound.backbone.image_family
         writes = bound.backbone.family.writes
         self.calls = ("generate_images", *(("generate", "__call__") if writes else ()))
-        self.signature = HOOK if writes else None
+        self.signature = self.text({}).signature if writes else None
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         """`generate_images` takes what `draw` says; others what the model's `generate()` does."""

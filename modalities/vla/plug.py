@@ -22,7 +22,7 @@ from mmspec.codes.trajectories import FILE
 from mmspec.errors import described, reading, unknown_message
 from mmspec.modalities import tokens
 from mmspec.modalities.families import reader
-from mmspec.modalities.text import HOOK, Text
+from mmspec.modalities.text import Text
 from mmspec.modalities.vla import MODALITY, lerobot
 from mmspec.modalities.vla.acting import AnswerPace, Deadline
 from mmspec.modalities.vla.answering import (
@@ -106,13 +106,13 @@ class PolicySession(tokens.TokenSession):
 
     calls = ("predict_action", "select_action", "rollout", "generate", "__call__")
     methods = ("observe", "reset", "steps")
-    signature = HOOK
 
     def __init__(self, binder: PolicyBinder, processor: Any, deadline_ms: float | None) -> None:
         first = binder.first()
         super().__init__(first.bound)
         self.binder, self.processor, self.deadline_ms = binder, processor, deadline_ms
-        self.text = Text(first.bound, dict, partial(fresh_episodes, first.space))
+        self.text = Text(first.bound, shared=partial(fresh_episodes, first.space))
+        self.signature = self.text.signature
         self.robots, self.pace = Robots(), AnswerPace()
         self.last: ActionStats | None = None
 

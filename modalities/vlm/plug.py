@@ -17,11 +17,10 @@ from transformers import GenerationMixin
 from mmspec import zoo
 from mmspec.modalities import tokens
 from mmspec.modalities.families import reader
-from mmspec.modalities.text import HOOK, Output, Text, placed
+from mmspec.modalities.text import Output, Text, placed
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe
-from mmspec.targets.encoder_decoder import EncoderDecoder, source_inputs
 from mmspec.targets.generation_settings import sampled
 
 
@@ -29,20 +28,15 @@ class LanguageSession(tokens.TokenSession):
     """A causal or encoder-decoder model bound to a recipe."""
 
     calls = ("generate", "__call__")
-    signature = HOOK
 
     def __init__(self, bound: tokens.BoundTokens) -> None:
         super().__init__(bound)
-        self.text = Text(bound, self._prepared)
+        self.text = Text(bound)
+        self.signature = self.text.signature
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         asked = self.text.generate if call == "generate" else self.text.hook
         return asked(args, arguments, loop)
-
-    def _prepared(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        if isinstance(self.bound.backbone, EncoderDecoder):
-            return source_inputs(self.bound.model, inputs)
-        return dict(inputs)
 
 
 class WholeSession(LanguageSession):
@@ -82,10 +76,9 @@ class WholeSession(LanguageSession):
 class _PartHook:
     """The hook of one request."""
 
-    __signature__ = HOOK  # what transformers looks at
-
     def __init__(self, session: WholeSession, loop: Loop) -> None:
         self.session, self.loop, self.count = session, loop, 0
+        self.__signature__ = session.signature  # what transformers looks at
 
     def __call__(self, *args: Any, **arguments: Any) -> Any:
         self.count += 1

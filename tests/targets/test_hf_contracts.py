@@ -68,6 +68,32 @@ def test_eos_ids_reads_an_unprepared_config_too() -> None:
     assert _hf.eos_ids(hf.GenerationConfig()) == frozenset()
 
 
+def test_decoder_prompt_begins_with_the_start_token_of_each_row() -> None:
+    sizes: dict[str, Any] = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
+    heads: dict[str, Any] = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = hf.BartConfig(vocab_size=16, **sizes, **heads, decoder_start_token_id=2)
+    model: Any = hf.BartForConditionalGeneration(config)
+    given = torch.tensor([[5, 6], [7, 8]])
+
+    def prompt(tokens: Tensor | None, **settings: Any) -> list[list[int]]:
+        config = _hf.merge_config(model, None, settings)
+        found: list[list[int]] = _hf.decoder_prompt(model, config, tokens, 2, CPU).tolist()
+        return found
+
+    assert prompt(None) == [[2], [2]]
+    assert prompt(None, decoder_start_token_id=[3, 4]) == [[3], [4]]
+    assert prompt(given) == [[2, 5, 6], [2, 7, 8]]
+    assert prompt(given, decoder_start_token_id=[5, 7]) == given.tolist()
+
+
+def test_encoded_names_are_those_that_picture_encoders_take(model: Any) -> None:
+    assert not _hf.encoded_names(model)
+    assert {"pixel_values", "vision_feature_layer"} <= _hf.encoded_names(toys.model("llava"))
+    assert _hf.encoded_names(toys.model("qwen2_5_vl")) >= {
+        *("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw")
+    }
+
+
 @pytest.mark.parametrize(
     ("settings", "want"),
     [

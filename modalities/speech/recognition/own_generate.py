@@ -19,7 +19,7 @@ from mmspec import _hf
 from mmspec.draft import Round
 from mmspec.errors import described
 from mmspec.modalities.speech.recognition.encoded_once import EncodedOnce, encoded_once
-from mmspec.modalities.text import HOOK, Text
+from mmspec.modalities.text import Text
 from mmspec.modality import Call, Loop
 from mmspec.stats import Stats
 from mmspec.targets.generation_settings import sampled
@@ -109,10 +109,9 @@ class _Noted:
 class _WindowHook:
     """The hook of one request: called for every window at every temperature."""
 
-    __signature__ = HOOK  # what transformers looks at
-
     def __init__(self, text: Text, loop: Loop, once: EncodedOnce, own: Mapping[str, Any]) -> None:
         self.text, self.loop, self.once, self.own, self.count = text, loop, once, own, 0
+        self.__signature__ = text.signature  # what transformers looks at
 
     def __call__(self, *args: Any, **arguments: Any) -> Any:
         seed, rows = self.own["seed"], self.own["row_ids"]

@@ -11,24 +11,23 @@ from mmspec.modalities import tokens
 from mmspec.modalities.speech.recognition import own_generate
 from mmspec.modalities.speech.recognition.families import reader
 from mmspec.modalities.speech.recognition.transcribing import transcribe
-from mmspec.modalities.text import HOOK, Text, placed
+from mmspec.modalities.text import Text, placed
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe
 from mmspec.registry import ZOO
-from mmspec.targets.encoder_decoder import EncoderDecoder, source_inputs
 
 
 class RecognitionSession(tokens.TokenSession):
     """A recogniser bound to a recipe; `processor` makes features of sounds, and words of tokens."""
 
     calls = ("generate", "transcribe", "__call__")
-    signature = HOOK
 
     def __init__(self, bound: tokens.BoundTokens, processor: Any = None) -> None:
         super().__init__(bound)
         self.processor = processor
-        self.text = Text(bound, self._prepared)
+        self.text = Text(bound)
+        self.signature = self.text.signature
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         """`transcribe` takes what the function of that name says; the others as the model's own."""
@@ -43,17 +42,6 @@ class RecognitionSession(tokens.TokenSession):
         if own_generate.is_own(self.model):
             return own_generate.generate(self.text, arguments, loop)
         return self.text.generate((), arguments, loop)
-
-    def _prepared(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        if not isinstance(self.bound.backbone, EncoderDecoder):
-            return dict(inputs)
-        mask = inputs.get("decoder_attention_mask")
-        if mask is not None and not bool(mask.all()):
-            raise ValueError(
-                "decoder_attention_mask hides tokens of some rows, but a decoder's prompt is read "
-                "in equal length here; ask row by row, as transcribe() does"
-            )
-        return source_inputs(self.bound.model, inputs)
 
 
 def session(

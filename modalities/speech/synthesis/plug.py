@@ -16,7 +16,7 @@ from mmspec.modalities.speech.spoken import SpeakingLoop, Speech
 from mmspec.modalities.speech.synthesis import CODEC
 from mmspec.modalities.speech.synthesis.asked import prepare
 from mmspec.modalities.speech.synthesis.layout import FlatFrames, SpeechCodes
-from mmspec.modalities.text import HOOK, Text
+from mmspec.modalities.text import Text
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal, word_reader
 from mmspec.recipe import Recipe
@@ -29,14 +29,14 @@ class SpeechSession(tokens.TokenSession):
     """A language model that speaks, with its codec and tokenizer, bound to a recipe."""
 
     calls = ("synthesize", "generate", "__call__")
-    signature = HOOK
 
     def __init__(
         self, bound: tokens.BoundTokens, codec: Codec, layout: SpeechCodes, processor: Any
     ) -> None:
         super().__init__(bound)
         self.codec, self.layout, self.processor = codec, layout, processor
-        self.text = Text(bound, dict)
+        self.text = Text(bound)
+        self.signature = self.text.signature
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         """`synthesize` takes what the method of that name says; the others as the model's own."""
