@@ -289,3 +289,13 @@ def test_a_prompt_at_the_end_of_a_table_of_positions_is_read(room: int) -> None:
     theirs = model.generate(ids, max_new_tokens=room, do_sample=False)
     assert torch.equal(ours, theirs)
     assert check._verdicts
+
+
+@pytest.mark.parametrize(("family", "shape"), [("llama", WIDE), ("gemma3", 4), ("qwen3_5", 4)])
+def test_double_precision_is_read_as_single(family: str, shape: Any) -> None:
+    """Rows that keep different numbers of tokens, and layers that compute in float32."""
+    check.forget()
+    model, given = toys.model(family).double(), toys.inputs(family, batch=3, ragged=True)
+    request = {n: one.double() if one.is_floating_point() else one for n, one in given.items()}
+    assert is_exact(model, request, shape)
+    assert family == "qwen3_5" or not any(one.stepwise for one in check._verdicts.values())

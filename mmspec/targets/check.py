@@ -376,9 +376,10 @@ def margin(dtype: torch.dtype) -> float:
     """What may lie between two readings, in units of the spread of the best scores.
 
     Float32: 2e-3, of the worst place; recurrent layers differ by that much between one token and
-    several. Half precision: 0.05 (float16), 0.13 (bfloat16), of the median place.
+    several. Float64: the same, for their states and norms are computed in float32. Half precision:
+    0.05 (float16), 0.13 (bfloat16), of the median place.
     """
-    seen = torch.finfo(dtype)
+    seen = torch.finfo(torch.float32 if dtype == torch.float64 else dtype)
     return float((1.5 if seen.bits < 32 else 6) * seen.eps**0.5)
 
 
