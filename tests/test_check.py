@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from torch import Tensor
+from torch import Tensor, nn
 
 import mmspec
 from mmspec import _hf
@@ -289,6 +289,30 @@ def test_a_prompt_at_the_end_of_a_table_of_positions_is_read(room: int) -> None:
     theirs = model.generate(ids, max_new_tokens=room, do_sample=False)
     assert torch.equal(ours, theirs)
     assert check._verdicts
+
+
+class Coarse(nn.Module):
+    """A linear layer that rounds by the largest number of a block, as dynamic quantisation does."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, states: Tensor) -> Tensor:
+        step = states.abs().amax() / 20
+        made: Tensor = self.inner((states / step).round() * step)
+        return made
+
+
+def test_layers_of_another_kind_are_asked_again() -> None:
+    """Two models of a class and a configuration; what is found of one says nothing of the other."""
+    whole, request = toys.model("llama"), toys.inputs("llama")
+    assert is_exact(whole, request, 4)
+    for layer in whole.get_decoder().layers:
+        layer.mlp.down_proj = Coarse(layer.mlp.down_proj)
+    fast = mmspec.accelerate(whole, "prompt-lookup")
+    with pytest.raises(ValueError, match="otherwise than its own steps do"):
+        fast.generate(**request, max_new_tokens=ROOM)
 
 
 @pytest.mark.parametrize(("family", "shape"), [("llama", WIDE), ("gemma3", 4), ("qwen3_5", 4)])
