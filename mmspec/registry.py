@@ -95,11 +95,28 @@ def of(given: Any, name: str | None = None) -> Modality:
     owners.sort(key=lambda one: one.is_general)
     if not owners:
         what = given if isinstance(given, str | Path) else type(given).__name__
+        inner = _wrapped(given, "model")
+        if inner is not None:
+            raise ValueError(
+                f"{what} is a wrapper that cannot be read itself; give the model that it holds: "
+                f"{inner}"
+            )
         raise ValueError(
             f"{what} belongs to no modality ({', '.join(modalities())}); give a model of "
             "transformers or a pipeline of diffusers, its folder, or zoo:NAME"
         )
     return owners[0]
+
+
+def _wrapped(given: Any, path: str) -> str | None:
+    """Where a module holds a model that somebody owns; None where it holds none."""
+    held = vars(given).get("_modules", {}) if hasattr(given, "__dict__") else {}
+    for name, part in held.items():
+        if any(_owns(one, describe(part)) for one in modalities().values()):
+            return f"{path}.{name}"
+        if (found := _wrapped(part, f"{path}.{name}")) is not None:
+            return found
+    return None
 
 
 def _owns(modality: Modality, source: Source) -> bool:

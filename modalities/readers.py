@@ -75,16 +75,17 @@ def reader(model: Any, families: Mapping[str, Family]) -> Reader:
 
     Raises ValueError for what cannot work, before any forward.
     """
-    described = family(model, families)
-    made: Reader
-    if getattr(model.config, "is_encoder_decoder", False):
-        made = EncoderDecoder(model, described)
-    elif _hf.forward_names(model).isdisjoint(_READ):
+    described, encodes = family(model, families), getattr(model.config, "is_encoder_decoder", False)
+    if not encodes and _hf.forward_names(model).isdisjoint(_READ):
         raise ValueError(
             f"{type(model).__name__} reads no tokens, so nothing can be generated with it; if it "
             "is a head, name its target here and give it as drafter="
         )
-    else:
-        made = Backbone(model, described)
+    if not model.can_generate() and model.get_output_embeddings() is None:
+        raise ValueError(
+            f"{type(model).__name__} has no output head, so it says no tokens; load it as the "
+            "class that does, such as AutoModelForCausalLM or AutoModelForImageTextToText"
+        )
+    made: Reader = (EncoderDecoder if encodes else Backbone)(model, described)
     made.reader_maker = partial(reader, families=families)
     return made

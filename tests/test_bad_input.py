@@ -184,6 +184,18 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
         ["skip=7", "0 to 1"],
     ),
     "recipe that is no name": (lambda: fast(recipe=5), ["recipe=5", "mmspec.recipes.names()"]),
+    "model without a head": (
+        lambda: mmspec.accelerate(toys.model("llava").model),
+        ["LlavaModel", "no output head", "AutoModelForImageTextToText"],
+    ),
+    "draft model without a head": (
+        lambda: fast(drafter=toys.model("llama").model),
+        ["LlamaModel", "no output head", "AutoModelForCausalLM"],
+    ),
+    "model in a wrapper": (
+        lambda: mmspec.accelerate(torch.nn.DataParallel(toys.model("llama"))),
+        ["DataParallel is a wrapper", "give the model that it holds: model.module"],
+    ),
     "modality that there is not": (
         lambda: fast(modality="music"),
         ["'music'", "choose one of", "vlm"],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from torch import Tensor
+from torch import Tensor, nn
 
 import mmspec
 from mmspec import _hf
@@ -289,3 +289,37 @@ def test_a_prompt_at_the_end_of_a_table_of_positions_is_read(room: int) -> None:
     theirs = model.generate(ids, max_new_tokens=room, do_sample=False)
     assert torch.equal(ours, theirs)
     assert check._verdicts
+
+
+class Coarse(nn.Module):
+    """A linear layer that rounds by the largest number of a block, as dynamic quantisation does."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, states: Tensor) -> Tensor:
+        step = states.abs().amax() / 20
+        made: Tensor = self.inner((states / step).round() * step)
+        return made
+
+
+def test_layers_of_another_kind_are_asked_again() -> None:
+    """Two models of a class and a configuration; what is found of one says nothing of the other."""
+    whole, request = toys.model("llama"), toys.inputs("llama")
+    assert is_exact(whole, request, 4)
+    for layer in whole.get_decoder().layers:
+        layer.mlp.down_proj = Coarse(layer.mlp.down_proj)
+    fast = mmspec.accelerate(whole, "prompt-lookup")
+    with pytest.raises(ValueError, match="otherwise than its own steps do"):
+        fast.generate(**request, max_new_tokens=ROOM)
+
+
+@pytest.mark.parametrize(("family", "shape"), [("llama", WIDE), ("gemma3", 4), ("qwen3_5", 4)])
+def test_double_precision_is_read_as_single(family: str, shape: Any) -> None:
+    """Rows that keep different numbers of tokens, and layers that compute in float32."""
+    check.forget()
+    model, given = toys.model(family).double(), toys.inputs(family, batch=3, ragged=True)
+    request = {n: one.double() if one.is_floating_point() else one for n, one in given.items()}
+    assert is_exact(model, request, shape)
+    assert family == "qwen3_5" or not any(one.stepwise for one in check._verdicts.values())

@@ -49,8 +49,14 @@ class Backbone(Reader):
         self.names = _hf.forward_names(model)
         self.cache_name = _hf.cache_name(model)
         takes_cache(model)
+        self._configure()
+
+    def _configure(self) -> None:
+        """Note what the model's parts and its configuration say, as they are now."""
+        model = self.model
         self.config = model.config.get_text_config(decoder=True)
-        self.cache_config = model.config
+        self.cache_config, self._seen = model.config, {**vars(self.config)}
+        self.configuration = model.config.to_json_string(use_diff=False)
         self.is_masked_by_row = not takes_masks(self.config)
         slots = self._slots = SlotCache(model.config)  # never written
         is_recurrent = not slots.can_branch
@@ -135,12 +141,14 @@ class Backbone(Reader):
         return memory, self.divided(out.logits[:, -1]), out
 
     def _follow(self) -> None:
-        """Take up what its user has done to the model since, such as another output head.
+        """Take up what its user has done to the model since: another output head, another window.
 
         Raises ValueError for a model that keeps nothing of what it reads while it learns.
         """
         keeps_cache(self.model)
-        if self.is_whole:
+        if self.is_whole and vars(self.config) != self._seen:
+            self._configure()
+        elif self.is_whole:
             self.decoder = self.model.get_decoder()
             self.head = self.model.get_output_embeddings()
 

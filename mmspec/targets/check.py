@@ -21,11 +21,10 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmspec.draft import Draft, Kind
 from mmspec.errors import first_line
@@ -58,7 +57,6 @@ class Trust:
 
 # by class, configuration and library: a global, because models come and go in a process
 _verdicts: dict[Key, Trust] = {}
-_prints: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 _ADVICE = {
     "chain": "use model.generate() for this model",
@@ -103,7 +101,7 @@ def check_unasked(reader: Checked, memory: Any, trees: bool) -> bool:
 
     Asked only where no other request of the class was. A model that reads no words alone is left.
     """
-    own, use = configured(reader.model), USES[memory.batch > 1]
+    own, use = configured(reader), USES[memory.batch > 1]
     asked = [verdict for key, verdict in _verdicts.items() if key[2] == own]
     if any(verdict.stepwise for verdict in asked) and use not in reader.stepwise:
         reader.stepwise.add(use)  # found of other requests
@@ -175,7 +173,7 @@ class _Shape:
         shape = (beside, memory.batch > 1, any(memory.padding), self.trees)
         behind = tuple(size for size in self._windows() if _far(size) <= self._slots)
         turned = any(self._slots > end for end in self._turns())
-        own = (type(model), transformers.__version__, configured(model))
+        own = (type(model), transformers.__version__, configured(reader))
         return (*own, *place, *shape, behind, turned)
 
     def reached(self, room: int) -> int:
@@ -265,11 +263,13 @@ def _far(window: int) -> int:
     return window + max(window // 4, 4)
 
 
-def configured(model: Any) -> str:
-    """A model's whole configuration."""
-    if model not in _prints:
-        _prints[model] = model.config.to_json_string(use_diff=False)
-    return _prints[model]
+def configured(reader: Checked) -> Key:
+    """A model's whole configuration, and the kinds of layers and weights that it has by now.
+
+    Layers that are quantised by the numbers in a block read its tokens otherwise than one by one.
+    """
+    parts = ((one, *vars(one)["_parameters"].values()) for one in reader.model.modules())
+    return reader.configuration, frozenset(type(part) for some in parts for part in some)
 
 
 @dataclass(frozen=True)
@@ -376,9 +376,10 @@ def margin(dtype: torch.dtype) -> float:
     """What may lie between two readings, in units of the spread of the best scores.
 
     Float32: 2e-3, of the worst place; recurrent layers differ by that much between one token and
-    several. Half precision: 0.05 (float16), 0.13 (bfloat16), of the median place.
+    several. Float64: the same, for their states and norms are computed in float32. Half precision:
+    0.05 (float16), 0.13 (bfloat16), of the median place.
     """
-    seen = torch.finfo(dtype)
+    seen = torch.finfo(torch.float32 if dtype == torch.float64 else dtype)
     return float((1.5 if seen.bits < 32 else 6) * seen.eps**0.5)
 
 

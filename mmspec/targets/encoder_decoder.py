@@ -44,6 +44,7 @@ class EncoderDecoder(Reader):
     def __init__(self, model: Any, family: Family) -> None:
         self.model, self.family = model, family
         self.config = model.config.get_text_config(decoder=True)
+        self.configuration = model.config.to_json_string(use_diff=False)
         self.cache_config = copy.copy(self.config)  # one that is not copied whenever it is asked
         self.cache_config.is_encoder_decoder = False  # for its decoder
         self.names = _hf.forward_names(model)

@@ -136,7 +136,7 @@ class Opening:
         prompt = inputs["input_ids"] if "input_ids" in given else inputs["inputs_embeds"]
         slots = prompt.shape[1] + self.draft.nodes
         return (
-            *(type(model), transformers.__version__, configured(model)),
+            *(type(model), transformers.__version__, configured(reader)),
             *(str(reader.config._attn_implementation), model.dtype, carrier.device.type),
             *(tuple(sorted(given)), len(carrier) > 1, mask is not None and not bool(mask.all())),
             tuple(size for size in windows_of(reader.config) if size < slots),

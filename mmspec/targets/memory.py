@@ -325,7 +325,7 @@ class Mask:
         columns = first + torch.arange(width, device=self.device)  # (B, W) slots
         offset = columns - torch.tensor(at, device=self.device)[:, None]
         inner = self._shifted(block, offset)  # (B, q, W)
-        past = torch.where(offset < 0, 0.0, self.hide)[:, None].to(self.dtype)
+        past = torch.where(offset < 0, self.buffer.new_zeros(()), self.hide)[:, None]
         lower = past.expand(-1, self.buffer.shape[2] - lines, -1)
         value = torch.cat((torch.where(offset[:, None] < 0, past, inner), lower), 1)
         self.buffer.scatter_(3, columns[:, None, None].expand_as(value[:, None]), value[:, None])

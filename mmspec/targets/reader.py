@@ -34,6 +34,7 @@ class Reader(ABC):
     family: Family
     config: Any  # of the decoder
     cache_config: Any  # what its memory is laid out by
+    configuration: str  # the model's whole one
     decoder: Any  # between `embed` and `head`; an encoder-decoder model has none to itself
     head: Any  # hidden states (..., D) -> logits (..., V)
     can_branch: bool  # whether trees can be read

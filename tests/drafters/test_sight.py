@@ -266,3 +266,13 @@ def test_a_compressor_that_needs_the_unknown_is_refused() -> None:
         mmspec.accelerate(
             toys.model("llava", layers=2), "coupled", drafter=toys.model("llava", layers=2), **parts
         )
+
+
+@pytest.mark.parametrize("family", ["whisper", "llava"])
+def test_a_draft_model_may_be_of_another_precision(family: str) -> None:
+    """Classes for sound do not bring what they hear to their own, those for pictures do."""
+    model, request = toys.model(family), toys.inputs(family)
+    small = toys.model(family).to(torch.bfloat16)
+    out = mmspec.accelerate(model, "coupled", drafter=small).generate(**request, max_new_tokens=6)
+    assert out.stats.fallback is None
+    assert out.stats.draft_acceptance_rate == 1

@@ -65,6 +65,21 @@ def replace_the_decoder(model: Any) -> None:
                 setattr(holder, name, other)
 
 
+@pytest.mark.parametrize(
+    ("family", "size"), [("mistral-sliding", None), ("mistral-sliding", 4), ("gemma3", 100)]
+)
+def test_another_window_is_seen(family: str, size: int | None) -> None:
+    """Masks are made of the configuration as it is, so `generate()` follows it at once."""
+    model, request = toys.model(family, layers=3), toys.inputs(family, batch=2, ragged=True)
+    fast = mmspec.accelerate(model, "coupled", drafter=noisy(family), length=3)
+    usual = model.generate(**request, **GREEDY)
+    assert torch.equal(fast.generate(**request, **GREEDY).sequences, usual)
+    model.config.get_text_config(decoder=True).sliding_window = size
+    expected = model.generate(**request, **GREEDY)
+    assert not torch.equal(expected, usual)
+    assert torch.equal(fast.generate(**request, **GREEDY).sequences, expected)
+
+
 @pytest.mark.parametrize("change", [adapt_a_layer, adapt_the_head, grow, replace_the_decoder])
 @pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl"])
 def test_the_answer_is_that_of_the_model_as_it_is(
@@ -106,7 +121,7 @@ def test_a_reader_with_layers_left_out_stays_so() -> None:
 @pytest.mark.parametrize("recipe", ["std", "prompt-lookup", "swift"])
 def test_numbers_are_of_the_model_s_kind_whatever_the_default(recipe: str) -> None:
     """A script may have set torch's default to half precision to load another model."""
-    model, request = toys.model("llava"), toys.inputs("llava")
+    model, request = toys.model("llava"), toys.inputs("llava", batch=2, ragged=True)
     fast = mmspec.accelerate(model, recipe)
     expected = model.generate(**request, **GREEDY)
     drawn = fast.generate(**request, max_new_tokens=12, do_sample=True, seed=3).sequences

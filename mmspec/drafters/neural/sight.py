@@ -81,7 +81,10 @@ class Pixels(Sight):
     name: str = "pixels"
 
     def inputs(self, context: Context, backbone: Reader) -> Mapping[str, Any]:
-        return own_request(context)
+        given, dtype = own_request(context), backbone.model.dtype
+        media = {name: given.get(name) for name in backbone.family.media}
+        seen = {name: one for name, one in media.items() if isinstance(one, Tensor)}
+        return {**given, **{name: one.to(dtype) for name, one in seen.items()}}
 
 
 @dataclass(frozen=True)
