@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
 
+from mmspec.errors import first_line
 from mmspec.modality import Asking, Measures, Modality, Plug, Source, Survey, Teaching
 from mmspec.models.folder import configuration
 
@@ -29,13 +30,27 @@ def modalities() -> Mapping[str, Modality]:
     shelf = import_module("mmspec.modalities")
     folders = [one.name for one in pkgutil.iter_modules(shelf.__path__) if one.ispkg]
     found = [one for name in sorted(folders) for one in _held(f"mmspec.modalities.{name}")]
-    found += [point.load() for point in entry_points(group=GROUP)]
+    found += [_theirs(point) for point in entry_points(group=GROUP)]
     named: dict[str, Modality] = {}
     for one in found:
         if one.name in named:
             raise ValueError(f"there are two modalities called {one.name!r}; rename one of them")
         named[one.name] = one
     return named
+
+
+def _theirs(point: EntryPoint) -> Modality:
+    """What another package offers. Raises ValueError naming what cannot be used."""
+    where = f"the entry point {point.name} = {point.value} of {GROUP}"
+    mend = "mend the package that has it, or uninstall that"
+    try:
+        offered = point.load()
+    except Exception as error:
+        raise ValueError(f"{where} cannot be loaded ({first_line(error)}); {mend}") from error
+    if not isinstance(offered, Modality):
+        kind = type(offered).__name__
+        raise ValueError(f"{where} leads to a {kind}, and not to a Modality; {mend}")
+    return offered
 
 
 def _held(package: str) -> tuple[Modality, ...]:

@@ -476,6 +476,33 @@ def test_recipes_of_other_packages_are_found(
             cached.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("home", "point", "message"),
+    [
+        (registry, "mmspec.stranger:MODALITY", "touch = mmspec.stranger:MODALITY .*.ModuleNotFo"),
+        (registry, "mmspec.modality:MODALITY", "cannot be loaded .AttributeError: .*; mend the pa"),
+        (registry, "mmspec.modality:PICTURE_FILES", "leads to a tuple, and not to a Modality"),
+        (recipes, "mmspec.stranger", "recipe 'touch': mmspec.stranger cannot be imported .Module"),
+        (recipes, "mmspec.trees", "recipe 'touch': module mmspec.trees has no RECIPE"),
+        (recipes, "mmspec.recipes.suffix:RECIPE", "suffix:RECIPE cannot be imported"),
+    ],
+)
+def test_a_package_that_cannot_be_used_is_named(
+    home: Any, point: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = EntryPoint("touch", point, home.GROUP)
+    monkeypatch.setattr(home, "entry_points", lambda group: [made])
+    looked = (registry.modalities, recipes.modules, recipes.names, recipes.get)
+    for one in looked:
+        one.cache_clear()
+    try:
+        with pytest.raises(ValueError, match=message):
+            registry.modalities() if home is registry else recipes.about("touch")
+    finally:
+        for one in looked:
+            one.cache_clear()
+
+
 LIGHT = {
     command: (
         f"import sys; from mmspec.cli import main; code = main({command.split()!r}); "
