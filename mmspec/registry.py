@@ -101,11 +101,14 @@ def surveys() -> list[Survey]:
 def of(given: Any, name: str | None = None) -> Modality:
     """The modality that a model, a folder or a name belongs to; `name` decides where it is given.
 
-    Raises ValueError for what nobody owns.
+    Raises ValueError for what nobody owns, and for a checkpoint of the zoo that is another's.
     """
-    if name is not None:
-        return get(name)
     source = describe(given)
+    if name is not None:
+        owner = get(name)
+        if source.checkpoint is not None and not _owns(owner, source):
+            raise ValueError(f"{given} is of modality {of(given).name}, not {name}; drop {name}")
+        return owner
     owners = [one for one in modalities().values() if _owns(one, source)]
     owners.sort(key=lambda one: one.is_general)
     if not owners:
@@ -127,8 +130,7 @@ def _owns(modality: Modality, source: Source) -> bool:
 def describe(given: Any) -> Source:
     """What can be known of a model without reading weights."""
     if isinstance(given, str) and given.startswith(ZOO):
-        from_zoo = checkpoint(given.removeprefix(ZOO))
-        return Source(given, checkpoint=from_zoo)
+        return Source(given, checkpoint=checkpoint(given))
     if isinstance(given, str | Path):
         return _described(given, Path(given))
     known = vars(given) if hasattr(given, "__dict__") else {}
@@ -158,8 +160,10 @@ ALIASES = {"vlm": "llava"}  # what a newcomer may call a checkpoint
 
 
 def checkpoint(name: str) -> str:
-    """The full name of a checkpoint of the zoo. Raises ValueError listing what there is."""
-    name = ALIASES.get(name, name) if isinstance(name, str) else name
+    """The full name of a checkpoint of the zoo, `zoo:` or not. Raises ValueError listing them."""
+    if isinstance(name, str):
+        name = name.removeprefix(ZOO)
+        name = ALIASES.get(name, name)
     known = [entry.name for one in modalities().values() for entry in one.zoo]
     if name not in known:
         raise ValueError(
