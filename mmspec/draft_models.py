@@ -63,7 +63,7 @@ def loaded(recipe: Recipe, source: str | Path, target: Any) -> Any:
     """A model from a folder, a hub name or "zoo:NAME", by the sort of its folder."""
     dtype = None
     if str(source).startswith(ZOO):
-        source, dtype = zoo.path(str(source).removeprefix(ZOO)), torch.float32
+        source, dtype = zoo.path(str(source)), torch.float32
     kinds, folder = recipe.draft_model, Path(source)
     owners = [kind for kind in kinds if folder.is_dir() and kind.owns(folder)]
     return (owners or kinds)[0].load(source, target, dtype)

@@ -9,6 +9,7 @@ Nothing outside a modality's folder names it: everybody asks `mmspec.registry`.
 from __future__ import annotations
 
 import inspect
+import math
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -123,6 +124,8 @@ def settings_of(cls: type, given: Mapping[str, Any]) -> Any:
         limits = known[name].metadata
         if value is None:
             continue
+        if isinstance(value, float) and math.isnan(value):
+            raise ValueError(f"{name}={value!r} is no number; give one")
         if limits.get("choices") is not None and value not in limits["choices"]:
             choices = ", ".join(map(str, limits["choices"]))
             raise ValueError(f"{name}={value!r} is not known; choose one of {choices}")

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
 
+from mmspec.errors import first_line
 from mmspec.modality import Asking, Measures, Modality, Plug, Source, Survey, Teaching
 from mmspec.models.folder import configuration
 
@@ -29,13 +30,27 @@ def modalities() -> Mapping[str, Modality]:
     shelf = import_module("mmspec.modalities")
     folders = [one.name for one in pkgutil.iter_modules(shelf.__path__) if one.ispkg]
     found = [one for name in sorted(folders) for one in _held(f"mmspec.modalities.{name}")]
-    found += [point.load() for point in entry_points(group=GROUP)]
+    found += [_theirs(point) for point in entry_points(group=GROUP)]
     named: dict[str, Modality] = {}
     for one in found:
         if one.name in named:
             raise ValueError(f"there are two modalities called {one.name!r}; rename one of them")
         named[one.name] = one
     return named
+
+
+def _theirs(point: EntryPoint) -> Modality:
+    """What another package offers. Raises ValueError naming what cannot be used."""
+    where = f"the entry point {point.name} = {point.value} of {GROUP}"
+    mend = "mend the package that has it, or uninstall that"
+    try:
+        offered = point.load()
+    except Exception as error:
+        raise ValueError(f"{where} cannot be loaded ({first_line(error)}); {mend}") from error
+    if not isinstance(offered, Modality):
+        kind = type(offered).__name__
+        raise ValueError(f"{where} leads to a {kind}, and not to a Modality; {mend}")
+    return offered
 
 
 def _held(package: str) -> tuple[Modality, ...]:
@@ -86,11 +101,14 @@ def surveys() -> list[Survey]:
 def of(given: Any, name: str | None = None) -> Modality:
     """The modality that a model, a folder or a name belongs to; `name` decides where it is given.
 
-    Raises ValueError for what nobody owns.
+    Raises ValueError for what nobody owns, and for a checkpoint of the zoo that is another's.
     """
-    if name is not None:
-        return get(name)
     source = describe(given)
+    if name is not None:
+        owner = get(name)
+        if source.checkpoint is not None and not _owns(owner, source):
+            raise ValueError(f"{given} is of modality {of(given).name}, not {name}; drop {name}")
+        return owner
     owners = [one for one in modalities().values() if _owns(one, source)]
     owners.sort(key=lambda one: one.is_general)
     if not owners:
@@ -129,8 +147,7 @@ def _owns(modality: Modality, source: Source) -> bool:
 def describe(given: Any) -> Source:
     """What can be known of a model without reading weights."""
     if isinstance(given, str) and given.startswith(ZOO):
-        from_zoo = checkpoint(given.removeprefix(ZOO))
-        return Source(given, checkpoint=from_zoo)
+        return Source(given, checkpoint=checkpoint(given))
     if isinstance(given, str | Path):
         return _described(given, Path(given))
     known = vars(given) if hasattr(given, "__dict__") else {}
@@ -160,8 +177,10 @@ ALIASES = {"vlm": "llava"}  # what a newcomer may call a checkpoint
 
 
 def checkpoint(name: str) -> str:
-    """The full name of a checkpoint of the zoo. Raises ValueError listing what there is."""
-    name = ALIASES.get(name, name) if isinstance(name, str) else name
+    """The full name of a checkpoint of the zoo, `zoo:` or not. Raises ValueError listing them."""
+    if isinstance(name, str):
+        name = name.removeprefix(ZOO)
+        name = ALIASES.get(name, name)
     known = [entry.name for one in modalities().values() for entry in one.zoo]
     if name not in known:
         raise ValueError(

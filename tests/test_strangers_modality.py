@@ -321,3 +321,20 @@ def test_without_its_package_nobody_knows_it() -> None:
     )
     assert done.returncode == 1
     assert "modality 'markov' is not known" in done.stderr
+
+
+def test_a_broken_package_is_one_line_on_the_command_line(tmp_path: Path) -> None:
+    own = tmp_path / "touch-1.dist-info"
+    own.mkdir()
+    (own / "METADATA").write_text("Metadata-Version: 2.1\nName: touch\nVersion: 1\n")
+    (own / "entry_points.txt").write_text("[mmspec.modalities]\ntouch = touch_it:MODALITY\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "mmspec.cli", "recipes"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "error: the entry point touch = touch_it:MODALITY of mmspec.modalities cannot be" in line

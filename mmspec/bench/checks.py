@@ -78,9 +78,7 @@ def greedy_equality(
     if wanted is None:
         return Check("greedy equality", "skipped", ITSELF)
     cases = [(request, 0) for request in requests]
-    both = equal("greedy", wanted, found, cases, trial.progress)
-    detail = f"{both.same} of {both.total} answers are those of {whose} {both.first_difference}"
-    return Check("greedy equality", outcome(plan, both.passed), detail.strip())
+    return _equality("greedy", plan, (wanted, found), cases, trial, f"answers are those of {whose}")
 
 
 def seeded_equality(
@@ -91,14 +89,27 @@ def seeded_equality(
     trial: Trial,
 ) -> Check:
     """Samples against plain decoding with the same seed, which coupled noise promises."""
-    name = "seeded equality"
     if not plan.verifier.couples:
-        return Check(name, "skipped", "other draws of the same law; see enumeration")
+        return Check("seeded equality", "skipped", "other draws of the same law; see enumeration")
     if plain is None:
-        return Check(name, "skipped", ITSELF)
+        return Check("seeded equality", "skipped", ITSELF)
     cases = [(requests[seed % len(requests)], seed) for seed in range(trial.seeds)]
-    both = equal("seeds", plain, found, cases, trial.progress)
-    detail = (
-        f"{both.same} of {both.total} seeds give plain decoding's answer {both.first_difference}"
+    return _equality(
+        "seeded", plan, (plain, found), cases, trial, "seeds give plain decoding's answer"
     )
-    return Check(name, outcome(plan, both.passed), detail.strip())
+
+
+def _equality(
+    sort: str,
+    plan: Recipe,
+    both: tuple[Contestant, Contestant],  # the reference, and who must answer like it
+    cases: Sequence[tuple[Mapping[str, Any], int]],
+    trial: Trial,
+    words: str,
+) -> Check:
+    """What comparing found; nothing where the drafter failed: what answers then is no recipe."""
+    name, told = f"{sort} equality", equal(sort, *both, cases, trial.progress)
+    if told.fallback is not None and not told.first_difference:
+        return Check(name, "skipped", f"the drafter failed: {told.fallback}")
+    detail = f"{told.same} of {told.total} {words} {told.first_difference}"
+    return Check(name, outcome(plan, told.passed), detail.strip())

@@ -17,6 +17,7 @@ class Equal:
     same: int
     total: int
     first_difference: str = ""
+    fallback: str | None = None  # why the drafter was retired: what follows is plain decoding
 
     @property
     def passed(self) -> bool:
@@ -30,14 +31,17 @@ def equal(
     cases: Sequence[tuple[Mapping[str, Any], int]],
     progress: Progress,
 ) -> Equal:
-    """Both on every request, with its seed."""
+    """Both on every request, with its seed, up to where a drafter fails."""
     same, difference = 0, ""
     for index, (request, seed) in enumerate(cases):
         right = wanted.answer(request, seed).values
-        mine = found.answer(request, seed).values
+        answer = found.answer(request, seed)
+        mine = answer.values
         same += right == mine
         if right != mine and not difference:
             difference = f"case {index}: {_where(right, mine)}"
+        if answer.stats is not None and answer.stats.fallback is not None:
+            return Equal(same, len(cases), difference, answer.stats.fallback)
         progress(stage, index + 1, len(cases))
     return Equal(same, len(cases), difference)
 

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code. An error is one line, unless MMSPEC_DEBUG=1."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from mmspec.cli.app import commands
     from mmspec.cli.output import complain, line
 
     try:
+        from mmspec.cli.app import commands  # options are made now, of whatever is installed
+
         typed = None if arguments is None else list(arguments)
         code = commands()(args=typed, standalone_mode=False)
     except KeyboardInterrupt:

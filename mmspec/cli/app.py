@@ -77,6 +77,8 @@ def doctor(
     """Check a model, or a pair, before loading any weights. Exit code 1 if it is refused."""
     if every == (target is not None):
         raise typer.BadParameter("give a model, or --all and none")
+    if every and modality is not None:
+        raise typer.BadParameter("--all looks at every class, whatever --modality; drop that")
     if every:
         work("mmspec.cli.survey", json)
     else:

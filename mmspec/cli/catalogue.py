@@ -9,7 +9,7 @@ from mmspec.bench.compressors import Catalogue, catalogue
 from mmspec.bench.kept_tokens import draw
 from mmspec.bench.plots import compressed
 from mmspec.cli.bench import workload
-from mmspec.cli.choosing import check_files, check_writable, choose
+from mmspec.cli.choosing import check_apart, check_files, check_writable, choose
 from mmspec.cli.loaded import load
 from mmspec.cli.options import Choice
 from mmspec.cli.output import console, percent, progress, table, times
@@ -31,6 +31,7 @@ def run(
     picture: Path | None,
 ) -> None:
     """Kept tokens against acceptance, the draft model's prefill and memory, and speed."""
+    check_apart({"--plot": plot, "--picture": picture})
     check_files(out, plot)
     if picture is not None:
         check_writable("--picture", picture, PICTURE_FILES)

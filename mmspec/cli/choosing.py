@@ -29,6 +29,7 @@ class Chosen:
     options: Mapping[str, Any]  # parts and knobs of all recipes
     own_options: Mapping[str, Mapping[str, Any]]  # of single recipes, by name
     left_out: Mapping[str, str] = field(default_factory=dict)  # of "all": why
+    written: Mapping[str, Path] = field(default_factory=dict)  # files of settings, by option
 
     @property
     def recipe(self) -> str:
@@ -46,12 +47,15 @@ def choose(choice: Choice) -> Chosen:
     owner, model = _owner(choice)
     _refuse_foreign(choice, owner, model)
     settings = settings_of(owner.settings, {**_usual(owner, model), **choice.settings})
+    written: dict[str, Path] = {}
     for one in settings_for(owner, choice.command):
         value = choice.settings.get(one.name)
         if one.metadata.get("writes") and value is not None:
+            written[dashed(one.name)] = Path(value)
             check_writable(dashed(one.name), Path(value), one.metadata["writes"])
     named = _recipes(choice, owner, model)
-    chosen = Chosen(model, owner, settings, named, {}, *_options(choice, named))
+    options = _options(choice, named)
+    chosen = Chosen(model, owner, settings, named, {}, *options, written=written)
     return _with_drafters(choice, chosen)
 
 
@@ -61,7 +65,8 @@ def _owner(choice: Choice) -> tuple[Modality, str]:
     if name is not None:
         check_source(name)
     if choice.modality is not None:
-        owner = registry.get(choice.modality)
+        named = choice.modality
+        owner = registry.get(named) if name is None else registry.of(name, named)
     elif name is not None and (name.startswith(ZOO) or Path(name).exists()):
         owner = registry.of(name)
     else:
@@ -74,15 +79,12 @@ def _owner(choice: Choice) -> tuple[Modality, str]:
             raise ValueError(f"modality {owner.name} has no model of its own; give --model")
         name = f"{ZOO}{targets[0]}"
         check_source(name)
-    if name.startswith(ZOO) and zoo.modality(name.removeprefix(ZOO)) is not owner:
-        whose = zoo.modality(name.removeprefix(ZOO)).name
-        raise ValueError(f"{name} is of modality {whose}, not {owner.name}; drop --modality")
     return owner, name
 
 
 def _usual(owner: Modality, model: str) -> Mapping[str, Any]:
     """The settings of a checkpoint of the zoo, where nothing is said."""
-    return zoo.info(model.removeprefix(ZOO)).settings if model.startswith(ZOO) else {}
+    return zoo.info(model).settings if model.startswith(ZOO) else {}
 
 
 def _refuse_foreign(choice: Choice, owner: Modality, model: str) -> None:
@@ -101,14 +103,15 @@ def _refuse_foreign(choice: Choice, owner: Modality, model: str) -> None:
 
 def _recipes(choice: Choice, owner: Modality, model: str) -> tuple[str, ...]:
     """Those that were named, the usual one, or all of the modality's."""
+    said = [name for name in choice.recipe or () if name != ALL]
+    for name in said:
+        recipes.check_decodes(recipes.get(name), owner.sorts, model, owner.lacks)
     if choice.recipe and ALL in choice.recipe:
         every = [(name, recipes.get(name)) for name in recipes.names(*owner.sorts)]
         return tuple(name for name, plan in every if not set(owner.lacks) & set(plan.options))
-    if choice.recipe:
-        for name in choice.recipe:
-            recipes.check_decodes(recipes.get(name), owner.sorts, model, owner.lacks)
-        return tuple(dict.fromkeys(choice.recipe))
-    usual = zoo.info(model.removeprefix(ZOO)).recipe if model.startswith(ZOO) else None
+    if said:
+        return tuple(dict.fromkeys(said))
+    usual = zoo.info(model).recipe if model.startswith(ZOO) else None
     if usual is not None and choice.drafter is None:
         return (usual,)
     if owner.drafted is not None:
@@ -168,7 +171,7 @@ def _with_drafters(choice: Choice, chosen: Chosen) -> Chosen:
 def check_source(name: str) -> None:
     """Refuse a model that is not there. Raises ValueError; a name may still be of a hub."""
     if name.startswith(ZOO):
-        own = zoo.info(name.removeprefix(ZOO)).name
+        own = zoo.info(name).name
         if not zoo.is_present(own):
             raise ValueError(
                 f"{name} is not there ({zoo.path(own)}); train it with `mmspec zoo train {own}`"
@@ -195,6 +198,16 @@ def check_writable(option: str, file: Path, endings: Sequence[str] = ()) -> None
             f"{option} {file}: files of type {file.suffix or 'none'} cannot be written; choose "
             f"one of {', '.join(endings)}"
         )
+
+
+def check_apart(files: Mapping[str, Path | None]) -> None:
+    """Refuse two options that name one file, which the second would write over. By option."""
+    found: dict[Path, str] = {}
+    for option, file in files.items():
+        if file is not None and found.setdefault(file.resolve(), option) != option:
+            raise ValueError(
+                f"{found[file.resolve()]} and {option} both write {file}; give each its own file"
+            )
 
 
 def check_files(out: Path | None, plot: Path | None, endings: Sequence[str] = (".csv",)) -> None:

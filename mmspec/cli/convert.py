@@ -16,11 +16,13 @@ def run(
 ) -> None:
     """Convert files, or list the formats."""
     if name is None:
+        if out is not None or knobs:
+            raise ValueError("--out and --set are of a format; name one of `mmspec convert`")
         _list(json)
         return
     layout = formats.get(name)
     if out is None:
-        raise ValueError(f"give --out a folder for what {' and '.join(map(str, files))} become")
+        raise ValueError(f"format {name} becomes a folder of safetensors; give --out a new one")
     check_new(out)
     quiet()
     with working(f"reading {layout.about}", json):

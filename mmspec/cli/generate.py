@@ -7,7 +7,7 @@ from typing import Any
 
 from mmspec import bench, registry
 from mmspec.api import Accelerated
-from mmspec.cli.choosing import Chosen, check_file, choose
+from mmspec.cli.choosing import Chosen, check_apart, check_file, choose
 from mmspec.cli.loaded import Loaded, load
 from mmspec.cli.options import Choice
 from mmspec.cli.output import console, emit, pairs, percent, progress, times, working
@@ -61,8 +61,10 @@ def _place(out: Path | None, chosen: Chosen) -> Path | None:
     """Where the output goes; nowhere for those that write text."""
     if out is not None:
         check_file("--out", out, chosen.owner)
-        return out
-    return Path(f"mmspec{chosen.owner.files[0]}") if chosen.owner.files else None
+    usual = Path(f"mmspec{chosen.owner.files[0]}") if chosen.owner.files else None
+    place = out or usual
+    check_apart({"--out": place, **chosen.written})
+    return place
 
 
 def _compared(

@@ -71,14 +71,22 @@ class Choice:
             "kv": self.kv,
         }
         if self.length is not None:
-            made["length"] = int(self.length) if self.length.isdigit() else self.length
+            made["length"] = int(self.length) if self.length.isdecimal() else self.length
         if self.tree is not None:
             made["tree"] = _widths(self.tree)
         given = {name: value for name, value in made.items() if value is not None}
-        return {**given, **set_pairs(self.knobs or ())}
+        knobs = set_pairs(self.knobs or ())
+        for name in knobs:
+            said = name.rpartition(".")[2]
+            if said in CHOSEN:
+                raise ValueError(f"--set {name}: {said} is no knob; give {dashed(said)}")
+            if name in given:
+                raise ValueError(f"--set {name} and {dashed(name)} say the same; drop one of them")
+        return {**given, **knobs}
 
 
 NOT_OPTIONS = ("settings", "command")
+CHOSEN = ("model", "modality", "drafter", "recipe")  # what knobs are turned of
 
 
 def takes(

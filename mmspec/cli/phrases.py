@@ -67,7 +67,7 @@ def run(
 def _beside(chosen: Chosen) -> Path:
     """In the model's folder; in this one for a model of the hub."""
     name = chosen.model
-    folder = path(name.removeprefix(ZOO)) if name.startswith(ZOO) else Path(name)
+    folder = path(name) if name.startswith(ZOO) else Path(name)
     return folder / FILE if folder.is_dir() else Path(FILE)
 
 

@@ -30,6 +30,10 @@ def recipes(
     json: Json = False,
 ) -> None:
     """List the recipes: what each does, its five parts, exact or lossy."""
+    if index + markdown + json > 1 or (index and modality is not None):
+        raise typer.BadParameter(
+            "--index is of all recipes; take one of --index, --markdown, --json"
+        )
     if index:
         typer.echo(folder.index(), nl=False)
         return

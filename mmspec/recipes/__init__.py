@@ -17,7 +17,10 @@ from difflib import get_close_matches
 from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from mmspec.errors import first_line
 
 if TYPE_CHECKING:
     from mmspec.recipe import Recipe
@@ -48,7 +51,14 @@ def names(*decodes: str) -> tuple[str, ...]:
 @lru_cache(maxsize=256)
 def get(name: str) -> Recipe:
     """The recipe of that name. Raises ValueError with the nearest and all known names."""
-    recipe: Recipe = importlib.import_module(_module(name)).RECIPE
+    from mmspec.recipe import Recipe
+
+    recipe = vars(_read(name)).get("RECIPE")
+    if not isinstance(recipe, Recipe):
+        raise ValueError(
+            f"recipe {name!r}: module {_module(name)} has no RECIPE that is a Recipe; mend the "
+            "package that it is of, or uninstall that"
+        )
     return replace(recipe, name=name)
 
 
@@ -90,7 +100,7 @@ def about(name: str) -> dict[str, Any]:
 
 def described(name: str) -> dict[str, Any]:
     """A recipe as plain data, out of its module."""
-    recipe, words = get(name), (importlib.import_module(_module(name)).__doc__ or "").strip()
+    recipe, words = get(name), (_read(name).__doc__ or "").strip()
     kit = recipe.compressor
     found = {
         "name": name,
@@ -144,6 +154,18 @@ def _module(name: str) -> str:
         known = ", ".join(modules())
         raise ValueError(f"there is no recipe {name!r}; {hint}known recipes: {known}")
     return modules()[name]
+
+
+def _read(name: str) -> ModuleType:
+    """The module of a recipe. Raises ValueError naming one that cannot be imported."""
+    module = _module(name)
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise ValueError(
+            f"recipe {name!r}: {module} cannot be imported ({first_line(error)}); mend the package "
+            "that it is of, or uninstall that"
+        ) from error
 
 
 def _digest(file: Path) -> str:

@@ -67,7 +67,7 @@ def drafter_for(model: str, recipe: Recipe) -> str | None:
     """
     if not recipe.takes_drafter or not model.startswith(registry.ZOO):
         return None
-    whose = info(model.removeprefix(registry.ZOO))
+    whose = info(model)
     small = [one for one in map(info, names()) if one.target == whose.name]
     fits = [one for one in small if any(kind.owns(path(one.name)) for kind in recipe.draft_model)]
     fits.sort(key=lambda one: (one.sees != recipe.sees, one.name != whose.drafter))

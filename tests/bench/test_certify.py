@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from mmspec.bench import certify
 from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
 from mmspec.bench.frequency import chi_square, p_value
 from mmspec.bench.tiny import joint, request, tiny
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
+from mmspec.draft import Draft, Drafter, Kind, Scores, Verdict, Verifier, categorical
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.modalities.vlm import toys
@@ -126,6 +126,25 @@ def test_answers_are_not_held_against_the_recipe_s_own(modality: str) -> None:
     assert checks["greedy equality"].outcome == "refuted"
 
 
+@pytest.mark.parametrize("modality", ["vlm", "vla"])
+def test_a_drafter_that_fails_proves_nothing(modality: str) -> None:
+    """Plain decoding finishes its answers, which are right whatever the recipe is."""
+
+    class Failing(Drafter):
+        kinds = (Kind.DET,)
+
+        def propose(self, context: Any, state: Any) -> Draft:
+            raise IndexError("tuple index out of range")
+
+    name = "prompt-lookup" if modality == "vlm" else "hold-last"
+    broken = replace(recipes.get(name), architecture=lambda kit: Failing())
+    found = certify(broken, modality=modality, samples=500, seeds=1)
+    assert found.verdict == "untested"
+    details = [check.detail for check in found.checks if check.name != "enumeration"]
+    assert len(details) == 3
+    assert all("the drafter failed: Failing: IndexError: tuple" in one for one in details)
+
+
 def test_what_cannot_be_tested_is_said() -> None:
     with pytest.raises(ValueError, match="vlm: it needs a codebook"):
         certify("lantern", modality="vlm")
@@ -141,6 +160,11 @@ def test_a_lossy_recipe_is_called_lossy_and_measured() -> None:
     assert found.verdict == "lossy"
     assert found.distance is not None
     assert found.distance > 0.02
+
+
+def test_enumeration_of_nothing_is_no_proof() -> None:
+    with pytest.raises(ValueError, match="no drafts but races"):
+        enumerate_verifier(Recursive(Lenience(0.5)), (Kind.RACE,))
 
 
 def test_enumeration_measures_the_error() -> None:

@@ -167,6 +167,22 @@ def test_a_picture_is_described(
         (("doctor", "tests/cli"), "tests/cli holds no model"),
         (("zoo", "path", "cat"), "choose one of"),
         (("bogus",), "No such command 'bogus'"),
+        (("convert", "--out", "x"), "--out and --set are of a format"),
+        (("convert", "eagle"), "format eagle becomes a folder"),
+        (("doctor", "--all", "--modality", "vlm"), "--all looks at every class"),
+        (("doctor", "zoo:llava", "--modality", "image"), "zoo:llava is of modality vlm, not image"),
+        (("recipes", "--json", "--markdown"), "one of --index, --markdown, --json"),
+        (("recipes", "--index", "--modality", "vlm"), "--index is of all recipes"),
+        (("bench", "--model", "TEXT", "--recipe", "all", "--recipe", "nope"), "no recipe 'nope'"),
+        (("bench", "--model", "TEXT", "--recipe", "all", "--recipe", "asd"), "decodes latents"),
+        (("generate", "--prompt", "x", "--temperature", "nan"), "temperature=nan is no number"),
+        (
+            ("generate", "--prompt", "x", "--length", "4", "--set", "length=2"),
+            "--set length and --length say the same",
+        ),
+        (("generate", "--prompt", "x", "--set", "drafter=y"), "drafter is no knob; give --drafter"),
+        (("generate", "--prompt", "x", "--set", "coupled.recipe=y"), "give --recipe"),
+        (("generate", "--prompt", "x", "--length", "\u00b2"), "length='\u00b2' is no draft length"),
         (("generate", "--prompt", "x", "--max-new-tokens", "0"), "max_new_tokens=0 is too small"),
     ],
 )
@@ -389,6 +405,13 @@ def test_a_recipe_is_certified(capsys: pytest.CaptureFixture[str], folders: dict
     assert "claims to be exact: exact" in capsys.readouterr().out
 
 
+def test_a_checkpoint_has_one_folder_by_any_of_its_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = {run(capsys, "zoo", "path", name)["path"] for name in ("llava", "vlm", "zoo:llava")}
+    assert found == {str(zoo.path("llava"))}
+
+
 def test_the_zoo_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert [entry["name"] for entry in run(capsys, "zoo", "list")] == list(zoo.names())
     assert run(capsys, "zoo", "path", "vlm")["path"] == str(zoo.path("llava"))
@@ -474,6 +497,33 @@ def test_recipes_of_other_packages_are_found(
     finally:
         for cached in (recipes.modules, recipes.names, recipes.get):
             cached.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("home", "point", "message"),
+    [
+        (registry, "mmspec.stranger:MODALITY", "touch = mmspec.stranger:MODALITY .*.ModuleNotFo"),
+        (registry, "mmspec.modality:MODALITY", "cannot be loaded .AttributeError: .*; mend the pa"),
+        (registry, "mmspec.modality:PICTURE_FILES", "leads to a tuple, and not to a Modality"),
+        (recipes, "mmspec.stranger", "recipe 'touch': mmspec.stranger cannot be imported .Module"),
+        (recipes, "mmspec.trees", "recipe 'touch': module mmspec.trees has no RECIPE"),
+        (recipes, "mmspec.recipes.suffix:RECIPE", "suffix:RECIPE cannot be imported"),
+    ],
+)
+def test_a_package_that_cannot_be_used_is_named(
+    home: Any, point: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = EntryPoint("touch", point, home.GROUP)
+    monkeypatch.setattr(home, "entry_points", lambda group: [made])
+    looked = (registry.modalities, recipes.modules, recipes.names, recipes.get)
+    for one in looked:
+        one.cache_clear()
+    try:
+        with pytest.raises(ValueError, match=message):
+            registry.modalities() if home is registry else recipes.about("touch")
+    finally:
+        for one in looked:
+            one.cache_clear()
 
 
 LIGHT = {

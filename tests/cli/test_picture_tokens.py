@@ -158,6 +158,14 @@ def test_knobs_are_turned(
             ("generate", "--prompt", "a", "--model", "JANUS", "--animation", "x.png"),
             "--animation x.png: files of type .png cannot be written; choose one of .gif, .webp",
         ),
+        (
+            ("generate", "--prompt", "a", "--model", "JANUS", "--steps-map", "./mmspec.png"),
+            "--out and --steps-map both write mmspec.png; give each its own file",
+        ),
+        (
+            ("bench", "compressors", "--plot", "x.png", "--picture", "./x.png"),
+            "--plot and --picture both write x.png",
+        ),
         (("bench", "sweep", "--model", "JANUS", "--plot", "x.txt"), "choose one of .svg"),
         (("bench", "sweep", "--model", "JANUS", "--recipe", "sjd"), "sjd: no knob is known"),
         (
