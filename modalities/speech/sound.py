@@ -21,6 +21,7 @@ from mmspec.errors import check_number, described, first_line
 SOUND_FILES = (".wav",)  # endings that `write` takes
 MOST_CHANNELS = 16
 LOUDEST = 100.0  # of floats; whole numbers that lost their type reach thousands
+UNTOLD = (torch.int64, torch.uint64)  # nobody records in these: they have lost their own type
 # by bytes of a sample
 _WIDTHS: dict[int, Any] = {
     1: np.dtype("u1"),
@@ -54,8 +55,8 @@ def sound(source: Any, rate_hz: int | None = None) -> Sound:
 
     Samples are a tensor, an array or a list; whole numbers are scaled by the range of their type.
     Raises ValueError for a file that is not there or cannot be read, for samples without a rate,
-    empty ones, complex ones, ones that are not finite, floats far outside -1..1, and a `rate_hz`
-    that is not the file's own.
+    empty ones, complex ones, ones that are not finite, floats far outside -1..1, whole numbers of
+    64 bits, and a `rate_hz` that is not the file's own.
     """
     if isinstance(source, Sound):
         return source
@@ -158,6 +159,11 @@ def _tensor(given: Any) -> Tensor:
         ) from None
     if samples.is_complex() or samples.dtype == torch.bool:
         raise ValueError(f"samples of {samples.dtype} are no sound; give floats in -1..1")
+    if samples.dtype in UNTOLD:
+        raise ValueError(
+            f"whole numbers of {samples.dtype}, as a list of them is read, do not say how loud the "
+            "loudest is; give the type they were recorded in, such as int16, or floats in -1..1"
+        )
     return _scaled(samples.detach().cpu())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from mmspec.errors import check_flag
+from mmspec.errors import check_flag, refuse_fixed
 from mmspec.modalities.speech.recognition import hearing, own_generate
 from mmspec.modalities.speech.sound import Sound, sound
 from mmspec.stats import Stats
@@ -23,6 +23,7 @@ from mmspec.targets.generation_settings import sampled
 
 OURS = ("sampling_rate", "language", "task", "timestamps", "prompt", "row_ids")
 TOLD = ("language", "task")
+RETURNED = ("return_segments", "return_dict_in_generate", "output_scores", "output_logits")
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,9 @@ def transcribe(
 
     `audio` is a file, samples (n,) or (channels, n) at `sampling_rate`, or a list of these; samples
     are averaged over channels and resampled. `language` and `task` ("transcribe", "translate") are
-    told to the model; without `language` Whisper detects it. `timestamps=True` has Whisper say when
-    each piece was spoken. `prompt` is what a language model is asked. Everything else goes to
-    `generate()`: `max_new_tokens`, `temperature` (a number, or several to fall back to), `seed`,
+    told to the model, of a list of languages one to each sound; without `language` Whisper detects
+    it. `timestamps=True` has Whisper say when each piece was spoken. `prompt` is what a language
+    model is asked. Everything else goes to `generate()`: `max_new_tokens`, `temperature` (a number, or several to fall back to), `seed`,
     and for Whisper `prompt_ids`, `forced_decoder_ids`, `condition_on_prev_tokens` and thresholds.
     Raises ValueError for what is no sound, and for what the model cannot be told.
     """
@@ -88,12 +89,19 @@ def transcribe(
     rows = range(len(sounds)) if own["row_ids"] is None else own["row_ids"]
     if len(rows) != len(sounds):
         raise ValueError(f"row_ids={list(rows)} are not one per sound, of which are {len(sounds)}")
+    languages = own["language"]
+    several = isinstance(languages, list | tuple)
+    if several and len(languages) != len(sounds):
+        raise ValueError(
+            f"{len(sounds)} sounds have {len(languages)} languages; give one for all, or one each"
+        )
     found: dict[int, Transcript] = {}
     is_drawn = _is_drawn(session.model, given)
     alone = is_drawn or _is_conditioned(session.model, given)
     for group in _groups(sounds, hearing.window(processor), alone):
         heard = [sounds[at] for at in group]
-        asked = _asked(session.model, processor, heard, own, given)
+        told = {**own, "language": [languages[at] for at in group]} if several else own
+        asked = _asked(session.model, processor, heard, told, given)
         drawn = {"row_ids": [rows[at] for at in group]} if is_drawn else {}
         answer = session.ask({**asked, **drawn}, loop)
         made = _written(session.model, processor, asked, answer)
@@ -166,18 +174,27 @@ def _asked(
     own: Mapping[str, Any],
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The arguments of `generate()`."""
+    """The arguments of `generate()`. Raises ValueError for what the sounds and the call say."""
+    refuse_fixed(given, ("return_timestamps",), "transcribe()", "say timestamps=True")
+    refuse_fixed(given, RETURNED, "transcribe()", "it returns transcripts; use generate()")
     limits = ("max_new_tokens", "max_length", "generation_config")
     is_limited = any(given.get(name) is not None for name in limits)
     room = {} if is_limited else hearing.room(model, heard)
     if not own_generate.is_own(model):
         made = hearing.inputs(model, processor, heard, own["prompt"], own["language"])
+        _refuse_inputs(given, made)
         return {**made, **room, **given}
     made = hearing.inputs(model, processor, heard, own["prompt"])
+    _refuse_inputs(given, made)
     told = {name: own[name] for name in TOLD if own[name] is not None}
     limit = hearing.window(processor)
     told |= {"return_timestamps": hearing.times(model, heard, limit, bool(own["timestamps"]))}
     return {**made, **room, **given, **told, "return_segments": True}
+
+
+def _refuse_inputs(given: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+    why = "the sounds are made into that; drop it, or use generate()"
+    refuse_fixed(given, (*made, "encoder_outputs"), "transcribe()", why)
 
 
 def _written(model: Any, processor: Any, asked: Mapping[str, Any], answer: Any) -> list[Transcript]:

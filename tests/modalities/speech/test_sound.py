@@ -71,6 +71,8 @@ BAD: dict[str, tuple[Any, int | None, str]] = {
     "empty": (torch.zeros(0), 8000, "the sound is empty"),
     "no number": (torch.tensor([0.0, math.nan]), 8000, "1 samples are not finite"),
     "too loud": (TONE * 32768, 8000, "samples reach 16384.*-1..1"),
+    "whole numbers in a list": ([0, 8000, -8000], 8000, "int64.*such as int16"),
+    "whole numbers of 64 bits": ((TONE * 32768).long(), 8000, "int64.*such as int16"),
     "transposed": (torch.zeros(800, 2), 8000, r"\(800, 2\).*transpose"),
     "complex": (torch.zeros(3, dtype=torch.complex64), 8000, "complex64 are no sound"),
     "no samples": (object(), 8000, "no samples"),

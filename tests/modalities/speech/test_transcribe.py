@@ -77,6 +77,20 @@ def test_clips_of_any_length_are_what_the_library_writes(way: str, recipe: str) 
     assert len(set(map(tuple, expected))) > 1  # not the same whatever is heard
 
 
+@pytest.mark.parametrize("drawn", [{}, {"temperature": 1.0, "seed": 5}])
+def test_every_sound_may_have_its_language(drawn: dict[str, Any]) -> None:
+    languages = ["en", "de", "de"]
+    how = {"sampling_rate": RATE_HZ, "max_new_tokens": 8, **drawn}
+    found = fast().transcribe(CLIPS, language=languages, **how).texts
+    rows = [{"row_ids": [at]} if drawn else {} for at in range(len(CLIPS))]
+    alone = [
+        fast().transcribe(clip, language=one, **row, **how).text
+        for clip, one, row in zip(CLIPS, languages, rows, strict=True)
+    ]
+    assert found == alone
+    assert found[0] != fast().transcribe(CLIPS[0], language="de", **rows[0], **how).text
+
+
 def test_pieces_say_when_they_were_spoken() -> None:
     timed = fast().transcribe(CLIPS[2], sampling_rate=RATE_HZ).transcripts[0]
     assert timed.pieces[-1].end_seconds == pytest.approx(5, abs=1)
@@ -200,6 +214,10 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "timed words": (CLIPS[0], {"return_token_timestamps": True}, "return_token_timestamps=True"),
     "beams": (CLIPS[0], {"num_beams": 2}, "num_beams=2.*not beams"),
     "row ids": (CLIPS[0], {"row_ids": [1, 2]}, "not one per sound"),
+    "languages": (CLIPS[:2], {"language": ["en"]}, "2 sounds have 1 languages"),
+    "another sound": (CLIPS[0], {"input_features": torch.zeros(1, 16, 200)}, "sounds are made"),
+    "times by another name": (CLIPS[0], {"return_timestamps": True}, "say timestamps=True"),
+    "a dictionary": (CLIPS[0], {"return_dict_in_generate": True}, "returns transcripts"),
     "unknown": (CLIPS[0], {"volume": 11}, "volume"),
 }
 
