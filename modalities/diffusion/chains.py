@@ -142,20 +142,23 @@ def _starts_elsewhere(given: Mapping[str, Any]) -> bool:
 
 
 def _seeded(given: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Where a pipeline draws for a picture of the user's: a generator per row, of its own seed.
+    """The arguments of a call, where it has a seed with a generator for what the pipeline draws.
 
-    One for all of them where the arguments do not say how many there are: such rows have no ids.
+    That is used where it begins with a picture of the user's: one generator per row, of its own
+    seed. One for all of them where the arguments do not say how many there are: such rows have no
+    ids.
     """
     count, seed, ids = pictures(given), own["seed"], own["row_ids"]
-    if seed is None or not _starts_elsewhere(given):
+    if seed is None:
         return given
-    if count is None and ids is not None:
+    elsewhere = _starts_elsewhere(given)
+    if elsewhere and count is None and ids is not None:
         raise ValueError(
             f"row_ids={ids} are one per picture, and the arguments of this pipeline do not say how "
             "many there are before it begins; drop row_ids="
         )
-    if count is None:
-        return {**given, "generator": torch.Generator().manual_seed(seed)}
+    if count is None or not elsewhere:
+        return {**given, "generator": torch.Generator().manual_seed(int(seed) % 2**62)}
     rows = KeyedNoise.seeded(seed, count, torch.device("cpu"), ids).rows
     seeds = [row % 2**62 for row in rows.tolist()]
     return {**given, "generator": [torch.Generator().manual_seed(row) for row in seeds]}

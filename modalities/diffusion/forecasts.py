@@ -59,5 +59,5 @@ def seeded(pipe: Any, given: Mapping[str, Any], seed: int) -> Any:
     The global generator is set for the time of the call: not all steps take another.
     """
     with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        return pipe(**{**given, "generator": torch.Generator().manual_seed(seed)})
+        torch.manual_seed(int(seed))
+        return pipe(**{**given, "generator": torch.Generator().manual_seed(int(seed))})

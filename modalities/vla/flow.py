@@ -75,7 +75,9 @@ def sample_actions(
     check_flow_recipe(chosen)
     steps = model.config.num_inference_steps if num_steps is None else num_steps
     check_number("num_steps", steps, 1, whole=True, example=10)
-    seed = fresh_seed() if seed is None else seed
+    if seed is not None:
+        check_number("seed", seed, whole=True, example=0)
+    seed = fresh_seed() if seed is None else int(seed)
     denoiser = FlowPolicyDenoiser.of(model, inputs, steps)
     batch = len(denoiser.state)
     start = _start(denoiser, noise, seed)

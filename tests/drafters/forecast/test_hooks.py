@@ -73,6 +73,18 @@ def test_where_nothing_passes_the_pictures_are_the_networks_own(
     assert seen.forecast == 0
 
 
+def test_a_threshold_is_that_of_the_share_of_steps_taken() -> None:
+    asked: list[float] = []
+
+    class Watched(DecayingThreshold):
+        def threshold(self, progress: float) -> float:
+            asked.append(progress)
+            return -1.0
+
+    _drawn(dit(), Forecasting(ForecastGate(Watched(least=0, warm_up=1))))
+    assert asked == [step / STEPS for step in range(1, STEPS)]
+
+
 @pytest.mark.parametrize("name", PIPELINES)
 def test_without_rollback_a_rejected_step_stays(name: str) -> None:
     """The published behaviour: the next step is in full, so every second one is a forecast."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import PI0Config, PI0ForConditionalGeneration
@@ -113,8 +114,9 @@ def test_rows_do_not_look_at_each_other() -> None:
 def test_noise_comes_from_the_seed_and_steps_from_the_call() -> None:
     given = request()
     del given["noise"]
+    one_of_numpy: Any = np.int64(1)
     one, same, other = (
-        sample_actions(policy(), seed=seed, num_steps=4, **given) for seed in (1, 1, 2)
+        sample_actions(policy(), seed=seed, num_steps=4, **given) for seed in (1, one_of_numpy, 2)
     )
     assert torch.equal(one.actions, same.actions)
     assert not torch.equal(one.actions, other.actions)
@@ -129,6 +131,7 @@ def test_noise_comes_from_the_seed_and_steps_from_the_call() -> None:
         ({"recipe": "taylorseer"}, "Euler"),
         ({"noise": torch.zeros(1, 2, 2)}, r"\(1, 5, 4\)"),
         ({"num_steps": 0}, "num_steps=0"),
+        ({"seed": 0.5}, "seed=0.5 is no whole number"),
         ({"window": 0}, "window=0"),
         ({"state": None}, "lacks state"),
         ({"images": 1}, "has images"),

@@ -29,6 +29,11 @@ def seen(seed: int = 0, rows: int = 2, **more: Any) -> dict[str, Any]:
     return {"observation.images.front": torch.stack(images), "task": TASKS[:rows], **more}
 
 
+def known(ours: Any) -> Any:
+    """Robots 0 and 1, as the policy knows them."""
+    return ours.session.robots.told([0, 1], lambda: ours.session.binder.first().space)
+
+
 def test_an_observation_is_a_question() -> None:
     ours = fast()
     wanted = ours.predict_action([picture(0), picture(1)], TASKS)
@@ -81,13 +86,22 @@ def test_a_chunk_is_handed_out_action_by_action() -> None:
     assert np.array_equal(ours.select_action(seen()).numpy(), wanted[:, 0].astype(np.float32))
 
 
+def test_the_rest_of_a_chunk_that_nobody_carries_out_is_not_remembered() -> None:
+    ours = mmspec.accelerate(says_two(), "plain", processor=processor())
+    ours.select_action(seen())
+    ours.reset(robots=[1])  # so that both are asked anew, robot 0 in the middle of its chunk
+    ours.select_action(seen(3))
+    with known(ours) as robots:
+        assert [one.episode.step for one in robots] == [1, 0]
+
+
 def test_states_are_what_the_action_before_led_to() -> None:
     ours = mmspec.accelerate(says_two(), "plain", processor=processor())
     given = [
         ours.select_action(seen(step) | {"observation.state": torch.full((2, 3), float(step))})
         for step in range(4)
     ]
-    with ours.session.robots.told([0, 1], ours.session.binder.first().space) as robots:
+    with known(ours) as robots:
         for row, robot in enumerate(robots):
             done = torch.stack(robot.episode.actions)
             units = robot.episode.space.unnormalise(done).float()

@@ -276,6 +276,8 @@ def test_a_deadline_ends_with_the_action_before() -> None:
     relaxed = ours.predict_action(picture(1), WORDS, deadline_ms=1e6)
     assert np.array_equal(relaxed, own(picture(1), WORDS))
     assert (told(ours).held_dims, told(ours).deadlines_missed) == (0, 0)
+    ours.predict_action([picture(1)] * 2, [WORDS] * 2)  # robot 1 has nothing to hold
+    assert (told(ours).held_dims, told(ours).deadlines_missed) == (0, 2)
 
 
 def test_statistics_of_a_step() -> None:
