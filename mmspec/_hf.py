@@ -258,6 +258,16 @@ def prefill_inputs(
     return prepared
 
 
+def prompt_positions(model: Any, inputs: Mapping[str, Any]) -> Tensor:  # (B, L), (axes, B, L)
+    """The rotary positions that `generate()` gives a whole prompt; of axes where it is M-RoPE."""
+    ids = inputs["input_ids"]
+    given = {name: value for name, value in inputs.items() if value is not None}
+    hints = {"attention_mask": torch.ones_like(ids), **given, "past_key_values": None}
+    del hints["input_ids"]
+    found: Tensor = model._prepare_position_ids_for_generation(ids, hints)
+    return found
+
+
 _GRIDS = ("image", "video")
 
 
