@@ -80,8 +80,8 @@ def _rope(backbone: Reader, inputs: Mapping[str, Any]) -> Tensor | None:  # (axe
         return None
     found = _hf.prompt_positions(backbone.model, inputs)
     if found.dim() == 3:
-        axes = found[1:] if len(found) > 3 else found  # the first of four is text order
-        return axes.expand(-1, len(inputs["input_ids"]), -1)
+        turned = found[1:] if len(found) > 3 else found  # the first of four is text order
+        return turned.expand(-1, len(inputs["input_ids"]), -1)
     axes = backbone.family.rope_axes  # of an all-text prompt
     return None if axes == 1 else found.expand(axes, len(inputs["input_ids"]), -1)
 
