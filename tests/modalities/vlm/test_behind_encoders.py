@@ -133,3 +133,15 @@ def test_a_picture_may_be_the_whole_source() -> None:
         out = fast.generate(pixel_values=pixels, **more, **NEW).sequences
         inside = made.generate(pixel_values=pixels, **more, **NEW, custom_generate=fast)
         assert out.tolist() == inside.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_draft_model_with_an_encoder_reads_the_source(name: str) -> None:
+    """A model that drafts for itself is always right: one call for the prompt, then five tokens."""
+    made = model(name)
+    expected = own(name, **WORDS, **NEW)
+    for more in ({}, {"drafter": made, "sees": "prompt"}):
+        fast: Any = mmspec.accelerate(made, "coupled", **{"drafter": made, **more}, length=4)
+        out = fast.generate(**WORDS, **NEW)
+        assert out.sequences.tolist() == expected.tolist()
+        assert (out.stats.drafter_saw, out.stats.target_calls) == ("prompt", 2)
