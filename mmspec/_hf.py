@@ -58,16 +58,11 @@ def set_special_tokens(
 def decoder_prompt(
     model: Any, config: GenerationConfig, given: Tensor | None, batch: int, device: torch.device
 ) -> Tensor:  # (B, L)
-    """What a decoder behind an encoder begins with: the start token, and what is `given` behind it.
-
-    The special token ids of `config` become tensors, in place.
-    """
+    """What a decoder behind an encoder begins with: the start token, and what is `given`."""
     set_special_tokens(model, config, device, batch, has_mask=True)
     own = {} if given is None else {"decoder_input_ids": given}
-    start = config._decoder_start_token_tensor
-    made, _ = model._prepare_decoder_input_ids_for_generation(
-        batch, model.main_input_name, own, start, device
-    )
+    start, name = config._decoder_start_token_tensor, model.main_input_name
+    made, _ = model._prepare_decoder_input_ids_for_generation(batch, name, own, start, device)
     assert isinstance(made, Tensor)
     return made
 
@@ -258,6 +253,15 @@ def prefill_inputs(
     return prepared
 
 
+def prompt_positions(model: Any, inputs: Mapping[str, Any]) -> Tensor:  # (B, L), (axes, B, L)
+    """The rotary positions that `generate()` gives a whole prompt; of axes where it is M-RoPE."""
+    hints = {name: value for name, value in inputs.items() if value is not None}
+    ids = hints.pop("input_ids")
+    hints = {"attention_mask": torch.ones_like(ids), **hints, "past_key_values": None}
+    found: Tensor = model._prepare_position_ids_for_generation(ids, hints)
+    return found
+
+
 _GRIDS = ("image", "video")
 
 
@@ -283,10 +287,9 @@ def next_inputs(
 
     `prepared` are the arguments of the first forward, `out` is what that gave.
     """
-    ids = inputs["input_ids"]
-    mask = inputs.get("attention_mask")
-    kept = {n: v for n, v in inputs.items() if v is not None and n != "input_ids"}
-    kept["attention_mask"] = torch.ones_like(ids) if mask is None else mask
+    kept = {name: value for name, value in inputs.items() if value is not None}
+    ids = kept.pop("input_ids")
+    kept.setdefault("attention_mask", torch.ones_like(ids))
     kept["position_ids"] = prepared.get("position_ids")
     kept = model._update_model_kwargs_for_generation(out, kept, is_encoder_decoder=False)
     longer = torch.cat((ids, ids[:, -1:]), 1)
@@ -384,10 +387,8 @@ def encode_melody(model: Any, inputs: Mapping[str, Any], guidance: float) -> tup
 
 def encoded_names(model: Any) -> frozenset[str]:
     """What `generate()` hands to the picture encoders of a decoder, and to nothing behind them."""
-    whole = uncompiled(model)
-    if whole.config.is_encoder_decoder:
-        return frozenset()  # it encodes everything, and hands on what came of it
-    makers = (getattr(whole.base_model, f"get_{kind}_features", None) for kind in _GRIDS)
+    whole = uncompiled(model).base_model
+    makers = (getattr(whole, f"get_{kind}_features", None) for kind in _GRIDS)
     return frozenset().union(*(_names_of(own.__func__) for own in makers if own is not None))
 
 

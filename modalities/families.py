@@ -74,7 +74,7 @@ FAMILIES: Mapping[str, Family] = {
     "video_llava": _filmed("Video-LLaVA", "pixel_values_images"),
     "qwen2_vl": _mrope("Qwen2-VL"),
     "qwen2_5_vl": _mrope("Qwen2.5-VL"),
-    "qwen3_vl": _mrope("Qwen3-VL", deepstack=True),
+    "qwen3_vl": _mrope("Qwen3-VL"),
     "qwen3_5": _mrope("Qwen3.5-VL"),
     "gemma3": _plain("Gemma 3", "boi_token_id", "eoi_token_id", square=True),
     "idefics3": _plain("Idefics3"),

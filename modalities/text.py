@@ -78,9 +78,9 @@ class Text:
         self.shared = shared or nothing_shared  # what a call of so many rows offers its parts
         settings = vars(_hf.default_config()).keys() | LOOP_ARGUMENTS
         self.inputs = (MODEL_INPUTS | _hf.forward_names(bound.model)) - settings
-        self.media = _hf.encoded_names(bound.model) & self.inputs
-        if not bound.model.config.is_encoder_decoder:
-            self.media |= set(PIXELS)  # also where it reads none: that is said in our words
+        self.media = frozenset[str]()  # behind an encoder: transformers hands on what that made
+        if not bound.model.config.is_encoder_decoder:  # pixels even if it reads none: we say so
+            self.media = _hf.encoded_names(bound.model) & self.inputs | set(PIXELS)
         self.signature = _signature(sorted(self.media))
 
     def generate(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Output:

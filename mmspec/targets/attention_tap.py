@@ -141,7 +141,7 @@ class AttentionTap(LayerTap):
         check_tappable(backbone)
         wants = wants & OFFERED
         layers = tapped_layers(backbone.config, wants)
-        super().__init__({layer: backbone.decoder.layers[layer] for layer in layers})
+        super().__init__({layer: backbone.layers[layer] for layer in layers})
         self.wants, self.rows = wants, list(rows)
         self.full = full_layers(backbone.config) if self.wants - {HEADS} else []
         self.last: dict[int, Tensor] = {}  # layer -> (B, G, L) of the last token

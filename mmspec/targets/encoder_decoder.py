@@ -93,6 +93,8 @@ class EncoderDecoder(Reader):
             positions, mask = step(memory, block)[0], None
         else:
             positions, mask, _ = memory.place(block)
+            if mask is not None:  # some join it to that of the source, which has every row
+                mask = mask.expand(block.tokens.shape[0], -1, -1, -1)
         positions = positions.expand(block.tokens.shape[0], -1)
         out = self._forward(memory, block.tokens, positions, mask, hidden)
         rows = block.length - max(block.waiting - 1, 0)

@@ -36,7 +36,6 @@ class Family:
     visual_ids: tuple[str, ...] = ()  # config names of further ids that only frame a picture
     square: bool = False  # a picture's features are the rows of a square
     tower: TowerFeatures | None = None  # None = only what comes behind the model's own projector
-    deepstack: bool = False  # the decoder adds further features where its vision config says so
     image_family: Callable[[Any], ImageFamily] | None = None  # of a model that draws
     undivided: str | None = None  # name, in the decoder's config, of what its class forgets to
     # divide logits by: greedy decoding does not mind, but every probability would be off

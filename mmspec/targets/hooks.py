@@ -133,7 +133,7 @@ class SnapshotHook:
                 f"{type(backbone.model).__name__} hides the states of its decoder behind an "
                 "encoder; choose a compressor that needs no hidden states"
             )
-        layers = backbone.decoder.layers
+        layers = backbone.layers
         self.first, self.early = layers[0], layers[min(max(2, len(layers) // 4), len(layers)) - 1]
         self.states: list[Tensor] = []  # (B, L, D) each
         self._hooks: list[Any] = []

@@ -134,7 +134,7 @@ class Reader(ABC):
 
     def check_embeddable(self) -> None:
         """Refuse to be given features as embeddings where that loses some. Raises ValueError."""
-        visual.check_embeddable(self.model, self.family)
+        visual.check_embeddable(self.model)
 
     @cached_property
     def image_family(self) -> ImageFamily | None:

@@ -16,8 +16,8 @@ def layer_list(decoder: nn.Module) -> str:
     lists = {n: part for n, part in decoder.named_children() if isinstance(part, nn.ModuleList)}
     if not lists:
         raise ValueError(
-            f"{type(decoder).__name__} has no list of layers, so none can be left out; use a draft "
-            "model"
+            f"{type(decoder).__name__} has no list of layers, so none can be left out or watched; "
+            "use a draft model, and no compressor that asks the target"
         )
     return max(lists, key=lambda name: len(lists[name]))
 

@@ -172,7 +172,8 @@ def load(past: EarlierTurns, slots: SlotCache) -> None:
             bring_back(own, state_of(layer))
             continue
         if own.is_crossed:
-            own.update(layer.keys, layer.values)
+            if layer.keys is not None:  # there was a picture
+                own.update(layer.keys, layer.values)
             continue
         held = min(past.length, layer.keys.shape[-2])
         needed = past.length if own.window is None else min(past.length, own.window - 1)

@@ -79,9 +79,10 @@ def check_features(model: Any, family: Family) -> None:
         )
 
 
-def check_embeddable(model: Any, family: Family) -> None:
+def check_embeddable(model: Any) -> None:
     """Refuse a draft model that features cannot be given to as embeddings. Raises ValueError."""
-    if family.deepstack and model.config.vision_config.deepstack_visual_indexes:
+    vision = getattr(model.config, "vision_config", None)
+    if getattr(vision, "deepstack_visual_indexes", None):
         raise ValueError(
             f"{type(model).__name__} adds picture features inside its decoder (deepstack), "
             "which embeddings cannot carry; give sees='pixels' without a compressor, or views "
@@ -90,6 +91,11 @@ def check_embeddable(model: Any, family: Family) -> None:
 
 
 def _projected(output: Any) -> Sequence[Tensor]:
+    if output.pooler_output is None:
+        raise ValueError(
+            "the picture encoder gives features from before the model's projector, which cannot be "
+            "put between words; give sees='pixels' without a compressor"
+        )
     return list(output.pooler_output)
 
 
@@ -100,7 +106,9 @@ def _grid(
     patches = inputs.get(f"{modality}_grid_thw")
     if patches is not None:
         time, height, width = (int(size) for size in patches[index])
-        merge = config.vision_config.spatial_merge_size
+        merge = getattr(config.vision_config, "spatial_merge_size", None)
+        if merge is None:  # said by the picture, or by several names: what a picture comes to tells
+            merge = max(isqrt(time * height * width // max(count, 1)), 1)
         grid = (time, height // merge, width // merge)
         if prod(grid) != count:
             return None

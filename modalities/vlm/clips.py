@@ -77,6 +77,8 @@ def read(
     """
     if frames is not None and fps is not None:
         raise ValueError(f"frames={frames} and fps={fps:g} both say how many; give one of them")
+    if not rate_hz > 0:
+        raise ValueError(f"rate_hz={rate_hz:g} shows no frames; give more than 0 a second")
     if isinstance(source, str | Path) and not Path(source).is_dir():
         return _decoded(Path(source), frames, fps)
     if isinstance(source, Tensor):

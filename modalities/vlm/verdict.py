@@ -134,9 +134,14 @@ def log_perplexity(reader: Reader, inputs: Mapping[str, Any], tokens: Sequence[i
 
 
 def boxed(text: str) -> str | None:
-    """What stands in the last \\boxed{...} of a text, if there is one."""
-    found = re.findall(r"\\boxed\{([^{}]*)\}", text)
-    return found[-1].strip() if found else None
+    """What stands in the last \\boxed{...} of a text that is closed, if there is one."""
+    for found in reversed([*re.finditer(r"\\boxed\{", text)]):
+        depth = 1
+        for at in range(found.end(), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[at], 0)
+            if not depth:
+                return text[found.end() : at].strip()
+    return None
 
 
 def _perplexities(

@@ -97,7 +97,8 @@ def speculate_from_documents(
     yes, no = _decisions(verifier, question, clip, drafts)
     frames = key_frames(clip.frames, threshold)
     fits = _alignments(drafts, clip, frames, align)
-    reliability, decided = yes / (yes + no), yes + no
+    decided = yes + no
+    reliability = torch.where(decided > 0, yes / decided, 0.0)  # that says neither, holds nothing
     found = tuple(
         replace(
             one,

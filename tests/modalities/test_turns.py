@@ -377,3 +377,18 @@ def test_a_second_turn_on_every_kind_of_layer(name: str, batch: str) -> None:
                 for each in (mine, other)
             ]
             torch.testing.assert_close(*pair, rtol=1e-3, atol=1e-3)
+
+
+def test_a_conversation_without_a_picture_goes_on_where_layers_would_attend_to_one() -> None:
+    model = survey.build("MllamaForConditionalGeneration")
+    request = list(requests(model, 2))[-1]
+    assert "pixel_values" not in request
+    asked, expected = two_turns(model, request)
+    for cache in (copy.deepcopy(expected[0].past_key_values), None):
+        fast = drafted(model, asked[0], expected[0].sequences)
+        if cache is None:  # filled by us
+            cache = DynamicCache(config=model.config)
+            fast.generate(**asked[0], **GREEDY, past_key_values=cache)
+        fast = drafted(model, asked[1], expected[1].sequences)
+        out = fast.generate(**asked[1], **GREEDY, past_key_values=cache)
+        assert torch.equal(out.sequences, expected[1].sequences)

@@ -200,6 +200,15 @@ def test_prefill_inputs_count_positions_behind_the_padding(model: Any) -> None:
     assert torch.equal(made["attention_mask"], MASK)
 
 
+@pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl"])
+def test_prompt_positions_are_those_of_a_prefill(family: str) -> None:
+    model, request = toys.model(family), toys.inputs(family, batch=2, ragged=True)
+    found = _hf.prompt_positions(model, request)
+    prepared = _hf.prefill_inputs(model, request, None)["position_ids"]
+    assert found.dim() == (3 if family == "qwen2_5_vl" else 2)
+    assert torch.equal(found, prepared)
+
+
 @pytest.mark.parametrize("batch", [{}, {"batch": 2, "ragged": True}], ids=["one", "ragged"])
 @pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl"])
 def test_places_by_itself_tells_places_of_generate_from_those_of_a_user(

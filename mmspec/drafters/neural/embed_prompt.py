@@ -76,14 +76,14 @@ def weave(
 
 def _rope(backbone: Reader, inputs: Mapping[str, Any]) -> Tensor | None:  # (axes, B, L)
     """Rotary positions of the whole prompt where they are more than its slots (M-RoPE)."""
-    axes = backbone.family.rope_axes
-    if axes == 1:
+    if "position_ids" not in _hf.forward_names(backbone.model):
         return None
-    hints = {name: value for name, value in inputs.items() if not name.startswith("pixel_values")}
-    found: Tensor = _hf.prefill_inputs(backbone.model, hints, None)["position_ids"]
-    if found.dim() == 2:  # an all-text prompt
-        found = found[None].expand(axes, -1, -1)
-    return found[-axes:].expand(-1, len(inputs["input_ids"]), -1)  # a fourth row is text order
+    found = _hf.prompt_positions(backbone.model, inputs)
+    if found.dim() == 3:
+        turned = found[1:] if len(found) > 3 else found  # the first of four is text order
+        return turned.expand(-1, len(inputs["input_ids"]), -1)
+    axes = backbone.family.rope_axes  # of an all-text prompt
+    return None if axes == 1 else found.expand(axes, len(inputs["input_ids"]), -1)
 
 
 def _left(rows: Sequence[Tensor], dim: int) -> Tensor:

@@ -35,6 +35,7 @@ from mmspec.models.words import check_sizes, check_words
 from mmspec.recipe import LINEAR, DraftModelKind, Kit
 from mmspec.targets.backbone import FULL
 from mmspec.targets.context import Context
+from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock, block
 from mmspec.targets.reader import Reader
 
@@ -279,18 +280,16 @@ def check_pair(target: Reader, drafter: Reader, sees: str) -> None:
             "vision-language draft model"
         )
     if sees == "pixels":
-        mine = target.placeholder_ids
-        other = drafter.placeholder_ids
-        if mine[:1] != other[:1]:
+        mine, other = target.placeholder_ids[:1], drafter.placeholder_ids[:1]
+        if mine != other:
             raise ValueError(
-                f"the image token is {mine[:1]} for the target but {other[:1]} for the draft "
+                f"the image token is {mine} for the target but {other} for the draft "
                 "model; choose a pair that shares its processor"
             )
     if sees == "target-features":
         target.check_features()
         drafter.check_embeddable()
-        frame = max(target.visual_ids, default=0)
-        theirs = drafter.vocabulary
+        frame, theirs = max(target.visual_ids, default=0), drafter.vocabulary
         if not drafter.family.media and frame >= theirs:
             raise ValueError(
                 f"the prompt frames pictures with token {frame}, but the draft model knows "
@@ -356,7 +355,7 @@ class SmallModelKind(DraftModelKind):
         return load_causal(source, dtype or "auto", type(target.model) if same else None)
 
     def default_sees(self, model: Any, target: Reader, asked: str) -> str:
-        """The picture itself, where both read some; the prompt of a target that draws."""
+        """The picture itself, where both read some; the prompt, where one draws or both encode."""
         if asked not in ("auto", *SIGHTS):
             raise ValueError(
                 f"sees={asked!r} does not fit: a draft model reads a prompt of its own and sees "
@@ -366,8 +365,10 @@ class SmallModelKind(DraftModelKind):
             return asked
         if target.family.draws:
             return "prompt"
-        both = target.family.media and target.reader_of(model).family.media
-        return "pixels" if both else "nothing"
+        pair = (target, target.reader_of(model))
+        if all(one.family.media for one in pair):
+            return "pixels"
+        return "prompt" if all(isinstance(one, EncoderDecoder) for one in pair) else "nothing"
 
     def read(self, model: Any, target: Reader, sees: str) -> Reader:
         reader = target.reader_of(model)

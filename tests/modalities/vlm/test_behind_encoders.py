@@ -133,3 +133,18 @@ def test_a_picture_may_be_the_whole_source() -> None:
         out = fast.generate(pixel_values=pixels, **more, **NEW).sequences
         inside = made.generate(pixel_values=pixels, **more, **NEW, custom_generate=fast)
         assert out.tolist() == inside.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "saw"),
+    [*((name, "prompt") for name in NAMES), ("T5Gemma2ForConditionalGeneration", "pixels")],
+)
+def test_a_draft_model_with_an_encoder_reads_the_source(name: str, saw: str) -> None:
+    """A model that drafts for itself is always right: one call for the prompt, then five tokens."""
+    made = model(name)
+    expected = own(name, **WORDS, **NEW)
+    for more in ({}, {"sees": saw}):
+        fast: Any = mmspec.accelerate(made, "coupled", drafter=made, length=4, **more)
+        out = fast.generate(**WORDS, **NEW)
+        assert out.sequences.tolist() == expected.tolist()
+        assert (out.stats.drafter_saw, out.stats.target_calls) == (saw, 2)

@@ -143,6 +143,7 @@ def test_without_pyav_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         (grey(3), {"frames": 0}, "frames=0 of the list, which has 3; give 1 to 3"),
         (grey(3), {"fps": 2.5}, "fps=2.5 is no rate for the list, which shows 2 frames a second"),
         (grey(3), {"fps": 0.0}, "fps=0 is no rate"),
+        (grey(3), {"rate_hz": 0.0}, "rate_hz=0 shows no frames; give more than 0 a second"),
         (grey(3), {"fps": 1.0, "frames": 2}, "both say how many; give one of them"),
         ([*grey(2), *grey(1, (6, 8))], {}, "frame 2 is 6 x 8 pixels, but the first one 8 x 6"),
         ([1, 2], {}, "the list holds a int; give pictures of PIL"),

@@ -87,6 +87,8 @@ def test_perplexity_is_that_of_a_whole_forward() -> None:
 def test_the_last_box_counts() -> None:
     assert boxed(r"first \boxed{a}, then \boxed{ 3 } in the end") == "3"
     assert boxed("nothing") is None
+    assert boxed(r"not \boxed{1} but \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
+    assert boxed(r"\boxed{a}, or \boxed{b") == "a"
 
 
 @lru_cache(maxsize=1)

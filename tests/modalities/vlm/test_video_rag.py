@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,6 +56,19 @@ def test_ties_go_to_the_more_reliable_one() -> None:
     r, e = torch.tensor([0.6, 0.8, 0.7, 0.8]), torch.zeros(4)  # no subject anywhere
     assert select(r, e, 0.3) == 1
     assert select(r, torch.tensor([0.4, 0.2, 0.4, 0.4]), 0.15) == 3
+
+
+def test_an_answer_of_which_neither_is_said_is_not_reliable(
+    clip: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    law = torch.tensor([0.0, 0.2]).double(), torch.tensor([0.0, 0.6]).double()
+    monkeypatch.setattr(video_rag, "accelerate", lambda *_: None)
+    monkeypatch.setattr(video_rag, "_answers", lambda *_: ["one", "two"])
+    monkeypatch.setattr(video_rag, "_decisions", lambda *_: law)
+    nobody = SimpleNamespace(model=None)
+    found = speculate_from_documents(nobody, nobody, "what is there?", clip, ["a", "b"])
+    assert [one.reliability for one in found.drafts] == pytest.approx([0.0, 0.25])
+    assert (found.chosen, found.answer) == (1, "two")
 
 
 def test_key_frames_are_unlike_the_one_before() -> None:
