@@ -330,6 +330,18 @@ def inferred_mask(
     return None if bool(mask.all()) else mask
 
 
+def decoder_prompt(
+    model: Any, ids: Tensor | None, start: Any, batch: int, device: torch.device
+) -> Tensor:  # (B, L)
+    """What a decoder behind an encoder begins with: `ids` (B, L), behind `start` where it must."""
+    given = {} if ids is None else {"decoder_input_ids": ids}
+    first = torch.as_tensor(start, device=device)
+    prompt: Tensor = model._prepare_decoder_input_ids_for_generation(
+        batch, model.main_input_name, given, first, device
+    )[0]
+    return prompt
+
+
 def encode_source(model: Any, inputs: Mapping[str, Any]) -> Any:
     """What the encoder of an encoder-decoder makes of a request, pictures among its words."""
     given = {name: value for name, value in inputs.items() if value is not None}

@@ -19,6 +19,7 @@ from mmspec.modality import Call, Loop
 from mmspec.stats import Stats
 from mmspec.targets.backbone import Backbone
 from mmspec.targets.cache import SlotCache
+from mmspec.targets.encoder_decoder import START
 from mmspec.targets.generation_settings import check_parts, refuse_modes, sampled
 from mmspec.targets.generation_settings import resolve as resolve_settings
 from mmspec.targets.inputs import check_inputs
@@ -91,7 +92,14 @@ class Text:
         check_parts(own)
         behind = own["past_key_values"] is not None  # then a mask may be longer than the ids
         self.check({n: v for n, v in inputs.items() if not behind or n != "attention_mask"})
-        inputs, model = self.prepared(inputs), self.bound.model
+        model, config = self.bound.model, own["generation_config"]
+        encodes = bool(model.config.is_encoder_decoder)
+        if encodes:
+            named = {name: rest[name] for name in (START, "bos_token_id") if name in rest}
+            said = _hf.merge_config(model, config, named)
+            start = said.decoder_start_token_id
+            inputs[START] = said.bos_token_id if start is None else start
+        inputs = self.prepared(inputs)
         completed = self.bound.backbone.family.completed
         if completed is not None:
             inputs = completed(model, inputs)
@@ -106,8 +114,8 @@ class Text:
             ids.shape[1],
             carrier(inputs).device,
             batch=batch,
-            config=own["generation_config"],
-            inputs=inputs.get("input_ids"),
+            config=config,
+            inputs=inputs.get("source_ids" if encodes else "input_ids"),
             embeds=inputs.get("inputs_embeds"),
             attention_mask=whole_mask(inputs, past),  # as generate() shows it to processors
             processors=own["logits_processor"] or (),
@@ -170,6 +178,8 @@ class Text:
         kept = {name: value for name, value in rest.items() if name not in LOOP_ARGUMENTS}
         is_embedded = not ids.shape[1] and "inputs_embeds" in kept
         inputs = {"input_ids": None if is_embedded else ids, **media, **kept}
+        if model.config.is_encoder_decoder:  # what the decoder begins with is whole
+            inputs |= {"input_ids": None, "decoder_input_ids": ids, START: int(ids[0, 0])}
         mask = None
         if not model.config.is_encoder_decoder:
             check_carrier(inputs)

@@ -24,6 +24,8 @@ from mmspec.targets.family import Family
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
 from mmspec.targets.reader import USES, Reader, step
 
+START = "decoder_start_token_id"  # what a request may say beside a model's inputs
+
 
 class EncoderDecoder(Reader):
     """A sequence-to-sequence model.
@@ -33,6 +35,8 @@ class EncoderDecoder(Reader):
     counts positions from the cache.
     Raises ValueError at construction for a cache that cannot roll back.
     """
+
+    least_sight = "prompt"  # without the words of its encoder it reads nothing
 
     def __init__(self, model: Any, family: Family) -> None:
         self.model, self.family = model, family
@@ -182,24 +186,30 @@ def with_source(request: Request, offer: Mapping[str, Any]) -> Request:
 def source_inputs(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """A request in the form this module reads: the decoder's tokens as `input_ids`.
 
-    Words are the encoder's where it reads words, and nothing is encoded yet. Without decoder tokens
-    the decoder starts as the configuration says.
+    `input_ids` of a request are the encoder's where it reads words, else the decoder's. The decoder
+    begins with `START` (one token, or one per row), else as the configuration says. Raises
+    ValueError for a mask that hides tokens of the decoder's prompt.
     """
-    own = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+    own = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask", START)
     made = {name: value for name, value in inputs.items() if name not in own}
-    outputs = made.get("encoder_outputs")
-    ids, reads_words = inputs.get("decoder_input_ids"), model.main_input_name == "input_ids"
-    made["source_mask"] = inputs.get("attention_mask")
-    if reads_words and outputs is None:
+    mask, outputs = inputs.get("decoder_attention_mask"), made.get("encoder_outputs")
+    if mask is not None and not bool(mask.all()):
+        raise ValueError(
+            "decoder_attention_mask hides tokens of some rows, but a decoder's prompt is read in "
+            "equal length here; ask row by row"
+        )
+    ids, made["source_mask"] = inputs.get("decoder_input_ids"), inputs.get("attention_mask")
+    if model.main_input_name == "input_ids":
         made["source_ids"] = inputs.get("input_ids")
-    if ids is None and (outputs is not None or not reads_words):
+    elif ids is None:
         ids = inputs.get("input_ids")
-    if ids is None:
-        carrier = outputs[0] if outputs is not None else _first(made)
-        start = model.generation_config.decoder_start_token_id
-        start = model.config.decoder_start_token_id if start is None else start
-        start = model.generation_config.bos_token_id if start is None else start
-        ids = torch.full((carrier.shape[0], 1), start, device=carrier.device)
+    carrier = _first(made) if outputs is None else outputs[0]
+    config = model.generation_config
+    told = (inputs.get(START), config.decoder_start_token_id, vars(model.config).get(START))
+    start = next((one for one in told if one is not None), config.bos_token_id)
+    if start is None:
+        raise ValueError(f"nothing says what the decoder begins with; give {START}")
+    ids = _hf.decoder_prompt(model, ids, start, len(carrier), carrier.device)
     return {**{name: value for name, value in made.items() if value is not None}, "input_ids": ids}
 
 

@@ -42,6 +42,7 @@ class Reader(ABC):
     window: int | None = None  # of layers that attend to the last so many slots only
     stepwise: set[str]  # of `USES`: what is read as the model's own steps, see `step`
     words_prompts: bool = True  # whether prompts are of its vocabulary, so their end is read again
+    least_sight: str = "nothing"  # of a prompt, where it reads a draft model without pictures
     bare: bool = False  # whether blocks that see everything go without a mask
     reader_maker: Callable[[Any], Reader] | None = None
 

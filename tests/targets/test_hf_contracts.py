@@ -231,6 +231,16 @@ def test_inferred_mask_is_told_by_padding_that_ends_nothing(model: Any) -> None:
     assert _hf.inferred_mask(model, PROMPT, resolved(model, pad_token_id=7)) is not None
 
 
+def test_a_decoder_begins_with_its_start_where_a_prompt_lacks_it() -> None:
+    model = hf.T5ForConditionalGeneration(
+        hf.T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    )
+    cpu, both, own = torch.device("cpu"), torch.tensor([[1], [1]]), torch.tensor([[5], [6]])
+    assert torch.equal(_hf.decoder_prompt(model, None, 1, 2, cpu), both)
+    assert torch.equal(_hf.decoder_prompt(model, own, 1, 2, cpu), torch.cat((both, own), 1))
+    assert torch.equal(_hf.decoder_prompt(model, own, 5, 2, cpu), own)
+
+
 @torch.no_grad()
 def test_encode_source_is_what_the_encoder_makes() -> None:
     model, request = toys.model("whisper"), toys.inputs("whisper")

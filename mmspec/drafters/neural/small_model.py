@@ -366,8 +366,8 @@ class SmallModelKind(DraftModelKind):
             return asked
         if target.family.draws:
             return "prompt"
-        both = target.family.media and target.reader_of(model).family.media
-        return "pixels" if both else "nothing"
+        own = target.reader_of(model)
+        return "pixels" if target.family.media and own.family.media else own.least_sight
 
     def read(self, model: Any, target: Reader, sees: str) -> Reader:
         reader = target.reader_of(model)

@@ -45,15 +45,9 @@ class RecognitionSession(tokens.TokenSession):
         return self.text.generate((), arguments, loop)
 
     def _prepared(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        if not isinstance(self.bound.backbone, EncoderDecoder):
-            return dict(inputs)
-        mask = inputs.get("decoder_attention_mask")
-        if mask is not None and not bool(mask.all()):
-            raise ValueError(
-                "decoder_attention_mask hides tokens of some rows, but a decoder's prompt is read "
-                "in equal length here; ask row by row, as transcribe() does"
-            )
-        return source_inputs(self.bound.model, inputs)
+        if isinstance(self.bound.backbone, EncoderDecoder):
+            return source_inputs(self.bound.model, inputs)
+        return dict(inputs)
 
 
 def session(
