@@ -263,7 +263,7 @@ class Run:
             self.ledger = Ledger(recipe.name or "custom", recipe.exact, sees)
         seen = _SoFar(call.view) if call.view is not None and self.watches else None
         rounds = self.ledger.follow(decode(call.parts, call.request))
-        for kept in in_turn(self.model, rounds):
+        for kept in in_turn((self.model, *call.models), rounds):
             self.has_rounds = True
             if seen is not None:
                 kept = seen.shown(kept)

@@ -150,6 +150,7 @@ class Call:
     request: RequestLike
     recipe: Recipe  # as it was bound for this call
     view: View | None = None  # of what a person may look at before the end
+    models: tuple[Any, ...] = ()  # that its rounds call beside the session's: threads take turns
 
 
 class Loop(Protocol):

@@ -5,15 +5,15 @@ in the middle of its own call). All are watched by a callback, and here that is 
 the run goes on in a thread of its own, which waits after every round until the next one is asked
 for. So only one of the two threads does anything at any time, and an abandoned stream ends its run.
 
-Threads that ask one model take turns, a round each (`in_turn`): what a round notes of its forwards
-hangs on the model.
+Threads whose rounds call one model take turns, a round each (`in_turn`): what a round notes of its
+forwards hangs on the model.
 """
 
 from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -29,12 +29,16 @@ _turns: WeakValueDictionary[int, Any] = WeakValueDictionary()  # locks of models
 _turns_lock = threading.Lock()
 
 
-def in_turn(model: Any, rounds: Iterator[R]) -> Iterator[R]:
-    """The same rounds, each made while no other thread makes one with this model."""
-    with _turns_lock:
-        turn = _turns.setdefault(id(model), threading.RLock())
+def in_turn(models: Sequence[Any], rounds: Iterator[R]) -> Iterator[R]:
+    """The same rounds, each made while no other thread makes one with any of these models."""
+    with _turns_lock:  # in the order of all others, so that no two wait for each other
+        turns = [
+            _turns.setdefault(one, threading.RLock()) for one in sorted({id(m) for m in models})
+        ]
     while True:
-        with turn:
+        with ExitStack() as held:
+            for turn in turns:
+                held.enter_context(turn)
             made = next(rounds, _DONE)
         if made is _DONE:
             return

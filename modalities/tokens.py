@@ -73,7 +73,8 @@ class BoundTokens:
         told = self.drafter.given(drafter_inputs or {}, batch)
         request = Request(inputs, sampling, noise, stop.max_new_tokens, told, shared or {}, past)
         parts = Parts(self.target, self.drafter, self.verifier, stop, self.gate)
-        return Call(parts, request, self.recipe)
+        small = () if self.draft_model is None else (self.draft_model.model,)
+        return Call(parts, request, self.recipe, models=(self.model, *small))
 
 
 class TokenSession(Session):

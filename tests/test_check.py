@@ -127,16 +127,21 @@ def test_token_types_go_on_with_the_last_one(name: str, batch: int) -> None:
         assert is_exact(model, request, shape)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("name", ["T5", "Bart"])
-def test_a_sequence_to_sequence_model_is_read_in_chains(name: str, batch: int) -> None:
-    """Rows of words of different length, padded on the right, for the encoder."""
+def translator(name: str, batch: int) -> tuple[Any, Request]:
+    """A sequence-to-sequence model, and rows of words for its encoder, padded on the right."""
     sizes = {"vocab_size": 96, "d_model": 32, "num_layers": 2, "encoder_layers": 2}
     config = getattr(hf, f"{name}Config")(**sizes, decoder_layers=2, d_ff=48, d_kv=8, num_heads=4)
     model = random_model(lambda: getattr(hf, f"{name}ForConditionalGeneration")(config), 0)
     ends = {"pad_token_id": 0, "decoder_start_token_id": 1, "eos_token_id": None}
     model.generation_config = hf.GenerationConfig.from_dict(ends)
-    request = {name: value.flip(1) for name, value in prompts(batch).items()}
+    return model, {name: value.flip(1) for name, value in prompts(batch).items()}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", ["T5", "Bart"])
+def test_a_sequence_to_sequence_model_is_read_in_chains(name: str, batch: int) -> None:
+    """Rows of words of different length, padded on the right, for the encoder."""
+    model, request = translator(name, batch)
     expected = model.generate(**request, max_new_tokens=ROOM, do_sample=False)
     drafter = Oracle(expected[:, 1:].tolist(), 0.4, tree=4, seed=1)
     fast = mmspec.accelerate(model, "coupled", drafter=drafter)
@@ -144,6 +149,62 @@ def test_a_sequence_to_sequence_model_is_read_in_chains(name: str, batch: int) -
     assert torch.equal(out.sequences, expected)
     with pytest.raises(ValueError, match=rf"{name}For.* takes no decoder_position_ids"):
         mmspec.accelerate(model, "coupled", drafter=Oracle([[1]], tree=WIDE))
+
+
+START = "decoder_start_token_id"
+ASKED: dict[str, dict[str, Any]] = {
+    "penalty of the source": {"encoder_repetition_penalty": 5.0},
+    "words of the source": {
+        "encoder_repetition_penalty": 5.0,
+        "encoder_no_repeat_ngram_size": 2,
+    },
+    "a start": {START: 9},
+    "a start per row": {START: [9, 8]},
+    "a start in a configuration": {"generation_config": hf.GenerationConfig(**{START: 9})},
+    "a prompt without its start": {"decoder_input_ids": torch.tensor([[7, 8], [9, 10]])},
+    "a prompt behind its start": {"decoder_input_ids": torch.tensor([[1, 8], [1, 10]])},
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("name", ["T5", "Bart"])
+def test_a_sequence_to_sequence_model_is_asked_as_generate_is(name: str, asked: str) -> None:
+    model, request = translator(name, 2)
+    settings: dict[str, Any] = {**ASKED[asked], "max_new_tokens": ROOM, "do_sample": False}
+    expected = model.generate(**request, **settings)
+    assert not torch.equal(expected, model.generate(**request, max_new_tokens=ROOM))
+    fast = mmspec.accelerate(model, "coupled", drafter=model, length=3)
+    out = fast.generate(**request, **settings)
+    assert torch.equal(out.sequences, expected)
+    assert torch.equal(model.generate(**request, **settings, custom_generate=fast), expected)
+
+
+def test_a_source_that_is_encoded_is_no_prompt_of_the_decoder() -> None:
+    model, request = translator("T5", 2)
+    encoded = model.get_encoder()(**request)
+    expected = model.generate(**request, max_new_tokens=ROOM)
+    fast = mmspec.accelerate(model, "prompt-lookup")
+    out = fast.generate(**request, encoder_outputs=encoded, max_new_tokens=ROOM)
+    assert torch.equal(out.sequences, expected)
+
+
+def test_a_prompt_of_a_decoder_hides_nothing() -> None:
+    model, request = translator("Bart", 2)
+    hidden = {
+        "decoder_input_ids": torch.tensor([[1, 8], [1, 9]]),
+        "decoder_attention_mask": torch.tensor([[1, 0], [1, 1]]),
+    }
+    with pytest.raises(ValueError, match=r"decoder_attention_mask hides.*row by row"):
+        mmspec.accelerate(model, "prompt-lookup").generate(**request, **hidden)
+
+
+@pytest.mark.parametrize("name", ["T5", "Bart"])
+def test_a_draft_model_reads_the_source_in_an_encoder_of_its_own(name: str) -> None:
+    model, request = translator(name, 2)
+    fast = mmspec.accelerate(model, "coupled", drafter=translator(name, 2)[0])
+    out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    assert out.stats.fallback is None
+    assert out.stats.draft_acceptance_rate == 1
 
 
 @pytest.mark.parametrize(

@@ -65,3 +65,20 @@ def test_streams_of_one_model_may_be_read_in_turns() -> None:
                     found[i] = end.value.sequences
     for i, one in enumerate(requests):
         assert torch.equal(found[i], model.generate(**one, **GREEDY))
+
+
+def test_a_model_that_drafts_for_another_takes_turns_too() -> None:
+    """What a round notes of a target must not be of its forwards as a draft model."""
+    small, large = toys.model("llava"), toys.model("llava", seed=3, layers=3)
+    asked = [mmspec.accelerate(small, "std"), mmspec.accelerate(large, "coupled", drafter=small)]
+    requests = [toys.inputs("llava", seed) for seed in range(4)]
+    expected = [(small, large)[i % 2].generate(**one, **GREEDY) for i, one in enumerate(requests)]
+    busy = Busy(small.get_decoder())
+    with ThreadPoolExecutor(4) as threads:
+        futures = [
+            threads.submit(asked[i % 2].generate, **one, **GREEDY) for i, one in enumerate(requests)
+        ]
+        found = [one.result() for one in futures]
+    assert all(torch.equal(one.sequences, own) for one, own in zip(found, expected, strict=True))
+    assert not any(one.stats.fallback for one in found)
+    assert busy.most == 1

@@ -183,3 +183,16 @@ def test_the_encoder_is_compared_by_its_weights() -> None:
     assert mmspec.accelerate(target(), "whisper-assisted", drafter=other).sees == "pixels"
     asked = mmspec.accelerate(target(), "whisper-assisted", drafter=sharing(), sees="pixels")
     assert asked.sees == "pixels"
+
+
+def test_inside_generate_a_draft_model_hears_what_it_is_given() -> None:
+    """`generate()` hands on what the target's encoder made, which no other decoder understands."""
+    model, small, request = target(), toys.model("whisper", d_model=32), toys.inputs("whisper")
+    fast = mmspec.accelerate(model, "coupled", drafter=small)
+    expected = model.generate(**request, max_new_tokens=ROOM)
+    made = model.generate(
+        **request, max_new_tokens=ROOM, custom_generate=fast, drafter_inputs=dict(request)
+    )
+    assert torch.equal(made, expected)
+    assert fast.last_stats is not None
+    assert fast.last_stats.fallback is None

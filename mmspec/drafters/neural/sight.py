@@ -208,12 +208,14 @@ def _projected(picture: Compressed, projector: nn.Module) -> Compressed:
 def own_request(context: Context) -> dict[str, Any]:
     """The request as a draft model gets it: `drafter_inputs` replace the target's.
 
-    Embeddings are the target's own: a prompt of them alone is left to `drafter_inputs`.
+    Embeddings are the target's own: a prompt of them alone is left to `drafter_inputs`. What its
+    encoder made is left out where there is something else to encode.
     """
     given, own = context.request.inputs, context.request.drafter_inputs
     if given.get("input_ids") is None:
         return dict(own)
-    rest = {name: value for name, value in given.items() if name != "inputs_embeds"}
+    left = ("inputs_embeds", *(("encoder_outputs",) if own or "source_ids" in given else ()))
+    rest = {name: value for name, value in given.items() if name not in left}
     return {**rest, **own}
 
 

@@ -120,11 +120,10 @@ class _WindowHook:
                 f"row_ids={list(rows)}, but Whisper goes on with {len(args[1])} of these rows; ask "
                 "row by row, as transcribe() does"
             )
-        seen = {"input_features": self.once.features, "encoder_outputs": None}
         given = {
             "seed": None if seed is None else seed + self.count,
             "row_ids": rows,
-            "drafter_inputs": self.own["drafter_inputs"] or seen,
+            "drafter_inputs": self.own["drafter_inputs"] or {"input_features": self.once.features},
         }
         self.count += 1
         return self.text.hook(args, {**arguments, **given}, self.loop)
