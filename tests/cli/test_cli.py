@@ -169,6 +169,7 @@ def test_a_picture_is_described(
         (("bogus",), "No such command 'bogus'"),
         (("convert", "--out", "x"), "--out and --set are of a format"),
         (("convert", "eagle"), "format eagle becomes a folder"),
+        (("bench", "--modality", "image", "--seed", "-1"), "Invalid value for '--seed'"),
         (("doctor", "--all", "--modality", "vlm"), "--all looks at every class"),
         (("doctor", "zoo:llava", "--modality", "image"), "zoo:llava is of modality vlm, not image"),
         (("recipes", "--json", "--markdown"), "one of --index, --markdown, --json"),
