@@ -17,7 +17,7 @@ import transformers
 from typer.testing import CliRunner
 
 import mmspec
-from mmspec import recipes, zoo
+from mmspec import recipes, registry, zoo
 from mmspec.cli.app import app
 from mmspec.cli.app import commands as app_commands
 from mmspec.cli.groups import RecipeGroup
@@ -92,6 +92,18 @@ def test_the_recipe_table_is_generated_from_the_folder() -> None:
     assert between("recipes.md", "recipes") == printed.stdout.strip(), (
         "run `mmspec recipes --markdown` and put its table between the markers in docs/recipes.md"
     )
+
+
+def test_parts_and_usual_recipes_of_all_modalities_stand_in_the_guide() -> None:
+    chapter = text("index.md").partition("## Choosing a recipe")[2].partition("\n## ")[0]
+    words, _, table = chapter.partition("| modality | parts |")
+    lines = [line for line in table.partition("\n\n")[0].splitlines() if line.startswith("| `")]
+    for name, one in registry.modalities().items():
+        for usual in filter(None, (one.recipe, one.drafted)):
+            assert f"`{usual}`" in words, f"{name} takes {usual} if nothing is said"
+        (row,) = [line for line in lines if f"`{name}`" in line.split("|")[1]]
+        for part in one.parts:
+            assert f"{part}=" in row, f"{name} takes {part}="
 
 
 def test_the_measured_table_names_its_command() -> None:

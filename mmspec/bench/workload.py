@@ -19,9 +19,9 @@ def grouped(items: Sequence[T], batch: int) -> list[list[T]]:
 
 
 def repeated(prompts: Sequence[str], batch: int) -> list[list[str]]:
-    """What a user typed in whole batches, said again where it is less than one."""
-    texts = [prompts[index % len(prompts)] for index in range(max(len(prompts), batch))]
-    return grouped(texts, batch)
+    """All that a user typed in whole batches, the last one filled up from the beginning."""
+    count = -(-len(prompts) // batch) * batch
+    return grouped([prompts[index % len(prompts)] for index in range(count)], batch)
 
 
 def pooled(scored: Scored) -> list[tuple[float, float]]:

@@ -21,6 +21,7 @@ Threads = Annotated[int | None, typer.Option(min=1, help="Processor threads to u
 Prompts = Annotated[list[str] | None, typer.Option(help="What to ask; may be repeated.")]
 Count = Annotated[int, typer.Option(min=1, help="How many of the zoo's examples are timed.")]
 Repeats = Annotated[int, typer.Option(min=1, help="How often to measure.")]
+Seed = Annotated[int, typer.Option(min=0)]
 Csv = Annotated[Path | None, typer.Option(help="Write the points as CSV.")]
 Answers = StrEnum("Answers", ["target", "data"])
 Plot = Annotated[Path | None, typer.Option(help="Draw them, as SVG or PNG; needs matplotlib.")]
@@ -184,7 +185,7 @@ def views(
     length: Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds per context.")] = 8,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    seed: int = 0,
+    seed: Seed = 0,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -206,7 +207,7 @@ def scale(
     repeats: Repeats = 3,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; the best by default.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16.")] = None,
-    seed: int = 0,
+    seed: Seed = 0,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -270,7 +271,7 @@ def train(
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 128,
     max_length: Annotated[int, typer.Option(min=4, help="Longer examples are left out.")] = 2048,
     temperature: Annotated[float, typer.Option(min=0, help="Of the target's answers.")] = 0.0,
-    seed: int = 0,
+    seed: Seed = 0,
     knobs: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE of the head's configuration.")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -188,11 +189,14 @@ def check_file(option: str, file: Path, owner: Modality) -> None:
 
 
 def check_writable(option: str, file: Path, endings: Sequence[str] = ()) -> None:
-    """Refuse a folder, a file in a folder that is not there, and unknown endings."""
+    """Refuse a folder, a place where nothing can be written, and unknown endings."""
     if file.is_dir():
         raise ValueError(f"{file} is a folder; give {option} a file in it")
     if not file.parent.is_dir():
         raise ValueError(f"there is no folder {file.parent}; make it, or choose another {option}")
+    place = file if file.exists() else file.parent
+    if not os.access(place, os.W_OK):
+        raise ValueError(f"{place} cannot be written to; choose another {option}")
     if endings and file.suffix.lower() not in endings:
         raise ValueError(
             f"{option} {file}: files of type {file.suffix or 'none'} cannot be written; choose "

@@ -43,7 +43,7 @@ class Choice:
         "show`); repeatable.",
         option="--set",
     )
-    seed: int = setting(0, "All noise follows from it.")
+    seed: int = setting(0, "All noise follows from it.", min=0)
     threads: int | None = setting(None, "Processor threads to use.", min=1)
     trust_remote_code: bool = setting(False, "Run code that lies in the model's folder.")
     json: bool = setting(False, "Print one JSON document on stdout.")

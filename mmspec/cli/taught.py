@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -223,5 +224,17 @@ def beginning(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if head is None:
-            return recipe.training.begin(reader, counts, **changes)
+            made = recipe.training.begin(reader, counts, **changes)
+            _check_changes(changes, type(made.config))
+            return made
         return recipe.training.opened(head, recipe.draft_model, reader, **changes)
+
+
+def _check_changes(changes: Mapping[str, Any], kind: type) -> None:
+    """Refuse what a configuration would keep and no head look at. Raises ValueError."""
+    known = [*(one.name for one in fields(kind)), *vars(kind).get("attribute_map", ())]
+    unknown = [name for name in changes if name not in known]
+    if unknown:
+        near = get_close_matches(unknown[0], known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "; drop it"
+        raise ValueError(f"--set {unknown[0]}: a {kind.__name__} has no such part{hint}")

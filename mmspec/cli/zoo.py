@@ -47,7 +47,7 @@ def train(
     name: Name,
     out: Annotated[Path | None, typer.Option(help="Folder to write; the zoo's by default.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Cut every stage to so many.")] = None,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite a model that is there.")
     ] = False,

@@ -51,15 +51,15 @@ def names(*decodes: str) -> tuple[str, ...]:
 @lru_cache(maxsize=256)
 def get(name: str) -> Recipe:
     """The recipe of that name. Raises ValueError with the nearest and all known names."""
-    from mmspec.recipe import Recipe
-
-    recipe = vars(_read(name)).get("RECIPE")
-    if not isinstance(recipe, Recipe):
+    module = _read(name)
+    try:
+        recipe: Recipe = module.RECIPE
+        return replace(recipe, name=name)
+    except (AttributeError, TypeError) as error:
         raise ValueError(
-            f"recipe {name!r}: module {_module(name)} has no RECIPE that is a Recipe; mend the "
+            f"recipe {name!r}: module {module.__name__} has no RECIPE that is a Recipe; mend the "
             "package that it is of, or uninstall that"
-        )
-    return replace(recipe, name=name)
+        ) from error
 
 
 def check_decodes(

@@ -95,7 +95,7 @@ def digest(data: Path) -> str:
 
 def _rows(files: Sequence[Path]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for file in files:
-        with file.open(encoding="utf-8") as lines:
+        with file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue

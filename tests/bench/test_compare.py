@@ -210,7 +210,7 @@ def test_a_row_has_the_same_keys_whatever_it_says() -> None:
 
 
 def test_prompts_fill_whole_batches() -> None:
-    assert repeated(["a", "b", "c"], 2) == [["a", "b"]]
+    assert repeated(["a", "b", "c"], 2) == [["a", "b"], ["c", "a"]]
     assert repeated(["a"], 3) == [["a", "a", "a"]]
 
 

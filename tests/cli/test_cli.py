@@ -18,7 +18,7 @@ import pytest
 from mmspec import accelerate, recipes, registry, zoo
 from mmspec.cli import main
 from mmspec.cli.bench import _title
-from mmspec.cli.choosing import choose
+from mmspec.cli.choosing import check_writable, choose
 from mmspec.cli.loaded import opened
 from mmspec.cli.options import PARTS, Choice, dashed, set_pairs, settings_for
 from mmspec.modalities.diffusion.zoo import models as diffusion_models
@@ -169,6 +169,7 @@ def test_a_picture_is_described(
         (("bogus",), "No such command 'bogus'"),
         (("convert", "--out", "x"), "--out and --set are of a format"),
         (("convert", "eagle"), "format eagle becomes a folder"),
+        (("bench", "--modality", "image", "--seed", "-1"), "Invalid value for '--seed'"),
         (("doctor", "--all", "--modality", "vlm"), "--all looks at every class"),
         (("doctor", "zoo:llava", "--modality", "image"), "zoo:llava is of modality vlm, not image"),
         (("recipes", "--json", "--markdown"), "one of --index, --markdown, --json"),
@@ -403,6 +404,18 @@ def test_a_recipe_is_certified(capsys: pytest.CaptureFixture[str], folders: dict
     assert [check["outcome"] for check in found["checks"]][-2:] == ["passed", "passed"]
     assert main(list(asked)) == 0
     assert "claims to be exact: exact" in capsys.readouterr().out
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "ranking.csv"
+    check_writable("--out", file)
+    monkeypatch.setattr(os, "access", lambda place, mode: place != tmp_path)
+    with pytest.raises(ValueError, match=r"cannot be written to; choose another --out"):
+        check_writable("--out", file)
+    file.touch()
+    check_writable("--out", file)
 
 
 def test_a_checkpoint_has_one_folder_by_any_of_its_names(

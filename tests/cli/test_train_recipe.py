@@ -309,3 +309,28 @@ def test_mistakes_are_one_line(
     for place, value in change.items():
         asked[place] = value.format(root=root)
     assert re.search(said, fail(capsys, *asked)[1])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--set", "intermediat_size=8"), "did you mean intermediate_size"),
+        (("--set", "cat=8"), "a FeatureHeadConfig has no such part"),
+        (("--seed", "-1"), "Invalid value for '--seed'"),
+    ],
+)
+def test_options_that_no_head_looks_at_are_refused(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: Any, said: str
+) -> None:
+    for also in ((), ("--dry-run",)):
+        assert said in fail(capsys, *_asked(root, tmp_path / "out", *more, *also))[1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_in_another_encoding_is_named(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked, data = _asked(root, tmp_path / "out"), tmp_path / "rows.jsonl"
+    asked[5] = str(data)
+    data.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xe9t\xe9"}\n')
+    assert "rows.jsonl:2 is no JSON ('utf-8' codec can't decode" in fail(capsys, *asked)[1]
