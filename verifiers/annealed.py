@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Rule
+from mmspec.errors import check_number
 from mmspec.laws.categorical import Categorical
 from mmspec.verifiers.exact import Exact
 
@@ -45,11 +46,8 @@ class Annealed:
     lossless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.delta < 1 or self.nu < 0:
-            raise ValueError(
-                f"delta={self.delta}, nu={self.nu}; delta is at least 1 (which is exact) and nu at "
-                "least 0"
-            )
+        check_number("delta", self.delta, 1, example=1.1)  # 1 is exact
+        check_number("nu", self.nu, 0, example=0.7)
 
     def at(self, depth: Tensor | int, longest: int) -> Rule:
         """The rule for tokens of that depth (0 = first), in a draft `longest` deep."""

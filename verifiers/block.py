@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
-from mmspec.laws.categorical import residual
+from mmspec.laws.categorical import normalised
 from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.walk import at_token, check, nothing, proposals
 
@@ -70,9 +70,7 @@ def stopping(left: Tensor, rho: Tensor) -> Tensor:  # (...) x2 -> (...)
 
 def scaled_residual(p: Tensor, q: Tensor, rho: Tensor) -> Tensor:  # (B, V) x2, (B,) -> (B, V)
     """norm((rho p - q)+), and p where that is nowhere positive."""
-    scaled = rho[:, None] * p
-    left = residual(scaled, q)
-    return torch.where(((scaled - q) > 0).any(-1, keepdim=True), left, p)
+    return normalised((rho[:, None] * p - q).clamp_min(0), p)
 
 
 def _passing(rho: Tensor, p: Tensor, q: Tensor) -> Tensor:  # -> (B, N)

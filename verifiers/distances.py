@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmspec.draft import Rule
 from mmspec.laws.categorical import Categorical
+from mmspec.verifiers.walk import at_token, ratio
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,4 @@ def excess(p: Tensor, q: Tensor, x: Tensor, accept: Tensor) -> Tensor:
     (...); the answer is (...). Costs nothing beside the test, while E itself needs the acceptance
     of the whole vocabulary.
     """
-    wanted, proposed = (law.gather(-1, x[..., None]).squeeze(-1) for law in (p, q))
-    ratio = wanted / proposed.clamp_min(torch.finfo(proposed.dtype).tiny)
-    return (accept - ratio.clamp_max(1)).abs()
+    return (accept - ratio(at_token(p, x), at_token(q, x))).abs()

@@ -79,7 +79,7 @@ class RankWindow:
     distance: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.size < 0 or self.gap <= 0 or self.distance <= 0:
+        if self.size < 0 or not self.gap > 0 or not self.distance > 0:
             raise ValueError(
                 f"size={self.size}, gap={self.gap}, distance={self.distance}; a size is at least "
                 "0 (groups of one), gap and distance are positive"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, categorical
+from mmspec.laws.categorical import normalised
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.sample_and_match import match
 from mmspec.verifiers.walk import SiblingDescent, Siblings, Step
@@ -41,9 +42,7 @@ def _step(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
     taken = torch.minimum(q, p / rho)
     beta = taken.sum(-1, keepdim=True)
     factor = torch.where(beta > 0, (1 - (1 - beta).pow(k)) / beta.clamp_min(tiny), k)
-    left = (p - taken * factor).clamp_min(0)
-    mass = left.sum(-1, keepdim=True)
-    return slot, torch.where(mass > 0, left / mass.clamp_min(tiny), p)
+    return slot, normalised((p - taken * factor).clamp_min(0), p)
 
 
 def acceptance_ratio(p: Tensor, q: Tensor, k: Tensor) -> Tensor:  # (B, V) x2, (B, 1) -> (B, 1)

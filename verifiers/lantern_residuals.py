@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmspec.laws.categorical import Categorical
+from mmspec.laws.categorical import Categorical, normalised
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class ClearedTarget:
     def __call__(
         self, p: Categorical, q: Categorical, x: Tensor, pool: Callable[[], Pool]
     ) -> Categorical:
-        return Categorical.having(_difference(_cleared(p.probs, pool()), q.probs, p.probs))
+        left = (_cleared(p.probs, pool()) - q.probs).clamp_min(0)
+        return Categorical.having(normalised(left, p.probs))
 
 
 def _cleared(law: Tensor, pool: Pool) -> Tensor:  # (..., V) -> (..., V)
@@ -67,10 +68,3 @@ def _cleared(law: Tensor, pool: Pool) -> Tensor:  # (..., V) -> (..., V)
     goes = (pool.real & (pool.size > 0)[..., None]).expand_as(pool.tokens)
     kept = torch.where(goes, 0, law.gather(-1, pool.tokens))
     return law.scatter(-1, pool.tokens, kept)
-
-
-def _difference(left: Tensor, right: Tensor, spare: Tensor) -> Tensor:  # (..., V) x3 -> (..., V)
-    """norm((left - right)+), and `spare` where that is nowhere positive."""
-    rest = (left - right).clamp_min(0)
-    mass = rest.sum(-1, keepdim=True)
-    return torch.where(mass > 0, rest / mass.clamp_min(torch.finfo(rest.dtype).tiny), spare)

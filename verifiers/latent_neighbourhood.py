@@ -44,7 +44,7 @@ class Multiplicative:
     factor: float
 
     def __post_init__(self) -> None:
-        if self.factor < 1:
+        if not self.factor >= 1:
             raise ValueError(f"factor is {self.factor}, but must be at least 1; 1 is exact")
 
     def __call__(self, own: Tensor) -> Tensor:

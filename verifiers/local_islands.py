@@ -35,7 +35,7 @@ class LocalIslands(Verifier):
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.DET)
 
     def __post_init__(self) -> None:
-        if self.reach < 0:
+        if not self.reach >= 0:
             raise ValueError(
                 f"reach={self.reach} is no distance; give 0 for refused cells alone, or more"
             )

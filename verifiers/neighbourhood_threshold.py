@@ -27,7 +27,7 @@ class NeighbourhoodThreshold:
 
     def __post_init__(self) -> None:
         self.table.check_count(self.k)
-        if self.tau < 0:
+        if not self.tau >= 0:
             raise ValueError(f"tau is {self.tau}, but a mass is at least 0; 0 accepts everything")
 
     def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:  # (...) -> (...)

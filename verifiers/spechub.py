@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind
+from mmspec.laws.categorical import normalised
 from mmspec.laws.noise import Noise
 from mmspec.verifiers.greedy_multidraft import drawn_last
 from mmspec.verifiers.walk import SiblingDescent, Siblings, Step, at_token
@@ -49,6 +50,4 @@ def _step(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
     slot = torch.where(first, family.last, torch.where(second, 0, -1))
     left = (p - pair).clamp_min(0)
     kept = at_token(left, a) - torch.where(hub, torch.minimum(at_token(p, a), spill), 0)
-    left = left.scatter(-1, a[:, None], kept.clamp_min(0)[:, None])
-    mass = left.sum(-1, keepdim=True)
-    return slot, torch.where(mass > 0, left / mass.clamp_min(torch.finfo(p.dtype).tiny), p)
+    return slot, normalised(left.scatter(-1, a[:, None], kept.clamp_min(0)[:, None]), p)

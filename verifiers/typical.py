@@ -25,7 +25,7 @@ class Typical:
     lossless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.epsilon <= 0 or not 0 < self.delta < 1:
+        if not self.epsilon > 0 or not 0 < self.delta < 1:
             raise ValueError(
                 f"epsilon is {self.epsilon} and delta is {self.delta}; "
                 "epsilon must be positive and delta in (0, 1), so that some token is typical"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier, categorical
-from mmspec.laws.categorical import Categorical
+from mmspec.laws.categorical import Categorical, normalised
 from mmspec.laws.noise import Lane, Noise
 
 STRIDE = 1 << 16  # lanes of one level; a level never has that many siblings
@@ -195,7 +195,7 @@ def at_depth(rule: Rule | RuleSchedule, depth: Tensor | int, longest: int) -> Ru
 def without(q: Tensor, x: Tensor) -> Tensor:  # (..., V), (...) -> (..., V)
     """q without x, normalised; zero everywhere once q is exhausted."""
     rest = q.scatter(-1, x[..., None], 0)
-    return rest / rest.sum(-1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)
+    return normalised(rest, rest)
 
 
 def one_hot(x: Tensor, like: Tensor) -> Tensor:  # (...), (..., V) -> (..., V)

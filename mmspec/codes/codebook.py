@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -186,16 +186,20 @@ class Neighbours(CodeTokens):
     def load(cls, file: str | Path, codebook: Codebook | None = None) -> Neighbours:
         """Read what `save` wrote.
 
-        Raises ValueError for another kind of file and, where `codebook` is given, for a table of
+        Raises ValueError for a file that is none and, where `codebook` is given, for a table of
         another codebook or metric.
         """
-        with safe_open(file, framework="pt") as opened:
-            told = opened.metadata() or {}
-            if not {"vocabulary", "metric", "fingerprint"} <= set(told):
-                raise ValueError(
-                    f"{file} is no neighbour table; write one with Codebook.neighbours(k).save()"
-                )
-            near, ids = opened.get_tensor("near"), opened.get_tensor("ids")
+        remedy = "write one with Codebook.neighbours(k).save(file)"
+        try:
+            with safe_open(file, framework="pt") as opened:
+                told = opened.metadata() or {}
+                if not {"vocabulary", "metric", "fingerprint"} <= set(told):
+                    raise ValueError(f"{file} is no neighbour table; {remedy}")
+                near, ids = opened.get_tensor("near"), opened.get_tensor("ids")
+        except (OSError, SafetensorError) as error:
+            raise ValueError(
+                f"{file} cannot be read as a neighbour table ({error}); {remedy}"
+            ) from error
         metric: Metric = "normalised" if told["metric"] == "normalised" else "raw"
         table = cls(near, ids, int(told["vocabulary"]), metric, told["fingerprint"])
         if codebook is not None:

@@ -48,7 +48,10 @@ class Phrases:
         found: dict[Phrase, int] = {}
         for _ in range(merges):
             pairs = Counter(
-                pair for text in texts for pair in _pairs(text) if len(pair[0] + pair[1]) <= longest
+                pair
+                for text in texts
+                for pair in pairwise(text)
+                if len(pair[0] + pair[1]) <= longest
             )
             if not pairs:
                 break
@@ -147,10 +150,6 @@ class Trie:
             state = torch.where(alive, self.states[place], state)
             found = torch.where(alive & self.ends[state], step + 1, found)
         return found
-
-
-def _pairs(text: list[Phrase]) -> list[tuple[Phrase, Phrase]]:
-    return list(pairwise(text))
 
 
 def _merged(text: list[Phrase], pair: tuple[Phrase, Phrase]) -> list[Phrase]:

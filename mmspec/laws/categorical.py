@@ -166,6 +166,10 @@ def quantile(weights: Tensor, uniform: Tensor) -> Tensor:  # (..., V), (..., C) 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:  # (..., V), (..., V) -> (..., V)
     """norm((p - q)+), and p itself where p equals q (Leviathan et al. 2023, eq. for p')."""
-    left = (p - q).clamp_min(0)
-    mass = left.sum(-1, keepdim=True)
-    return torch.where(mass > 0, left / mass.clamp_min(torch.finfo(p.dtype).tiny), p)
+    return normalised((p - q).clamp_min(0), p)
+
+
+def normalised(weights: Tensor, spare: Tensor) -> Tensor:  # (..., V) x2 -> (..., V)
+    """The probabilities of some weights, and `spare` where all of them are 0."""
+    mass = weights.sum(-1, keepdim=True)
+    return torch.where(mass > 0, weights / mass.clamp_min(torch.finfo(weights.dtype).tiny), spare)

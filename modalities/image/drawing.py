@@ -169,6 +169,12 @@ def token_request(model: Any, vocabulary: int, inputs: Mapping[str, Any]) -> dic
         raise ValueError(
             "the request has no prompt; pass the processor's output: generate_images(**inputs)"
         )
+    mark = getattr(model.config, "image_token_id", None)
+    if mark is not None and bool((ids == mark).any()):
+        raise ValueError(
+            f"the prompt has image tokens ({mark}), but {type(model).__name__} draws behind words "
+            "alone; remove the image token from the text"
+        )
     mask = inputs.get("attention_mask")
     mask = inferred_mask(model, ids) if mask is None else mask
     mask = torch.ones_like(ids) if mask is None else mask

@@ -147,6 +147,11 @@ def test_another_file_is_no_table(tmp_path: Path) -> None:
     save_file({"near": torch.zeros(2, 1)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="is no neighbour table"):
         Neighbours.load(tmp_path / "other.safetensors")
+    torn = tmp_path / "torn.safetensors"
+    torn.write_bytes(b"no tensors")
+    for file in (torn, tmp_path / "nowhere.safetensors", tmp_path, ""):
+        with pytest.raises(ValueError, match="cannot be read as a neighbour table"):
+            Neighbours.load(file)
 
 
 def test_bad_codebooks_are_refused() -> None:

@@ -192,8 +192,9 @@ def test_what_does_not_fit() -> None:
         bound("llamagen-class", upsampler="pixels")
     with pytest.raises(ValueError, match="upsampler='sharp' is neither known nor a folder"):
         bound("janus", upsampler="sharp")
-    with pytest.raises(ValueError, match="ratio=0 is no number of codes"):
-        bound("janus", ratio=0)
+    for ratio in (0, True):
+        with pytest.raises(ValueError, match=f"ratio={ratio} is no number of codes"):
+            bound("janus", ratio=ratio)
     with pytest.raises(ValueError, match=r"reads the prompt as tokens.*give sees='prompt'"):
         bound("janus", sees="nothing")
     with pytest.raises(ValueError, match=r"LlamaForCausalLM .* speaks no picture tokens"):

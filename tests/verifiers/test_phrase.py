@@ -122,8 +122,10 @@ def test_a_phrase_has_the_rest_of_its_row() -> None:
     tokens = torch.zeros(2, 6, dtype=torch.int64)
     trie = Trie.of(Phrases({(0, 0): 1, (0, 0, 0, 0): 1}), 1, CPU)
     at = replace(PhraseJoint(trie), grid=Grid(2, 4, (0, 1), separator=3, header=(3,)), begun=(1, 3))
-    assert at.room(tokens).tolist() == [[4, 3, 2, 1, 0, 4], [2, 1, 0, 4, 3, 2]]
-    found = trie.matches(tokens, tokens == 0, at.room(tokens))
+    room = at.room(tokens)
+    assert room is not None
+    assert room.tolist() == [[4, 3, 2, 1, 0, 4], [2, 1, 0, 4, 3, 2]]
+    found = trie.matches(tokens, tokens == 0, room)
     assert found.tolist() == [[4, 2, 2, 0, 0, 0], [2, 0, 0, 2, 2, 0]]
 
 

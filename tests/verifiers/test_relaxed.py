@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -22,8 +23,10 @@ from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.lantern_residuals import ClearedTarget
 from mmspec.verifiers.latent_neighbourhood import AdditiveBound, LatentNeighbourhood, Multiplicative
 from mmspec.verifiers.law import ancestral, enumerate_rounds, joint, law
+from mmspec.verifiers.local_islands import LocalIslands
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
 from mmspec.verifiers.recursive import Recursive
+from mmspec.verifiers.typical import Typical
 from mmspec.verifiers.walk import one_hot
 from tests.verifiers.drawn_laws import book, by_prefix, laws, near, vector
 
@@ -330,6 +333,14 @@ def test_bad_settings_are_refused() -> None:
         (lambda: NeighbourhoodThreshold(table, 3, -0.1), "tau is -0.1"),
         (lambda: Annealed(0.9), "delta=0.9"),
         (lambda: Annealed(1.1, nu=-1), "nu=-1"),
+        (lambda: Annealed(1.1, nu=math.inf), "nu=inf"),
+        (lambda: Annealed(math.inf), "delta=inf"),
+        (lambda: Annealed(math.nan), "delta=nan"),
+        (lambda: Multiplicative(math.nan), "factor is nan"),
+        (lambda: NeighbourhoodThreshold(table, 3, math.nan), "tau is nan"),
+        (lambda: LocalIslands(Exact(), math.nan), "reach=nan"),
+        (lambda: Typical(math.nan, 0.3), "epsilon is nan"),
+        (lambda: RankWindow(3, math.nan), "gap=nan"),
         (lambda: RankWindow(-1), "size=-1"),
         (lambda: RankWindow(3, gap=0), "gap=0"),
     ):

@@ -14,6 +14,7 @@ from mmspec.codes.grid import Grid
 from mmspec.codes.grid_mask import GridMask
 from mmspec.codes.image_family import ImageFamily
 from mmspec.codes.resampling import Lawful, Repeated, Resampler, ThroughPixels, Trained
+from mmspec.errors import is_whole
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.noise import Lane
 from mmspec.laws.sampling import Sampling
@@ -104,9 +105,9 @@ def ratio_of(fine: ImageFamily, coarse: ImageFamily, given: Any) -> int:
     Raises ValueError where one size does not divide the other.
     """
     if given is not None:
-        if not isinstance(given, int) or given < 1:
+        if not is_whole(given) or given < 1:
             raise ValueError(f"ratio={given!r} is no number of codes; give 2, say")
-        return given
+        return int(given)
     if fine.size is None or coarse.size is None:
         return 2
     ratios = {large / small for large, small in zip(fine.size, coarse.size, strict=True)}

@@ -384,6 +384,16 @@ def test_guidance_without_an_unconditional_prompt_is_refused() -> None:
     assert fast.generate_images(**given, grid=(2, 2), guidance=1.0).ids.shape == (1, 2, 2)
 
 
+@pytest.mark.parametrize("family", ["emu3", "chameleon"])
+def test_a_prompt_with_a_place_for_a_picture_is_refused(family: str) -> None:
+    """Nothing would be read there: pictures are drawn behind words."""
+    toy = model(family)
+    ids = torch.tensor([[1, 30, toy.config.image_token_id, painters.BOI]])
+    fast = mmspec.accelerate(toy, "plain")
+    with pytest.raises(ValueError, match=r"the prompt has image tokens .* draws behind words"):
+        fast.generate_images(input_ids=ids, guidance=1, **drawing.sized(family))
+
+
 def test_misspelt_and_malformed_arguments_are_refused() -> None:
     fast = mmspec.accelerate(model("chameleon"), "plain")
     with pytest.raises(ValueError, match="did you mean 'guidance'"):
