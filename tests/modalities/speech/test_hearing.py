@@ -15,6 +15,7 @@ from mmspec.modalities.vlm.survey import build
 from mmspec.modality import Source
 from mmspec.models.random_weights import random_model
 from tests import toys
+from tests.modalities.speech.recognisers import tokenizer
 
 ROOM = 16
 
@@ -57,7 +58,8 @@ def test_the_padding_of_a_sound_is_not_heard() -> None:
 
 def test_what_is_too_short_to_be_heard_whole_is_refused() -> None:
     extractor = hf.Wav2Vec2FeatureExtractor(do_normalize=False)
-    fast = mmspec.accelerate(moonshine(), "prompt-lookup", processor=extractor)
+    reader = hf.Wav2Vec2Processor(extractor, tokenizer())
+    fast = mmspec.accelerate(moonshine(), "prompt-lookup", processor=reader)
     for short in (torch.ones(1), [torch.zeros(8000), torch.zeros(1500)]):
         with pytest.raises(ValueError, match=r"of 0\.\d+ s is too short .* 0\.1 s at least"):
             fast.transcribe(short, sampling_rate=16000)

@@ -240,6 +240,30 @@ def test_without_marks_of_time_long_sounds_are_refused() -> None:
         mmspec.accelerate(untimed).transcribe(CLIPS[0], sampling_rate=RATE_HZ)
 
 
+def test_a_processor_that_reads_no_words_is_refused_before_it_listens() -> None:
+    half = mmspec.accelerate(model(), processor=processor().feature_extractor)
+    with pytest.raises(ValueError, match=r"WhisperFeatureExtractor.*no words"):
+        half.transcribe(CLIPS[0], sampling_rate=RATE_HZ)
+
+
+def test_words_that_were_added_behind_the_marks_of_time_are_written() -> None:
+    grown, reader = whisper(), copy.deepcopy(processor())
+    reader.tokenizer.add_tokens(["kubernetes"])
+    grown.resize_token_embeddings(len(reader.tokenizer))
+    only = [transformers.SuppressTokensLogitsProcessor(range(len(tokenizer())))]
+    how = {"sampling_rate": RATE_HZ, "max_new_tokens": 2, "logits_processor": only}
+    found = mmspec.accelerate(grown, processor=reader).transcribe(CLIPS[0], **how)
+    assert found.text == "kubernetes" * 2
+
+
+def test_features_may_come_by_place_as_they_do_in_the_library() -> None:
+    heard = processor()(CLIPS[0].numpy(), sampling_rate=RATE_HZ, return_tensors="pt")
+    found = fast().generate(heard.input_features, language="de")
+    assert torch.equal(found.sequences, model().generate(heard.input_features, language="de"))
+    with pytest.raises(ValueError, match="input_features by place, once"):
+        fast().generate(heard.input_features, **heard)
+
+
 def test_forced_tokens_come_before_the_language_of_a_checkpoint() -> None:
     told, free = whisper(), whisper()
     told.generation_config.update(language="<|en|>", task="transcribe")
