@@ -92,7 +92,9 @@ class KeyedNoise:
         ids = list(range(batch)) if row_ids is None else list(row_ids)
         if len(ids) != batch:
             raise ValueError(f"row_ids has {len(ids)} entries for {batch} rows; give one per row")
-        rows = torch.tensor([_scalar_hash(_scalar_hash(seed) + row) for row in ids], device=device)
+        rows = torch.tensor(
+            [_scalar_hash(_scalar_hash(seed) + int(row)) for row in ids], device=device
+        )
         return cls(rows)
 
     def at_round(self, index: int) -> KeyedNoise:
@@ -138,7 +140,7 @@ def _unit(key: Tensor) -> Tensor:
 
 
 def _scalar_hash(value: int) -> int:
-    wide = value & 0xFFFFFFFFFFFFFFFF
+    wide = int(value) & 0xFFFFFFFFFFFFFFFF  # numpy's numbers are bounded, and overflow
     wide = (wide + (_GOLDEN & 0xFFFFFFFFFFFFFFFF)) & 0xFFFFFFFFFFFFFFFF
     wide = ((wide ^ (wide >> 30)) * (_MIX1 & 0xFFFFFFFFFFFFFFFF)) & 0xFFFFFFFFFFFFFFFF
     wide = ((wide ^ (wide >> 27)) * (_MIX2 & 0xFFFFFFFFFFFFFFFF)) & 0xFFFFFFFFFFFFFFFF
