@@ -16,7 +16,18 @@ from torch import Tensor
 
 from mmspec.api import Accelerated, accelerate
 from mmspec.draft import Draft, Gate, Round, Scores, Verdict
-from mmspec.edge.messages import BEGIN, CHECK, HELLO, Garbled, best_of, pack, parse
+from mmspec.edge.messages import (
+    BEGIN,
+    CHECK,
+    DRAFTED,
+    HELLO,
+    RANKS,
+    Garbled,
+    best_of,
+    pack,
+    parse,
+)
+from mmspec.errors import is_whole
 from mmspec.laws.categorical import Categorical
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request
@@ -213,8 +224,13 @@ def connect(
     them. A service that is down, slow or talks nonsense is reported once per request, and the
     device finishes alone: nothing is lost. `link_of(fast)` counts calls and bytes.
 
-    Raises ValueError for an address that is none, and for a service of another vocabulary.
+    Raises ValueError for an address that is none, for more ranks or longer drafts than a service
+    takes, and for a service of another vocabulary.
     """
+    if is_whole(ranks) and ranks > RANKS:
+        raise ValueError(f"ranks={ranks}, but a service tells {RANKS} at most; give fewer")
+    if is_whole(length := parts.get("length")) and length > DRAFTED:
+        raise ValueError(f"length={length}, but a service checks {DRAFTED} at most; give fewer")
     link = Link(url, token, timeout_s)
     fast = accelerate(model, "ugsd", drafter=model, tau_h=tau_h, ranks=ranks, **parts)
     bound = fast.session.bound

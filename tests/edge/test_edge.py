@@ -29,6 +29,7 @@ from tests.toys import hearing
 pytest.importorskip("fastapi")
 uvicorn: Any = pytest.importorskip("uvicorn")
 
+IDS = {"input_ids": torch.tensor([[5, 6, 7]])}
 TOKEN, ROOM = "a token that is long enough", 14
 
 
@@ -227,6 +228,12 @@ def test_a_service_that_dies_in_the_middle_loses_nothing(
         assert torch.equal(fast.generate(**request, max_new_tokens=ROOM).sequences, greedy)
 
 
+def test_tensors_of_one_request_may_share_their_memory() -> None:
+    ids = torch.tensor([[5, 6, 7]])
+    packed = messages.unpack(messages.pack({"input_ids": ids, "position_ids": ids}))
+    assert torch.equal(packed["position_ids"], ids)
+
+
 def posted(url: str, body: bytes, token: str = TOKEN) -> tuple[int, bytes]:
     headers = {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
@@ -249,13 +256,18 @@ def test_strangers_and_bad_messages_are_turned_away(service: str) -> None:
         (f"{begin}?room=4", b"nothing", b"no tensors"),
         (f"{begin}?room=4", messages.pack({"x": torch.ones(1)}), b"needs input_ids"),
         (f"{begin}?room=4", messages.pack({"input_ids": torch.full((1, 3), 10**6)}), b"1000000"),
+        (f"{begin}?room=4", messages.pack({"input_ids": torch.tensor(3)}), b"(rows, tokens)"),
+        (f"{begin}?room=4", messages.pack({"input_ids": torch.ones(1, 0).long()}), b"(rows, tok"),
+        (f"{begin}?room=4", messages.pack({**IDS, "pixel_values": torch.ones(1)}), b"a text model"),
         (service + messages.CHECK, b"{}", b"request is no name"),
     ):
         status, told = posted(address, body)
         assert (status, says in told) == (422, True), told
-    name = json.loads(posted(f"{begin}?room=4", packed)[1])["request"]
+    hidden = messages.pack({**IDS, "attention_mask": torch.tensor([[1, 1, 0]])})
+    name = json.loads(posted(f"{begin}?room=4", hidden)[1])["request"]
     good = {"request": name, "ranks": 2, "tokens": [[]], "draft": [[5, 6]], "accepted": [0]}
     for wrong, says in (
+        ({}, b"pad on the left"),  # its prompt is read with the first draft
         ({"ranks": 0}, b"ranks is no number"),
         ({"draft": [[5] * 65]}, b"longer than 64"),
         ({"draft": [["a"]]}, b"no id"),
@@ -289,6 +301,8 @@ def test_what_cannot_work_is_refused(service: str) -> None:
         (lambda: application(Service(toys.model("llama")), "short"), "a token of 5 characters"),
         (lambda: connect(small(), "nowhere", TOKEN), "url='nowhere' is no address"),
         (lambda: connect(small(), service, TOKEN, timeout_s=0), "timeout_s=0"),
+        (lambda: connect(small(), service, TOKEN, ranks=65), "ranks=65.*64 at most"),
+        (lambda: connect(small(), service, TOKEN, length=65), "length=65.*64 at most"),
         (lambda: connect(hearing.model(), service, TOKEN), f"speaks {SIZE} tokens and this model"),
     ):
         with pytest.raises(ValueError, match=says):
