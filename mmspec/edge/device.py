@@ -166,14 +166,23 @@ class RemoteTarget:
         return self.local.backbone
 
     def prefill(self, request: Request) -> Context:
-        """Nothing is read, nothing is sent. Raises ValueError for sampling."""
+        """Nothing is read, nothing is sent. Raises ValueError for sampling and encoder states."""
         sampling = request.sampling
         if sampling.do_sample or sampling.processors or sampling.places:
             raise ValueError(
                 "the service decodes greedily, without logits processors; drop temperature and "
                 "the settings that change scores, or use the recipe ugsd with the target here"
             )
-        tensors = {n: v for n, v in request.inputs.items() if isinstance(v, Tensor)}
+        given = dict(request.inputs)
+        if given.get("encoder_outputs") is not None:  # the small model's; the service has its own
+            features = {n: v for n, v in request.drafter_inputs.items() if v is not None}
+            if not features:
+                raise ValueError(
+                    "the service encodes for itself, and encoder_outputs are what the small model "
+                    "made; give the features"
+                )
+            given |= features
+        tensors = {n: v for n, v in given.items() if isinstance(v, Tensor)}
         context = self.local.prefill(request)
         shared = {**context.shared, "talk": Talk(self.link, tensors, request.room)}
         return replace(context, shared=shared)

@@ -32,6 +32,7 @@ from mmspec.laws.sampling import Sampling
 from mmspec.recipes import get
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request
+from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.visual import check_request
 
 SENDERS = (ValueError, TypeError, RuntimeError, IndexError)  # errors of what was sent
@@ -71,14 +72,17 @@ class Service:
 
     @torch.no_grad()
     def begin(self, tensors: Mapping[str, Tensor], room: int) -> str:
-        """Note a request; its prompt is read with the first draft. Returns its name."""
+        """Note a request; its prompt is read with the first draft. Returns its name.
+
+        Tensors are named as `Request.inputs`: of an encoder-decoder `input_ids` are the decoder's.
+        """
         shape = tensors["input_ids"].shape if "input_ids" in tensors else ()
         if len(shape) != 2 or not 0 < shape[0] <= ROWS or not shape[1]:
             raise Garbled(f"a request needs input_ids (rows, tokens) of 1 to {ROWS} rows")
         here = {name: value.to(self.reader.device) for name, value in tensors.items()}
         try:
             self.check_inputs(here)
-            inputs = self.prepared(here)
+            inputs = here if isinstance(self.reader, EncoderDecoder) else self.prepared(here)
             check_request(self.reader.model, self.reader.family, inputs)
         except SENDERS as error:
             raise Garbled(str(error)) from None

@@ -23,6 +23,8 @@ from mmspec.edge import messages
 from mmspec.edge.device import connect, link_of
 from mmspec.edge.service import Service, application
 from tests import toys
+from tests.modalities.speech import recognisers
+from tests.modalities.speech.test_hearing import moonshine
 from tests.partners import noisy
 from tests.toys import hearing
 
@@ -108,6 +110,37 @@ def test_sounds_go_along(service: str) -> None:
         out = fast.generate(**request, max_new_tokens=8)
     wanted = model.generate(**request, max_new_tokens=8, do_sample=False)
     assert torch.equal(out.sequences, wanted)
+
+
+def test_the_source_of_an_encoder_decoder_and_its_mask_go_along() -> None:
+    model, mask = moonshine(), torch.ones(2, 8000, dtype=torch.int64)
+    mask[1, 3000:] = 0
+    sounds = torch.randn(2, 8000, generator=torch.Generator().manual_seed(0)) * mask
+    request = {"input_values": sounds, "attention_mask": mask}
+    wanted = model.generate(**request, max_new_tokens=8, do_sample=False)
+    with served(model) as (url, _):
+        fast = connect(moonshine(1), url, TOKEN, tau_h=-1.0, ranks=1)
+        assert torch.equal(fast.generate(**request, max_new_tokens=8).sequences, wanted)
+        assert fast.last_stats is not None
+        assert fast.last_stats.unverified_tokens == 0
+
+
+def test_a_whisper_sends_what_it_hears_and_not_what_it_made_of_it() -> None:
+    target, drafter = recognisers.whisper(), recognisers.whisper(1, 1)
+    for one in (target, drafter):
+        one.generation_config.suppress_tokens = one.generation_config.begin_suppress_tokens = None
+    heard = [recognisers.noise(1.0).numpy(), recognisers.noise(1.5, 2).numpy()]
+    rate = recognisers.RATE_HZ
+    request = recognisers.processor()(heard, sampling_rate=rate, return_tensors="pt")
+    how: dict[str, Any] = {**request, "language": "en", "max_new_tokens": 8}
+    with served(target) as (url, _):
+        fast = connect(drafter, url, TOKEN, tau_h=-1.0, ranks=1)
+        assert torch.equal(fast.generate(**how).sequences, target.generate(**how))
+        assert fast.last_stats is not None
+        assert fast.last_stats.unverified_tokens == 0
+        made = drafter.get_encoder()(request["input_features"])
+        with pytest.raises(ValueError, match="the service encodes for itself"):
+            fast.generate(encoder_outputs=made, language="en", max_new_tokens=8)
 
 
 # What may go wrong

@@ -20,7 +20,7 @@ from tests.modalities.speech.recognisers import tokenizer
 ROOM = 16
 
 
-def moonshine() -> Any:
+def moonshine(seed: int = 0) -> Any:
     config = hf.MoonshineConfig(
         vocab_size=60,
         hidden_size=32,
@@ -35,7 +35,7 @@ def moonshine() -> Any:
         eos_token_id=None,
         decoder_start_token_id=1,
     )
-    return random_model(lambda: hf.MoonshineForConditionalGeneration(config), 0)
+    return random_model(lambda: hf.MoonshineForConditionalGeneration(config), seed)
 
 
 def test_the_padding_of_a_sound_is_not_heard() -> None:
