@@ -67,6 +67,16 @@ def test_what_is_too_short_to_be_heard_whole_is_refused() -> None:
         fast.transcribe(torch.zeros(8000), sampling_rate=16000, prompt=5)
 
 
+def test_a_draft_model_that_grows_no_tree_is_refused_for_its_own_reason() -> None:
+    config = hf.Speech2TextConfig(
+        vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, decoder_start_token_id=2
+    )
+    models = [random_model(lambda: hf.Speech2TextForConditionalGeneration(config), 0)] * 2
+    with pytest.raises(ValueError, match=r"takes no decoder_position_ids.*Recycled is none"):
+        mmspec.accelerate(models[0], "whisper-assisted", drafter=models[1])
+    assert mmspec.accelerate(models[0], "coupled", drafter=models[1])
+
+
 OWNED = {
     "WhisperForConditionalGeneration": True,
     "MoonshineForConditionalGeneration": True,
