@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -257,6 +258,7 @@ def test_row_ids_are_one_per_row() -> None:
 def test_a_seed_may_be_a_number_of_numpy() -> None:
     here = torch.device("cpu")
     expected = KeyedNoise.seeded(3, 2, here, [5, 1 << 40])
-    for kind in (np.int64, np.uint64):
+    kinds: tuple[Any, ...] = (np.int64, np.uint64)
+    for kind in kinds:
         found = KeyedNoise.seeded(kind(3), 2, here, [kind(5), kind(1 << 40)])
         assert torch.equal(found.rows, expected.rows)
