@@ -329,6 +329,17 @@ def test_what_is_too_large_is_not_read_and_old_requests_are_forgotten() -> None:
         assert posted(url + messages.CHECK, json.dumps({"request": first}).encode())[0] == 404
 
 
+def test_the_request_that_was_asked_longest_ago_is_forgotten() -> None:
+    service = Service(toys.model("llama"), most=2)
+    first, second = (service.begin(IDS, 4) for _ in range(2))
+    asked = {"ranks": 1, "tokens": [[]], "draft": [[5]], "accepted": [0]}
+    service.check({**asked, "request": first})
+    third = service.begin(IDS, 4)
+    assert list(service.talks) == [first, third]
+    with pytest.raises(KeyError):
+        service.check({**asked, "request": second})
+
+
 def test_what_cannot_work_is_refused(service: str) -> None:
     for make, says in (
         (lambda: application(Service(toys.model("llama")), "short"), "a token of 5 characters"),

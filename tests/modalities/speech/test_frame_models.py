@@ -75,8 +75,20 @@ def test_a_length_of_the_configuration_is_that_of_generate(name: str) -> None:
 
 
 def test_padding_is_told_by_its_id_where_no_mask_is_given() -> None:
-    how = {"temperature": 0.0, "seed": None}
-    assert codes(say(fast("depth"), attention_mask=None, **how)) == codes(say(fast("depth"), **how))
+    how: dict[str, Any] = {"temperature": 0.0, "seed": None}
+    masked = codes(say(fast("depth"), **how))
+    assert codes(say(fast("depth"), attention_mask=None, **how)) == masked
+    alone = {"input_ids": RAGGED["input_ids"][:1, 2:], "attention_mask": None}
+    assert codes(say(fast("depth"), **alone, **how)) == masked[:1]
+
+
+def test_a_depth_decoder_draws_as_its_own_configuration_says() -> None:
+    own = MAKERS["depth"](0, 2)
+    for part, temperature in ((own, 0.9), (own.depth_decoder, 0.3)):
+        part.generation_config.update(do_sample=True, temperature=temperature)
+    session = mmspec.accelerate(own, "frame-plain").session
+    how = session.asked({**RAGGED, "max_new_tokens": STEPS})[1]
+    assert (how.sampling.temperature, how.depth.temperature) == (0.9, 0.3)
 
 
 WARPS: tuple[dict[str, Any], ...] = ({}, {"top_k": 2, "temperature": 0.7})

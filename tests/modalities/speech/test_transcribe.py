@@ -17,6 +17,7 @@ from torch import Tensor
 
 import mmspec
 from mmspec.draft import Round
+from mmspec.modalities.speech.recognition.encoded_once import EncodedOnce
 from mmspec.modalities.speech.sound import write
 from tests.modalities.speech.recognisers import RATE_HZ, noise, processor, tokenizer, whisper
 
@@ -148,6 +149,13 @@ def test_the_encoder_runs_once_per_window() -> None:
         found = fast().transcribe(CLIPS[:1], sampling_rate=RATE_HZ, max_new_tokens=1, **how)
     assert (rows, found.stats.num_new_tokens) == ([1], 2)
     assert "forward" not in vars(model().get_encoder())
+
+
+def test_states_of_windows_that_are_over_are_forgotten() -> None:
+    once = EncodedOnce(model().get_encoder())
+    for seed in range(3):
+        once(torch.randn(2, 16, 200, generator=torch.Generator().manual_seed(seed)))
+        assert len(once.states) == 2
 
 
 def test_a_stream_is_broken_off_and_begun_again() -> None:
