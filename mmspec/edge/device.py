@@ -238,7 +238,8 @@ def connect(
     """
     if is_whole(ranks) and ranks > RANKS:
         raise ValueError(f"ranks={ranks}, but a service tells {RANKS} at most; give fewer")
-    if is_whole(length := parts.get("length")) and length > DRAFTED:
+    length: Any = parts.get("length")
+    if is_whole(length) and length > DRAFTED:
         raise ValueError(f"length={length}, but a service checks {DRAFTED} at most; give fewer")
     link = Link(url, token, timeout_s)
     fast = accelerate(model, "ugsd", drafter=model, tau_h=tau_h, ranks=ranks, **parts)
