@@ -335,13 +335,15 @@ def _signature(media: Sequence[str] = ()) -> inspect.Signature:
 HOOK = _signature()
 
 
-def placed(args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by name; the prompt's ids may come by place, as in `model.generate(ids)`."""
+def placed(
+    args: Sequence[Any], arguments: Mapping[str, Any], name: str = "input_ids"
+) -> dict[str, Any]:
+    """Arguments by name; the model's main input may come by place, as in `model.generate(ids)`."""
     if not args:
         return dict(arguments)
-    if len(args) > 1 or "input_ids" in arguments:
+    if len(args) > 1 or name in arguments:
         raise ValueError(
-            "generate() takes input_ids by place, once, and everything else by name; give "
+            f"generate() takes {name} by place, once, and everything else by name; give "
             "generate(**inputs)"
         )
-    return {"input_ids": args[0], **arguments}
+    return {name: args[0], **arguments}

@@ -16,7 +16,18 @@ from torch import Tensor
 
 from mmspec.api import Accelerated, accelerate
 from mmspec.draft import Draft, Gate, Round, Scores, Verdict
-from mmspec.edge.messages import BEGIN, CHECK, HELLO, Garbled, best_of, pack, parse
+from mmspec.edge.messages import (
+    BEGIN,
+    CHECK,
+    DRAFTED,
+    HELLO,
+    RANKS,
+    Garbled,
+    best_of,
+    pack,
+    parse,
+)
+from mmspec.errors import is_whole
 from mmspec.laws.categorical import Categorical
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request
@@ -155,14 +166,23 @@ class RemoteTarget:
         return self.local.backbone
 
     def prefill(self, request: Request) -> Context:
-        """Nothing is read, nothing is sent. Raises ValueError for sampling."""
+        """Nothing is read, nothing is sent. Raises ValueError for sampling and encoder states."""
         sampling = request.sampling
         if sampling.do_sample or sampling.processors or sampling.places:
             raise ValueError(
                 "the service decodes greedily, without logits processors; drop temperature and "
                 "the settings that change scores, or use the recipe ugsd with the target here"
             )
-        tensors = {n: v for n, v in request.inputs.items() if isinstance(v, Tensor)}
+        given = dict(request.inputs)
+        if given.get("encoder_outputs") is not None:  # the small model's; the service has its own
+            features = {n: v for n, v in request.drafter_inputs.items() if v is not None}
+            if not features:
+                raise ValueError(
+                    "the service encodes for itself, and encoder_outputs are what the small model "
+                    "made; give the features"
+                )
+            given |= features
+        tensors = {n: v for n, v in given.items() if isinstance(v, Tensor)}
         context = self.local.prefill(request)
         shared = {**context.shared, "talk": Talk(self.link, tensors, request.room)}
         return replace(context, shared=shared)
@@ -213,8 +233,14 @@ def connect(
     them. A service that is down, slow or talks nonsense is reported once per request, and the
     device finishes alone: nothing is lost. `link_of(fast)` counts calls and bytes.
 
-    Raises ValueError for an address that is none, and for a service of another vocabulary.
+    Raises ValueError for an address that is none, for more ranks or longer drafts than a service
+    takes, and for a service of another vocabulary.
     """
+    if is_whole(ranks) and ranks > RANKS:
+        raise ValueError(f"ranks={ranks}, but a service tells {RANKS} at most; give fewer")
+    length: Any = parts.get("length")
+    if is_whole(length) and length > DRAFTED:
+        raise ValueError(f"length={length}, but a service checks {DRAFTED} at most; give fewer")
     link = Link(url, token, timeout_s)
     fast = accelerate(model, "ugsd", drafter=model, tau_h=tau_h, ranks=ranks, **parts)
     bound = fast.session.bound

@@ -22,7 +22,7 @@ class Garbled(ValueError):
 def pack(tensors: Mapping[str, Tensor]) -> bytes:
     """A request's tensors as bytes."""
     found: bytes = save(
-        {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
     )
     return found
 

@@ -32,6 +32,10 @@ from mmspec.laws.sampling import Sampling
 from mmspec.recipes import get
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.context import Context, Request
+from mmspec.targets.encoder_decoder import EncoderDecoder
+from mmspec.targets.visual import check_request
+
+SENDERS = (ValueError, TypeError, RuntimeError, IndexError)  # errors of what was sent
 
 
 @dataclass
@@ -68,14 +72,19 @@ class Service:
 
     @torch.no_grad()
     def begin(self, tensors: Mapping[str, Tensor], room: int) -> str:
-        """Note a request; its prompt is read with the first draft. Returns its name."""
-        if "input_ids" not in tensors or not 0 < len(tensors["input_ids"]) <= ROWS:
-            raise Garbled(f"a request needs input_ids of 1 to {ROWS} rows")
+        """Note a request; its prompt is read with the first draft. Returns its name.
+
+        Tensors are named as `Request.inputs`: of an encoder-decoder `input_ids` are the decoder's.
+        """
+        shape = tensors["input_ids"].shape if "input_ids" in tensors else ()
+        if len(shape) != 2 or not 0 < shape[0] <= ROWS or not shape[1]:
+            raise Garbled(f"a request needs input_ids (rows, tokens) of 1 to {ROWS} rows")
         here = {name: value.to(self.reader.device) for name, value in tensors.items()}
         try:
             self.check_inputs(here)
-            inputs = self.prepared(here)
-        except (ValueError, TypeError, RuntimeError) as error:
+            inputs = here if isinstance(self.reader, EncoderDecoder) else self.prepared(here)
+            check_request(self.reader.model, self.reader.family, inputs)
+        except SENDERS as error:
             raise Garbled(str(error)) from None
         rows = len(inputs["input_ids"])
         noise = KeyedNoise.seeded(0, rows, self.reader.device)
@@ -98,8 +107,10 @@ class Service:
             self.talks.move_to_end(str(name))
             try:
                 return self._ranked(talk, message)
-            except Exception:
+            except Exception as error:
                 del self.talks[str(name)]  # nobody knows what was kept of it
+                if isinstance(error, SENDERS):  # a prompt is read here for the first time
+                    raise Garbled(str(error)) from error
                 raise
 
     def _ranked(self, talk: _Talk, message: Mapping[str, Any]) -> list[list[list[int]]]:

@@ -23,12 +23,15 @@ from mmspec.edge import messages
 from mmspec.edge.device import connect, link_of
 from mmspec.edge.service import Service, application
 from tests import toys
+from tests.modalities.speech import recognisers
+from tests.modalities.speech.test_hearing import moonshine
 from tests.partners import noisy
 from tests.toys import hearing
 
 pytest.importorskip("fastapi")
 uvicorn: Any = pytest.importorskip("uvicorn")
 
+IDS = {"input_ids": torch.tensor([[5, 6, 7]])}
 TOKEN, ROOM = "a token that is long enough", 14
 
 
@@ -107,6 +110,37 @@ def test_sounds_go_along(service: str) -> None:
         out = fast.generate(**request, max_new_tokens=8)
     wanted = model.generate(**request, max_new_tokens=8, do_sample=False)
     assert torch.equal(out.sequences, wanted)
+
+
+def test_the_source_of_an_encoder_decoder_and_its_mask_go_along() -> None:
+    model, mask = moonshine(), torch.ones(2, 8000, dtype=torch.int64)
+    mask[1, 3000:] = 0
+    sounds = torch.randn(2, 8000, generator=torch.Generator().manual_seed(0)) * mask
+    request = {"input_values": sounds, "attention_mask": mask}
+    wanted = model.generate(**request, max_new_tokens=8, do_sample=False)
+    with served(model) as (url, _):
+        fast = connect(moonshine(1), url, TOKEN, tau_h=-1.0, ranks=1)
+        assert torch.equal(fast.generate(**request, max_new_tokens=8).sequences, wanted)
+        assert fast.last_stats is not None
+        assert fast.last_stats.unverified_tokens == 0
+
+
+def test_a_whisper_sends_what_it_hears_and_not_what_it_made_of_it() -> None:
+    target, drafter = recognisers.whisper(), recognisers.whisper(1, 1)
+    for one in (target, drafter):
+        one.generation_config.suppress_tokens = one.generation_config.begin_suppress_tokens = None
+    heard = [recognisers.noise(1.0).numpy(), recognisers.noise(1.5, 2).numpy()]
+    rate = recognisers.RATE_HZ
+    request = recognisers.processor()(heard, sampling_rate=rate, return_tensors="pt")
+    how: dict[str, Any] = {**request, "language": "en", "max_new_tokens": 8}
+    with served(target) as (url, _):
+        fast = connect(drafter, url, TOKEN, tau_h=-1.0, ranks=1)
+        assert torch.equal(fast.generate(**how).sequences, target.generate(**how))
+        assert fast.last_stats is not None
+        assert fast.last_stats.unverified_tokens == 0
+        made = drafter.get_encoder()(request["input_features"])
+        with pytest.raises(ValueError, match="the service encodes for itself"):
+            fast.generate(encoder_outputs=made, language="en", max_new_tokens=8)
 
 
 # What may go wrong
@@ -227,6 +261,12 @@ def test_a_service_that_dies_in_the_middle_loses_nothing(
         assert torch.equal(fast.generate(**request, max_new_tokens=ROOM).sequences, greedy)
 
 
+def test_tensors_of_one_request_may_share_their_memory() -> None:
+    ids = torch.tensor([[5, 6, 7]])
+    packed = messages.unpack(messages.pack({"input_ids": ids, "position_ids": ids}))
+    assert torch.equal(packed["position_ids"], ids)
+
+
 def posted(url: str, body: bytes, token: str = TOKEN) -> tuple[int, bytes]:
     headers = {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
@@ -249,13 +289,18 @@ def test_strangers_and_bad_messages_are_turned_away(service: str) -> None:
         (f"{begin}?room=4", b"nothing", b"no tensors"),
         (f"{begin}?room=4", messages.pack({"x": torch.ones(1)}), b"needs input_ids"),
         (f"{begin}?room=4", messages.pack({"input_ids": torch.full((1, 3), 10**6)}), b"1000000"),
+        (f"{begin}?room=4", messages.pack({"input_ids": torch.tensor(3)}), b"(rows, tokens)"),
+        (f"{begin}?room=4", messages.pack({"input_ids": torch.ones(1, 0).long()}), b"(rows, tok"),
+        (f"{begin}?room=4", messages.pack({**IDS, "pixel_values": torch.ones(1)}), b"a text model"),
         (service + messages.CHECK, b"{}", b"request is no name"),
     ):
         status, told = posted(address, body)
         assert (status, says in told) == (422, True), told
-    name = json.loads(posted(f"{begin}?room=4", packed)[1])["request"]
+    hidden = messages.pack({**IDS, "attention_mask": torch.tensor([[1, 1, 0]])})
+    name = json.loads(posted(f"{begin}?room=4", hidden)[1])["request"]
     good = {"request": name, "ranks": 2, "tokens": [[]], "draft": [[5, 6]], "accepted": [0]}
     for wrong, says in (
+        ({}, b"pad on the left"),  # its prompt is read with the first draft
         ({"ranks": 0}, b"ranks is no number"),
         ({"draft": [[5] * 65]}, b"longer than 64"),
         ({"draft": [["a"]]}, b"no id"),
@@ -284,11 +329,24 @@ def test_what_is_too_large_is_not_read_and_old_requests_are_forgotten() -> None:
         assert posted(url + messages.CHECK, json.dumps({"request": first}).encode())[0] == 404
 
 
+def test_the_request_that_was_asked_longest_ago_is_forgotten() -> None:
+    service = Service(toys.model("llama"), most=2)
+    first, second = (service.begin(IDS, 4) for _ in range(2))
+    asked = {"ranks": 1, "tokens": [[]], "draft": [[5]], "accepted": [0]}
+    service.check({**asked, "request": first})
+    third = service.begin(IDS, 4)
+    assert list(service.talks) == [first, third]
+    with pytest.raises(KeyError):
+        service.check({**asked, "request": second})
+
+
 def test_what_cannot_work_is_refused(service: str) -> None:
     for make, says in (
         (lambda: application(Service(toys.model("llama")), "short"), "a token of 5 characters"),
         (lambda: connect(small(), "nowhere", TOKEN), "url='nowhere' is no address"),
         (lambda: connect(small(), service, TOKEN, timeout_s=0), "timeout_s=0"),
+        (lambda: connect(small(), service, TOKEN, ranks=65), "ranks=65.*64 at most"),
+        (lambda: connect(small(), service, TOKEN, length=65), "length=65.*64 at most"),
         (lambda: connect(hearing.model(), service, TOKEN), f"speaks {SIZE} tokens and this model"),
     ):
         with pytest.raises(ValueError, match=says):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,3 +256,12 @@ def test_coins_are_the_flips_of_their_lanes(first: int) -> None:
 def test_row_ids_are_one_per_row() -> None:
     with pytest.raises(ValueError, match="row_ids has 3 entries for 2 rows; give one per row"):
         KeyedNoise.seeded(0, 2, CPU, row_ids=[1, 2, 3])
+
+
+def test_a_seed_may_be_a_number_of_numpy() -> None:
+    here = torch.device("cpu")
+    expected = KeyedNoise.seeded(3, 2, here, [5, 1 << 40])
+    kinds: tuple[Any, ...] = (np.int64, np.uint64)
+    for kind in kinds:
+        found = KeyedNoise.seeded(kind(3), 2, here, [kind(5), kind(1 << 40)])
+        assert torch.equal(found.rows, expected.rows)

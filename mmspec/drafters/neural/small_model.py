@@ -255,8 +255,9 @@ def grown(kit: Kit, model: DraftModel) -> Autoregressive:
     assert kit.drafter is not None
     if not (kit.drafter.can_branch or isinstance(kit.shape, Chain)):
         raise ValueError(
-            f"{type(kit.drafter.model).__name__} keeps a recurrent state, so as a draft model it "
-            "cannot grow a tree; give length= instead of tree="
+            f"{type(kit.drafter.model).__name__} {kit.drafter.obstacle}, so as a draft model it "
+            f"grows chains only, and {type(kit.shape).__name__} is none; give length=, or choose "
+            "another recipe, such as coupled"
         )
     return Autoregressive(model, kit.shape)
 

@@ -85,9 +85,10 @@ def _most(reader: Any, codec: Codec, config: GenerationConfig, given: Mapping[st
     if seconds is not None:
         asked = reader.steps(codec.frames(seconds))
     if asked is None:
-        limit = config.max_new_tokens
-        asked = limit if limit is not None else (config.max_length or 0) - 1
-        if asked < 1:
+        asked = config.max_new_tokens
+        if asked is None and config.max_length is not None:
+            asked = reader.left(config.max_length, given["input_ids"])
+        if asked is None:
             raise ValueError("nothing limits the sound; give max_new_tokens= or seconds=")
     check_number("max_new_tokens", asked, reader.least, whole=True, example=500)
     return int(asked)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from mmspec import _hf
 from mmspec.laws.categorical import Categorical
 from mmspec.laws.sampling import Sampling
 from mmspec.modalities.speech.codecs import Codec
@@ -26,6 +27,7 @@ class CsmReader:
 
     model: Any
     is_parallel = False
+    inputs = ("input_ids", "attention_mask", "input_values", "input_values_cutoffs")
 
     @property
     def books(self) -> int:
@@ -50,6 +52,7 @@ class CsmReader:
     ) -> tuple[list[FrameMemory], list[Outputs]]:
         """Read the prompts, sounds of earlier speech among them, without their padding."""
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+        mask = _hf.inferred_mask(self.model, ids) if mask is None else mask
         mask = torch.ones_like(ids) if mask is None else mask
         memories, outputs = [], []
         for row in range(len(ids)):
@@ -94,6 +97,10 @@ class CsmReader:
     def steps(self, frames: int) -> int:
         """New tokens that so many frames take."""
         return frames
+
+    def left(self, length: int, ids: Tensor) -> int:
+        """New tokens where a configuration limits them together with the prompt's (B, L)."""
+        return length - ids.shape[1]
 
     def own_sound(self, inputs: Mapping[str, Any], settings: FrameSettings) -> list[Tensor]:
         """What the model's own `generate()` gives, per row (S,), to the frame that ends speech."""

@@ -35,6 +35,7 @@ class MusicgenReader:
     model: Any
     encode: Encode = _hf.encode_guided_text
     is_parallel = True
+    inputs = ("input_ids", "attention_mask")
 
     def __post_init__(self) -> None:
         channels = self.model.decoder.config.audio_channels
@@ -138,6 +139,10 @@ class MusicgenReader:
     def steps(self, frames: int) -> int:
         """New tokens that so many frames take."""
         return frames + self.books - 1
+
+    def left(self, length: int, ids: Tensor) -> int:
+        """New tokens where a configuration limits them: its `generate()` counts no start."""
+        return length
 
     def own_sound(self, inputs: Mapping[str, Any], settings: FrameSettings) -> list[Tensor]:
         """What the model's own `generate()` gives, per row (S,)."""

@@ -16,9 +16,10 @@ from mmspec.decode import Parts
 from mmspec.draft import Drafter
 from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.shapes import shape_of
-from mmspec.errors import check_number, described, unknown_message
+from mmspec.errors import check_number, described, refuse_fixed, unknown_message
 from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.modalities.speech.frames.asked import OWN, settings
+from mmspec.modalities.speech.frames.csm import CsmReader
 from mmspec.modalities.speech.frames.families import reader
 from mmspec.modalities.speech.spoken import SpeakingLoop, Speech
 from mmspec.modality import Call, Loop, Session
@@ -28,7 +29,7 @@ from mmspec.targets.frames import FrameRequest, FrameSettings, FrameTarget
 from mmspec.targets.inputs import check_inputs
 from mmspec.verifiers.joint_frames import JointFrames
 
-INPUTS = ("input_ids", "attention_mask", "input_values", "input_values_cutoffs")
+INPUTS = CsmReader.inputs
 ARGUMENTS = ("text", "voice", *INPUTS, *OWN, "seed", "row_ids")
 processor = partial(word_reader, maker=AutoProcessor, kind="processor")  # of a folder
 
@@ -82,7 +83,8 @@ class FrameSession(Session):
 
     def asked(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], FrameSettings]:
         """Tensors of the prompts, and how frames are drawn behind them."""
-        return self._inputs(given), settings(self.reader, self.codec, given)
+        inputs = self._inputs(given)
+        return inputs, settings(self.reader, self.codec, {**given, **inputs})
 
     def save(self, folder: Path) -> None:
         if self.draft_model is not None:
@@ -98,9 +100,14 @@ class FrameSession(Session):
                 raise ValueError("voice= goes with a text; input_ids hold their speaker already")
             if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or not ids.shape[1]:
                 raise ValueError(f"input_ids={described(ids)} are no prompts (B, L) with tokens")
+            heard = [name for name in INPUTS if name not in self.reader.inputs]
+            why = f"a {type(self.model).__name__} goes on from no sound here; use model.generate()"
+            refuse_fixed(given, heard, "synthesize()", why)
             kept = {name: given[name] for name in INPUTS if given.get(name) is not None}
             check_inputs(kept)
             return kept
+        why = "a text is read by itself; give all the tensors that the processor makes, or the text"
+        refuse_fixed(given, INPUTS, "synthesize()", why)
         texts = [text] if isinstance(text, str) else text
         if not isinstance(texts, list | tuple) or not texts:
             raise ValueError(f"text={described(text)} is neither a text nor a list of texts")

@@ -70,7 +70,7 @@ class RecogniserAsker:
 
     def words(self, tokens: Sequence[int]) -> str:
         """New tokens as text, without marks of language, task or time."""
-        return hearing.words(self.model, self.processor, tokens)
+        return hearing.words(self.processor, tokens)
 
     def text(self, output: Any) -> str:
         """What was said in a single sound."""

@@ -154,11 +154,9 @@ def room(model: Any, sounds: Sequence[Sound]) -> dict[str, int]:
     return {"max_new_tokens": FEWEST + int(PER_SECOND * longest)}
 
 
-def words(model: Any, processor: Any, tokens: Sequence[int]) -> str:
-    """Tokens as text, without marks of language, task or time."""
-    begin = first_timestamp(model)
-    kept = [token for token in tokens if begin is None or token < begin]
-    return str(_tokenizer(processor).decode(kept, skip_special_tokens=True)).strip()
+def words(processor: Any, tokens: Sequence[int]) -> str:
+    """Tokens as text, without marks of language, task or time, by its tokenizer."""
+    return str(tokenizer(processor).decode(tokens, skip_special_tokens=True)).strip()
 
 
 def times(model: Any, sounds: Sequence[Sound], window: float, is_asked: bool) -> bool:
@@ -169,7 +167,7 @@ def times(model: Any, sounds: Sequence[Sound], window: float, is_asked: bool) ->
     longest = max(one.seconds for one in sounds)
     if not is_asked and longest <= window:
         return False
-    if first_timestamp(model) is None:
+    if vars(model.generation_config).get("no_timestamps_token_id") is None:
         what = "timestamps=True" if is_asked else f"a sound of {longest:.1f} s"
         raise ValueError(
             f"{what} needs marks of time, which this checkpoint has none of; give sounds of at "
@@ -178,11 +176,12 @@ def times(model: Any, sounds: Sequence[Sound], window: float, is_asked: bool) ->
     return True
 
 
-def first_timestamp(model: Any) -> int | None:
-    """The id of Whisper's first mark of time; all above it are marks."""
-    none: int | None = vars(model.generation_config).get("no_timestamps_token_id")
-    return None if none is None else none + 1
-
-
-def _tokenizer(processor: Any) -> Any:
-    return processor.tokenizer if isinstance(processor, ProcessorMixin) else processor
+def tokenizer(processor: Any) -> Any:
+    """What reads and writes words. Raises ValueError for a processor that only hears."""
+    found = processor.tokenizer if isinstance(processor, ProcessorMixin) else processor
+    if isinstance(found, FeatureExtractionMixin):
+        raise ValueError(
+            f"a {type(found).__name__} reads no words; give processor= the whole processor of the "
+            "recogniser"
+        )
+    return found

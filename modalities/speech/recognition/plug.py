@@ -35,7 +35,7 @@ class RecognitionSession(tokens.TokenSession):
             return self.text.hook(args, arguments, loop)
         if call == "transcribe":
             return transcribe(self, args, arguments, loop)
-        return self.ask(placed(args, arguments), loop)
+        return self.ask(placed(args, arguments, self.model.main_input_name), loop)
 
     def ask(self, arguments: Mapping[str, Any], loop: Loop) -> Any:
         """`generate`: as the model's own, whatever that does beside the loop."""

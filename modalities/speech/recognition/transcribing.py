@@ -73,8 +73,9 @@ def transcribe(
     are averaged over channels and resampled. `language` and `task` ("transcribe", "translate") are
     told to the model, of a list of languages one to each sound; without `language` Whisper detects
     it. `timestamps=True` has Whisper say when each piece was spoken. `prompt` is what a language
-    model is asked. Everything else goes to `generate()`: `max_new_tokens`, `temperature` (a number, or several to fall back to), `seed`,
-    and for Whisper `prompt_ids`, `forced_decoder_ids`, `condition_on_prev_tokens` and thresholds.
+    model is asked. Everything else goes to `generate()`: `max_new_tokens`, `temperature` (a number,
+    or several to fall back to), `seed`, and for Whisper `prompt_ids`, `forced_decoder_ids`,
+    `condition_on_prev_tokens` and thresholds.
     Raises ValueError for what is no sound, and for what the model cannot be told.
     """
     given = dict(arguments)
@@ -83,7 +84,7 @@ def transcribe(
     audio = args[0] if args else given.pop("audio")
     own = {name: given.pop(name, None) for name in OURS}
     processor = session.processor or hearing.processor_of(session.model)
-    rate = hearing.rate_hz(processor)
+    rate, _ = hearing.rate_hz(processor), hearing.tokenizer(processor)
     sounds = [sound(one, own["sampling_rate"]).at(rate) for one in _several(audio)]
     _check_words(session.model, own)
     rows = range(len(sounds)) if own["row_ids"] is None else own["row_ids"]
@@ -201,22 +202,20 @@ def _written(model: Any, processor: Any, asked: Mapping[str, Any], answer: Any) 
     """A transcript per row."""
     if own_generate.is_own(model):
         timed = bool(asked.get("return_timestamps"))
-        return [_of_segments(model, processor, row, timed) for row in answer.segments]
+        return [_of_segments(processor, row, timed) for row in answer.segments]
     length = 1 if model.config.is_encoder_decoder else asked["input_ids"].shape[1]
     rows = [_until_end(model, row) for row in answer.sequences[:, length:].tolist()]
-    return [Transcript(hearing.words(model, processor, row), row) for row in rows]
+    return [Transcript(hearing.words(processor, row), row) for row in rows]
 
 
-def _of_segments(
-    model: Any, processor: Any, segments: Sequence[Mapping[str, Any]], timed: bool
-) -> Transcript:
+def _of_segments(processor: Any, segments: Sequence[Mapping[str, Any]], timed: bool) -> Transcript:
     pieces = []
     for one in segments:
         tokens = one["tokens"].tolist()
-        text = hearing.words(model, processor, tokens)
+        text = hearing.words(processor, tokens)
         pieces.append(Piece(float(one["start"]), float(one["end"]), text, tokens))
     every = [token for piece in pieces for token in piece.tokens]
-    text = hearing.words(model, processor, every)
+    text = hearing.words(processor, every)
     return Transcript(text, every, tuple(pieces) if timed else ())
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from mmspec.errors import check_flag, check_number, described, refuse_fixed
 from mmspec.laws.repetition import RepetitionAware
@@ -16,6 +17,8 @@ from mmspec.modalities.tokens import BoundTokens, first
 
 OWN = ("text", "voice", "seconds", "repetition_aware")
 FIXED = ("suppress_tokens", "eos_token_id", "max_length")  # the layout of the vocabulary says them
+RETURNED = ("return_dict_in_generate", "output_scores", "output_logits")
+SAID = ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p")  # ours where nobody does
 
 
 def prepare(
@@ -34,6 +37,8 @@ def prepare(
         "what is said and what ends it is the layout of the vocabulary; give codes= to accelerate()"
     )
     refuse_fixed(given, FIXED, "synthesize()", why)
+    refuse_fixed(given, RETURNED, "synthesize()", "it returns sound; use generate()")
+    given = {**_said(given.get("generation_config")), **given}
     own = {name: given.pop(name, None) for name in OWN}
     inputs = _inputs(layout, words, own["text"], own["voice"], given, bound.backbone.device)
     length = inputs["input_ids"].shape[1]
@@ -46,6 +51,13 @@ def prepare(
         "suppress_tokens": layout.others(bound.backbone.vocabulary),
         "pad_token_id": first(bound.model.config.pad_token_id, layout.end),
     }
+
+
+def _said(config: GenerationConfig | None) -> dict[str, Any]:
+    """What a configuration of the request says of that which we decide otherwise."""
+    if not isinstance(config, GenerationConfig):
+        return {}
+    return {name: one for name in SAID if (one := getattr(config, name)) is not None}
 
 
 def _inputs(
@@ -77,6 +89,7 @@ def _inputs(
     texts = [text] if isinstance(text, str) else text
     if not isinstance(texts, list | tuple) or not texts:
         raise ValueError(f"text={described(text)} is neither a text nor a list of texts; give one")
+    refuse_fixed(given, ("attention_mask",), "synthesize()", "it goes with input_ids")
     voices = voice if isinstance(voice, list | tuple) else [voice] * len(texts)
     if len(voices) != len(texts):
         raise ValueError(

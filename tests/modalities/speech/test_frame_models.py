@@ -62,6 +62,35 @@ def test_greedy_sound_is_that_of_generate(name: str, recipe: str) -> None:
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_length_of_the_configuration_is_that_of_generate(name: str) -> None:
+    own = MAKERS[name](0, 2)
+    own.generation_config.max_length = 15
+    one = {key: value[:, :3] for key, value in RAGGED.items()}
+    inputs, how = mmspec.accelerate(own, "frame-plain").session.asked({**one, "temperature": 0.0})
+    drawn = {"do_sample": False} | ({"depth_decoder_do_sample": False} if name == "depth" else {})
+    made = own.generate(**inputs, **drawn)
+    steps = made.shape[1] if name == "depth" else made.shape[-1] // 8 + toys.BOOKS - 1
+    assert how.most == steps
+
+
+def test_padding_is_told_by_its_id_where_no_mask_is_given() -> None:
+    how: dict[str, Any] = {"temperature": 0.0, "seed": None}
+    masked = codes(say(fast("depth"), **how))
+    assert codes(say(fast("depth"), attention_mask=None, **how)) == masked
+    alone = {"input_ids": RAGGED["input_ids"][:1, 2:], "attention_mask": None}
+    assert codes(say(fast("depth"), **alone, **how)) == masked[:1]
+
+
+def test_a_depth_decoder_draws_as_its_own_configuration_says() -> None:
+    own = MAKERS["depth"](0, 2)
+    for part, temperature in ((own, 0.9), (own.depth_decoder, 0.3)):
+        part.generation_config.update(do_sample=True, temperature=temperature)
+    session = mmspec.accelerate(own, "frame-plain").session
+    how = session.asked({**RAGGED, "max_new_tokens": STEPS})[1]
+    assert (how.sampling.temperature, how.depth.temperature) == (0.9, 0.3)
+
+
 WARPS: tuple[dict[str, Any], ...] = ({}, {"top_k": 2, "temperature": 0.7})
 
 
@@ -157,6 +186,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "none": ({**RAGGED, "max_new_tokens": 0}, "max_new_tokens=0"),
     "ids of no words": ({"input_ids": torch.ones(1, 4)}, "give ids as whole numbers"),
     "a list": ({"input_ids": [[1, 2]]}, "are no prompts"),
+    "a sound to go on from": ({**RAGGED, "input_values": torch.zeros(2, 1, 8)}, "no sound here"),
+    "a text and a mask": ({"text": "rain", "attention_mask": torch.ones(1, 2)}, "by itself"),
     "half a mask": ({**RAGGED, "attention_mask": torch.full((2, 4), 0.5)}, "give 1 for tokens"),
     "no time": ({**RAGGED, "seconds": 0.0}, r"seconds=0\.0 leaves nothing to say"),
     "both lengths": ({**RAGGED, "max_new_tokens": 9, "seconds": 1}, "give one"),

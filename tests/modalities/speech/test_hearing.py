@@ -15,11 +15,12 @@ from mmspec.modalities.vlm.survey import build
 from mmspec.modality import Source
 from mmspec.models.random_weights import random_model
 from tests import toys
+from tests.modalities.speech.recognisers import tokenizer
 
 ROOM = 16
 
 
-def moonshine() -> Any:
+def moonshine(seed: int = 0) -> Any:
     config = hf.MoonshineConfig(
         vocab_size=60,
         hidden_size=32,
@@ -34,7 +35,7 @@ def moonshine() -> Any:
         eos_token_id=None,
         decoder_start_token_id=1,
     )
-    return random_model(lambda: hf.MoonshineForConditionalGeneration(config), 0)
+    return random_model(lambda: hf.MoonshineForConditionalGeneration(config), seed)
 
 
 def test_the_padding_of_a_sound_is_not_heard() -> None:
@@ -57,12 +58,23 @@ def test_the_padding_of_a_sound_is_not_heard() -> None:
 
 def test_what_is_too_short_to_be_heard_whole_is_refused() -> None:
     extractor = hf.Wav2Vec2FeatureExtractor(do_normalize=False)
-    fast = mmspec.accelerate(moonshine(), "prompt-lookup", processor=extractor)
+    reader = hf.Wav2Vec2Processor(extractor, tokenizer())
+    fast = mmspec.accelerate(moonshine(), "prompt-lookup", processor=reader)
     for short in (torch.ones(1), [torch.zeros(8000), torch.zeros(1500)]):
         with pytest.raises(ValueError, match=r"of 0\.\d+ s is too short .* 0\.1 s at least"):
             fast.transcribe(short, sampling_rate=16000)
     with pytest.raises(ValueError, match="prompt=5 is no text"):
         fast.transcribe(torch.zeros(8000), sampling_rate=16000, prompt=5)
+
+
+def test_a_draft_model_that_grows_no_tree_is_refused_for_its_own_reason() -> None:
+    config = hf.Speech2TextConfig(
+        vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, decoder_start_token_id=2
+    )
+    models = [random_model(lambda: hf.Speech2TextForConditionalGeneration(config), 0)] * 2
+    with pytest.raises(ValueError, match=r"takes no decoder_position_ids.*Recycled is none"):
+        mmspec.accelerate(models[0], "whisper-assisted", drafter=models[1])
+    assert mmspec.accelerate(models[0], "coupled", drafter=models[1])
 
 
 OWNED = {

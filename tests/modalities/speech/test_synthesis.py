@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import mmspec
 from mmspec.decode import BrokenLogits
@@ -54,6 +55,28 @@ def test_greedy_speech_is_that_of_generate() -> None:
     for row, mine in zip(ids, codes(found), strict=True):
         spoken = [one - voices.LAYOUT.first for one in row if one >= voices.LAYOUT.first]
         assert mine == [spoken]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"do_sample": False, "top_p": 0.5},
+        {"temperature": 0.1},
+        {"top_k": 2},
+        {"max_new_tokens": 5, "min_new_tokens": 3},
+        {"temperature": 0.1, "repetition_aware": True},
+    ],
+    ids=str,
+)
+def test_a_configuration_of_the_request_says_what_its_settings_say(given: dict[str, Any]) -> None:
+    fast = voices.speaking("coupled")
+    own = {name: one for name, one in given.items() if name == "repetition_aware"}
+    config = GenerationConfig(**{name: one for name, one in given.items() if name not in own})
+    how: dict[str, Any] = {"voice": VOICES, "seed": 3, **own}
+    room = {} if "max_new_tokens" in given else ROOM
+    found = fast.synthesize(voices.TEXTS, generation_config=config, **how, **room)
+    assert codes(found) == codes(fast.synthesize(voices.TEXTS, **{**how, **room, **given}))
+    assert codes(found) != codes(fast.synthesize(voices.TEXTS, **how, **ROOM))
 
 
 def test_the_models_own_call_says_the_same_codes() -> None:
@@ -181,6 +204,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "both lengths": ({"text": "red", "seconds": 1, "max_new_tokens": 4}, "give one"),
     "no time": ({"text": "red", "seconds": 0}, "seconds=0 leaves nothing to say"),
     "eos": ({"text": "red", "eos_token_id": 3}, "eos_token_id cannot be given"),
+    "a mask of no ids": ({"text": "red", "attention_mask": torch.ones(1, 3)}, "with input_ids"),
+    "a dictionary": ({"text": "red", "output_scores": True}, "it returns sound"),
     "greedy and aware": ({"text": "red", "repetition_aware": True, "temperature": 0}, "redraws"),
     "no begin": ({"input_ids": torch.tensor([[2, 3]])}, "end with id 10"),
     "unknown": ({"text": "red", "speed": 2}, "speed is not a generation setting"),

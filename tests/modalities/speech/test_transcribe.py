@@ -17,6 +17,7 @@ from torch import Tensor
 
 import mmspec
 from mmspec.draft import Round
+from mmspec.modalities.speech.recognition.encoded_once import EncodedOnce
 from mmspec.modalities.speech.sound import write
 from tests.modalities.speech.recognisers import RATE_HZ, noise, processor, tokenizer, whisper
 
@@ -150,6 +151,13 @@ def test_the_encoder_runs_once_per_window() -> None:
     assert "forward" not in vars(model().get_encoder())
 
 
+def test_states_of_windows_that_are_over_are_forgotten() -> None:
+    once = EncodedOnce(model().get_encoder())
+    for seed in range(3):
+        once(torch.randn(2, 16, 200, generator=torch.Generator().manual_seed(seed)))
+        assert len(once.states) == 2
+
+
 def test_a_stream_is_broken_off_and_begun_again() -> None:
     asked = {"audio": CLIPS, "sampling_rate": RATE_HZ, "call": "transcribe"}
     expected = fast().transcribe(CLIPS, sampling_rate=RATE_HZ)
@@ -238,6 +246,30 @@ def test_without_marks_of_time_long_sounds_are_refused() -> None:
         own_fast.transcribe(CLIPS[2], sampling_rate=RATE_HZ)
     with pytest.raises(ValueError, match=r"processor lies.*processor=\.\.\."):
         mmspec.accelerate(untimed).transcribe(CLIPS[0], sampling_rate=RATE_HZ)
+
+
+def test_a_processor_that_reads_no_words_is_refused_before_it_listens() -> None:
+    half = mmspec.accelerate(model(), processor=processor().feature_extractor)
+    with pytest.raises(ValueError, match=r"WhisperFeatureExtractor.*no words"):
+        half.transcribe(CLIPS[0], sampling_rate=RATE_HZ)
+
+
+def test_words_that_were_added_behind_the_marks_of_time_are_written() -> None:
+    grown, reader = whisper(), copy.deepcopy(processor())
+    reader.tokenizer.add_tokens(["kubernetes"])
+    grown.resize_token_embeddings(len(reader.tokenizer))
+    only = [transformers.SuppressTokensLogitsProcessor(range(len(tokenizer())))]
+    how = {"sampling_rate": RATE_HZ, "max_new_tokens": 2, "logits_processor": only}
+    found = mmspec.accelerate(grown, processor=reader).transcribe(CLIPS[0], **how)
+    assert found.text == "kubernetes" * 2
+
+
+def test_features_may_come_by_place_as_they_do_in_the_library() -> None:
+    heard = processor()(CLIPS[0].numpy(), sampling_rate=RATE_HZ, return_tensors="pt")
+    found = fast().generate(heard.input_features, language="de")
+    assert torch.equal(found.sequences, model().generate(heard.input_features, language="de"))
+    with pytest.raises(ValueError, match="input_features by place, once"):
+        fast().generate(heard.input_features, **heard)
 
 
 def test_forced_tokens_come_before_the_language_of_a_checkpoint() -> None:
