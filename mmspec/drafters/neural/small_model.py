@@ -364,12 +364,11 @@ class SmallModelKind(DraftModelKind):
             )
         if asked != "auto":
             return asked
-        if target.family.draws:
-            return "prompt"
-        pair = (target, target.reader_of(model))
-        if all(one.family.media for one in pair):
+        pair, draws = (target, target.reader_of(model)), target.family.draws
+        if not draws and all(one.family.media for one in pair):
             return "pixels"
-        return "prompt" if all(isinstance(one, EncoderDecoder) for one in pair) else "nothing"
+        encode = all(isinstance(one, EncoderDecoder) for one in pair)
+        return "prompt" if draws or encode else "nothing"
 
     def read(self, model: Any, target: Reader, sees: str) -> Reader:
         reader = target.reader_of(model)
@@ -388,7 +387,7 @@ class SmallModelKind(DraftModelKind):
         text = config.get_text_config(decoder=True)
         kinds = vars(text).get("layer_types")
         if kinds:
-            text.layer_types = [next((kind for kind in kinds if kind == FULL), kinds[0])]
+            text.layer_types = [FULL if FULL in kinds else kinds[0]]
         text.num_hidden_layers = 1
         return random_model(lambda: type(target.model)(config), seed)
 
