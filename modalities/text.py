@@ -127,15 +127,21 @@ class Text:
         found = (ending.scores, ending.logits, ending.cache)
         return Output(sequences, loop.stats(), *found)
 
-    def hook(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
+    def hook(
+        self,
+        args: Sequence[Any],
+        arguments: Mapping[str, Any],
+        loop: Loop,
+        streamer: Any = None,
+    ) -> Any:
         """The `custom_generate` hook: `model.generate(**inputs, custom_generate=fast)`.
 
-        transformers has merged the configuration and hands over what it made for its own loop.
-        Returns what `generate()` returns.
+        transformers has merged the configuration and hands over what it made for its own loop; not
+        the streamer. Returns what `generate()` returns.
         """
         given = HOOK.bind(*args, **arguments).arguments
         model, ids, config = given["model"], given["input_ids"], given["generation_config"]
-        if model is not self.bound.model:
+        if model is not _hf.uncompiled(self.bound.model):
             raise ValueError(
                 "this was accelerated for another model; call accelerate() on this one"
             )
@@ -153,7 +159,7 @@ class Text:
         how = (given.get("seed"), given.get("row_ids"), given.get("drafter_inputs"))
         shared = self.shared(len(carrier(inputs)))
         call = self.bound.call(inputs, sampling, stop, *how, shared, past)
-        sequences, ending = asked.answer(call, ids, config, loop)
+        sequences, ending = asked.answer(call, ids, config, loop, streamer)
         if not config.return_dict_in_generate:
             return sequences
         kinds: Any = (GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput)

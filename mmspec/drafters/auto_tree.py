@@ -14,7 +14,7 @@ from mmspec.draft import Kind, Round
 from mmspec.drafters.draws import draw
 from mmspec.drafters.growth import Chain, DraftModel, News, Shape, Sprout, StaticTree
 from mmspec.drafters.length import Fixed
-from mmspec.drafters.timings import LinearTimings
+from mmspec.drafters.linear_timings import LinearTimings
 from mmspec.drafters.tree_budget import TreeBudget
 from mmspec.laws.categorical import Categorical
 from mmspec.recipe import TREE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 
 from mmspec.draft import Round
 from mmspec.drafters.length import (
@@ -17,7 +18,6 @@ from mmspec.drafters.length import (
     tries,
     useful,
 )
-from mmspec.drafters.timings import Timings
 from mmspec.targets.context import Context
 
 log = logging.getLogger("mmspec")
@@ -30,6 +30,29 @@ _PROOF = 8  # drafted rounds before speculation may be paused
 _TRIAL = 3  # rounds of a probe
 _PAUSE = (16, 1024)  # plain rounds before the first probe, and at most
 _DECAY = 0.95
+_WINDOW = 15  # timings remembered per size
+
+
+class Timings(dict[int, tuple[float, ...]]):
+    """The last timings of each size, in tokens of a draft."""
+
+    def add(self, size: int, seconds: float) -> None:
+        self[size] = (*self.get(size, ())[-_WINDOW:], seconds)
+
+    def cost(self, size: int) -> float:
+        """Seconds of a round of this size, linear between the sizes measured.
+
+        Beyond them it goes on as between the last two, and costs never fall.
+        """
+        known = sorted(self)
+        if size in self or len(known) == 1:
+            return median_low(self[size if size in self else known[0]])
+        above = next((index for index, other in enumerate(known) if other > size), len(known) - 1)
+        low, high = known[max(above - 1, 0)], known[max(above, 1)]
+        first, second = median_low(self[low]), median_low(self[high])
+        slope = max(second - first, 0.0) / (high - low)
+        anchor, start = (first, low) if size < high else (second, high)
+        return max(anchor + slope * (size - start), 0.1 * first, 1e-9)
 
 
 @dataclass

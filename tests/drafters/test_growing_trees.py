@@ -17,10 +17,10 @@ from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.entropy_tree import EntropyTree, tapered
 from mmspec.drafters.growth import Chain, News, Shape
 from mmspec.drafters.length import Fixed
+from mmspec.drafters.linear_timings import LinearTimings
 from mmspec.drafters.neural.shared import SharedBackbone
 from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.drafters.shapes import shape_of
-from mmspec.drafters.timings import LinearTimings
 from mmspec.laws.categorical import Categorical
 from mmspec.targets.context import Context
 from mmspec.trees import Tree

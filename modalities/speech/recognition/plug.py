@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import zoo
-from mmspec.modalities import tokens
+from mmspec.modalities import tokens, whole
 from mmspec.modalities.speech.recognition import own_generate
 from mmspec.modalities.speech.recognition.families import reader
 from mmspec.modalities.speech.recognition.transcribing import transcribe
@@ -41,6 +41,8 @@ class RecognitionSession(tokens.TokenSession):
         """`generate`: as the model's own, whatever that does beside the loop."""
         if own_generate.is_own(self.model):
             return own_generate.generate(self.text, arguments, loop)
+        if whole.speaking_part(self.model) is not None:
+            return whole.generate(self.model, self.text, arguments, loop)
         return self.text.generate((), arguments, loop)
 
 
