@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from mmspec.targets.backbone import FULL
+from mmspec.targets.cache import crossed_layers
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.family import Family
 from mmspec.targets.reader import Reader
@@ -24,7 +25,7 @@ FIRST, LAST, MEAN, HEADS = (
     "attention",  # (B, L) of the last token, in the second layer with full attention (FastV)
     "last-layer-attention",  # (B, L) of the question, in the last such layer (DREAM)
     "question-attention",  # (B, L) of the question, mean over all such layers (SpecVLM, HIPPO)
-    "head-attention",  # per layer (B, G, L) of the question; G heads of keys, or of queries (StD)
+    "head-attention",  # by layer (B, G, L) of the question; G heads of keys, or of queries (StD)
 )
 ROWS = 64  # queries at a time: their attention to all slots may be large
 OFFERED = frozenset({FIRST, LAST, MEAN, HEADS})
@@ -160,7 +161,7 @@ class AttentionTap(LayerTap):
         if MEAN in self.wants:
             made[MEAN] = torch.stack([self.mean[at].mean(1) for at in self.full]).mean(0)
         if HEADS in self.wants:
-            made[HEADS] = [self.mean[at] for at in self.layers]
+            made[HEADS] = self.mean
         return made
 
 
@@ -183,7 +184,8 @@ def check_tappable(backbone: Reader) -> None:
 def tapped_layers(config: Any, wants: frozenset[str]) -> list[int]:
     """The layers to watch. Raises ValueError where a model has none that attends to all slots."""
     if HEADS in wants:
-        return list(range(int(config.num_hidden_layers)))
+        crossed = crossed_layers(config)
+        return [at for at in range(int(config.num_hidden_layers)) if at not in crossed]
     full = full_layers(config)
     if MEAN in wants:
         return full
@@ -192,10 +194,10 @@ def tapped_layers(config: Any, wants: frozenset[str]) -> list[int]:
 
 
 def full_layers(config: Any) -> list[int]:
-    """Decoder layers with full attention. Raises ValueError where there is none."""
+    """Decoder layers with full attention to the text. Raises ValueError where there is none."""
     types = config.layer_types if getattr(config, "layer_types", None) else None
-    count = int(config.num_hidden_layers)
-    full = [at for at in range(count) if types is None or types[at] == FULL]
+    crossed, every = crossed_layers(config), range(int(config.num_hidden_layers))
+    full = [at for at in every if at not in crossed and (types is None or types[at] == FULL)]
     if not full:
         raise ValueError(
             f"{type(config).__name__} has no full-attention layer to tap; choose a compressor that "

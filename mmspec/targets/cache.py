@@ -71,8 +71,7 @@ class SlotCache(Cache):
             type(layer) in (*_SLOTTED, LinearAttentionLayer, DummyLayer) for layer in made
         )
         super().__init__(layers=[self._layer(layer) for layer in made])
-        text = config.get_text_config(decoder=True)
-        for index in getattr(text, "cross_attention_layers", None) or ():
+        for index in crossed_layers(config.get_text_config(decoder=True)):
             self.layers[index].is_crossed = True
         self.stateful = [layer for layer in self.layers if _has_state(layer)]
 
@@ -181,6 +180,15 @@ class SlotCache(Cache):
         ]
         parts = [tensor if slots is None else tensor[:, :, :slots] for tensor in tensors]
         return sum(part.numel() * part.element_size() for part in parts)
+
+
+def crossed_layers(config: Any) -> list[int]:
+    """Decoder layers that attend to pictures alone, and are left out where there is none (Mllama).
+
+    `config` is a text configuration, which may name layers that it has not.
+    """
+    named = getattr(config, "cross_attention_layers", None) or ()
+    return [at for at in named if at < int(config.num_hidden_layers)]
 
 
 def template(config: Any) -> list[Any]:

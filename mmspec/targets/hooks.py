@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.targets.cache import crossed_layers
 from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.reader import Reader
 
@@ -64,8 +65,10 @@ class LayerStatesHook:
                 f"{len(stack)} layers, whose states are 0 to {len(stack)}; give others"
             )
         self.layers = tuple(layers)
-        self.noted: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-        self._places = {layer: stack[max(layer - 1, 0)] for layer in layers}
+        crossed = crossed_layers(backbone.config)
+        before = [at for layer in layers for at in _read_before(layer, crossed)]
+        self.noted: dict[int, list[Tensor]] = {layer: [] for layer in (*layers, *before)}
+        self._places = {layer: stack[max(layer - 1, 0)] for layer in self.noted}
         if normed and len(stack) in self._places:
             self._places[len(stack)] = backbone.decoder
         self._hooks: list[Any] = []
@@ -85,8 +88,12 @@ class LayerStatesHook:
 
     def offer(self, last: int = 0) -> Tensor:  # (B, L, k * D)
         """States of all layers side by side, of the last so many places; 0 = of all."""
-        rows = [torch.cat([one[:, -last:] for one in self.noted[at]]) for at in self.layers]
+        rows = [torch.cat([one[:, -last:] for one in self._states(at)]) for at in self.layers]
         return torch.cat(rows, -1)
+
+    def _states(self, layer: int) -> list[Tensor]:
+        """Of a layer that was left out, what it would have read."""
+        return self.noted[layer] or self._states(layer - 1)
 
     def _before(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self.noted[0].append(args[0] if args else kwargs["hidden_states"])
@@ -95,6 +102,15 @@ class LayerStatesHook:
         if not isinstance(out, Tensor):
             out = out[0]  # a tuple, or the output of a whole decoder
         self.noted[layer].append(out)
+
+
+def _read_before(layer: int, crossed: Sequence[int]) -> list[int]:
+    """States that stand for those of a layer that may be left out, the nearest first."""
+    found = []
+    while layer and layer - 1 in crossed:
+        layer -= 1
+        found.append(layer)
+    return found
 
 
 _LAYERS = "layers:"  # what a drafter wants begins so: "layers:2,16,29"

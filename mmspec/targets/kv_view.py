@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.memory import Memory
+from mmspec.targets.slots import SlotLayer
 
 
 @dataclass(eq=False)
@@ -80,6 +81,9 @@ def gathered(
             where = chosen[:, : theirs.shape[1], :, None].expand(-1, -1, -1, theirs.shape[-1])
             layer.allocate(**{name: theirs})
             getattr(layer, name)[:, :, :width] = theirs.gather(2, where)
+    for mine, theirs in zip(cache.layers, dense.cache.layers, strict=True):
+        if isinstance(theirs, SlotLayer) and theirs.is_crossed:
+            mine.take(theirs, slice(None))  # pictures themselves, which no slots stand for
     pads = [width - count for count in counts]
     memory = Memory(cache, width, pads, dense.rope, dense.like, dense.window, dense.bare)
     memory.offsets, memory.axes, memory.last = dense.offsets, dense.axes, dense.last

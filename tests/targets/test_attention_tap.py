@@ -64,7 +64,7 @@ def test_the_tap_is_the_attention_of_eager(family: str, ragged: bool) -> None:
     every = torch.stack([asked(layers[at]).mean(1) for at in full]).mean(0)
     assert_close(found[MEAN], every, atol=1e-5, rtol=1e-4)
     groups = backbone.config.num_key_value_heads
-    for layer, own in zip(layers, found[HEADS], strict=True):
+    for layer, own in zip(layers, found[HEADS].values(), strict=True):
         grouped = asked(layer).unflatten(1, (groups, -1)).mean(2)
         assert_close(own.unflatten(1, (groups, -1)).mean(2), grouped, atol=1e-5, rtol=1e-4)
         assert_close(own.sum(-1), torch.ones_like(own[..., 0]))

@@ -15,6 +15,7 @@ from mmspec.drafters.neural.small_model import Autoregressive, committed, draft_
 from mmspec.errors import check_number, is_whole
 from mmspec.laws.categorical import Categorical
 from mmspec.recipe import Kit, Recipe
+from mmspec.targets.cache import crossed_layers
 from mmspec.targets.context import Context
 from mmspec.targets.kv_view import KvView
 from mmspec.targets.memory import Memory
@@ -39,7 +40,7 @@ class SharedBackbone(DraftModel):
     depth: int | None = None
     kv: Kv = field(default_factory=SameKv)
     thin: Reader = field(init=False, repr=False)
-    layers: tuple[int, ...] = field(init=False, repr=False)
+    layers: tuple[int, ...] = field(init=False, repr=False)  # that keep slots
 
     def __post_init__(self) -> None:
         name = type(self.backbone.model).__name__
@@ -62,7 +63,8 @@ class SharedBackbone(DraftModel):
         left = [at for at in range(layers)[: self.depth] if at not in self.skip]
         if not left:
             raise ValueError(f"skip={self.skip}, depth={self.depth} leaves no layer of {name}")
-        object.__setattr__(self, "layers", tuple(left))
+        crossed = crossed_layers(self.backbone.config)
+        object.__setattr__(self, "layers", tuple(at for at in left if at not in crossed))
         object.__setattr__(self, "thin", _thin(self.backbone, self.skip, self.depth, left))
 
     sees = answered_by("kv.sees")
