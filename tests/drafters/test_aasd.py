@@ -237,8 +237,10 @@ def test_heads_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ValueError, match=message):
             mmspec.accelerate(target("llava"), "aasd", drafter=head_of("llava", **_sized(parts)))
     turning = head_of("qwen2_5_vl")
-    with pytest.raises(ValueError, match=r"turns on three axes \(M-RoPE\), and Llava"):
+    with pytest.raises(ValueError, match=r"turns on three axes \(M-RoPE\), but Llava.* on one"):
         mmspec.accelerate(target("llava"), "aasd", drafter=turning)
+    with pytest.raises(ValueError, match=r"turns on one axis, but Qwen.* on three"):
+        mmspec.accelerate(target("qwen2_5_vl"), "aasd", drafter=head_of("llava"))
     sliding = toys.model("mistral-sliding")
     short = AASD_HEAD.random(backbone(sliding), 0)
     with pytest.raises(ValueError, match=r"is no layer of Mistral.* that attends to everything"):

@@ -17,11 +17,13 @@ from mmspec.drafters.length import Fixed
 from mmspec.drafters.neural.feature_head import FeatureDraft, tap_of
 from mmspec.drafters.neural.head_prompt import head_prompt
 from mmspec.drafters.neural.small_model import Autoregressive
-from mmspec.models.heads.aasd import AasdHeadConfig
-from mmspec.models.heads.feature_head import FeatureHeadConfig
+from mmspec.modalities.vlm import survey
+from mmspec.models.heads.aasd import AasdHead, AasdHeadConfig
+from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.models.heads.hydra import HydraHeadsConfig
 from mmspec.models.heads.kangaroo import KangarooAdapterConfig
 from mmspec.models.heads.state_head import SlotRotaryEmbedding, StateHeadConfig
+from mmspec.models.random_weights import random_model
 from mmspec.models.reading import read
 from mmspec.training.heads import Lesson, read_lesson
 from mmspec.trees import Tree
@@ -354,6 +356,20 @@ def test_a_head_that_does_not_fit_its_target_is_refused() -> None:
         mmspec.accelerate(target("llava"), "eagle-2", drafter=turning)
     with pytest.raises(ValueError, match=r"needs a feature head \(visual_slots='raw'\)"):
         mmspec.accelerate(target("llava"), "msd", drafter=head_of("llava"))
+
+
+@pytest.mark.parametrize("name", ["eagle-2", "aasd"])
+def test_axes_that_are_not_known_are_no_single_axis(name: str) -> None:
+    """The class turns on three, and its family does not say so."""
+    model = survey.build("Glm4vForConditionalGeneration")
+    reader = backbone(model)
+    sections = {"rope_parameters": reader.config.rope_parameters}
+    parts = {"positions": "mrope", **sections} if name == "eagle-2" else {}
+    maker: Any = FeatureHead if name == "eagle-2" else AasdHead
+    config = maker.config_class.of(reader.config, reader.vocabulary, **parts)
+    head = random_model(lambda: maker(config), 0)
+    with pytest.raises(ValueError, match=r"three axes \(M-RoPE\), and so does Glm4v.* eagle-2"):
+        mmspec.accelerate(model, name, drafter=head)
 
 
 def test_a_prompt_of_embeddings_cannot_be_told_apart() -> None:

@@ -13,7 +13,7 @@ from mmspec.drafters.growth import DraftModel, Nodes
 from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.kv import ProjectedKv, check_viewable
 from mmspec.drafters.neural.small_model import committed, draft_law, head_of_target, unread_block
-from mmspec.drafters.neural.target_states import check_heads
+from mmspec.drafters.neural.target_states import check_axes, check_heads
 from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.aasd import AasdHead
 from mmspec.recipe import STATES, Kit
@@ -109,9 +109,11 @@ def check_aasd(head: Any, target: Reader) -> None:
             f"kv_layer={config.kv_layer} is no layer of {name} that attends to everything; train a "
             f"head for one of its {layers} layers that does, or use eagle-2 where none does"
         )
-    if (config.positions == "mrope") != (target.family.rope_axes == 3):
-        axes = "three axes (M-RoPE)" if config.positions == "mrope" else "one axis"
-        raise ValueError(f"this head turns on {axes}, and {name} does not; train a head for it")
+    check_axes(head, target)
+    if config.positions != "mrope" and target.family.rope_axes == 3:
+        raise ValueError(
+            f"this head turns on one axis, but {name} on three (M-RoPE); train a head for it"
+        )
 
 
 def _slides(config: Any, layer: int) -> bool:

@@ -24,6 +24,7 @@ from mmspec.drafters.neural.small_model import (
     waiting_block,
 )
 from mmspec.drafters.neural.target_states import (
+    check_axes,
     check_heads,
     guided_logits,
     kept_states,
@@ -202,11 +203,7 @@ def borrowed(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count, D)
 def check_head(head: StateHead, target: Reader) -> None:
     """Refuse a head that was not made for this target, or that is damaged. Raises ValueError."""
     check_heads(head, target)
-    if head.config.positions == "mrope" and target.family.rope_axes != 3:
-        raise ValueError(
-            f"this head stands at positions on three axes (M-RoPE), but "
-            f"{type(target.model).__name__} has one; train a head with positions='keep' for it"
-        )
+    check_axes(head, target)
     head.check()
     LayerStatesHook(target, head.taps(len(target.layers)) or ())  # refuses layers that are not
 

@@ -57,6 +57,26 @@ def check_heads(heads: Any, target: Reader) -> None:
         )
 
 
+def check_axes(head: Any, target: Reader) -> None:
+    """Refuse a head that turns on three axes where the target's are not known. Raises ValueError.
+
+    A class turns on them by its configuration; who reads it knows of them by its family.
+    """
+    if head.config.positions != "mrope" or target.family.rope_axes == 3:
+        return
+    name = type(target.model).__name__
+    rope = getattr(target.config, "rope_parameters", None) or {}
+    if rope.get("mrope_section"):
+        raise ValueError(
+            f"this head turns on three axes (M-RoPE), and so does {name}, but its positions are "
+            "not read for heads yet; train a head with positions='keep' for it, such as eagle-2"
+        )
+    raise ValueError(
+        f"this head turns on three axes (M-RoPE), but {name} on one; train a head with "
+        "positions='keep' for it"
+    )
+
+
 def prompt_padding(context: Context, count: int) -> list[int]:
     """Slots per row that nobody sees, of the last `count` that the target has read."""
     before = max(context.memory.kept[0] - count, 0)  # slots of earlier turns
