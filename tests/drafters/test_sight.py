@@ -247,6 +247,11 @@ def test_pictures_are_laid_over_their_placeholders() -> None:
             {"sees": "everything"},
             "does not fit.*sees one of nothing",
         ),
+        *(
+            ("llava", ("whisper", {}), {"sees": sees}, f"{sees}.*tokens, but Whisper.*reads none")
+            for sees in ("nothing", "placeholders", "prompt")
+        ),
+        ("whisper", ("whisper", {}), {"sees": "nothing"}, "tokens, but Whisper.* sees='pixels'"),
     ],
 )
 def test_what_does_not_fit_is_refused_at_construction(

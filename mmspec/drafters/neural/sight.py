@@ -30,6 +30,7 @@ from mmspec.drafters.neural.signals import Seen, signals, wanted
 from mmspec.recipe import COMPRESSIBLE, Kit
 from mmspec.targets.attention_tap import ClassTokenTap
 from mmspec.targets.context import Context
+from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.reader import Reader
 from mmspec.targets.visual import FeatureLayout
 
@@ -258,6 +259,13 @@ def sight(kit: Kit) -> Sight:
         raise ValueError(
             f"sees={kit.sees!r} shows no picture that compressor={kit.compressor!r} could thin; "
             "give sees='pixels' or sees='target-features'"
+        )
+    shows_tokens = kit.sees != "prompt" or "input_ids" in _hf.forward_names(kit.target.model)
+    encodes = isinstance(kit.drafter, EncoderDecoder)
+    if encodes and shows_tokens and "input_ids" not in _hf.forward_names(kit.drafter.model):
+        raise ValueError(
+            f"sees={kit.sees!r} shows tokens, but {type(kit.drafter.model).__name__} reads none in "
+            "its encoder; give sees='pixels' where the target reads the same, or another model"
         )
     if kit.sees == "nothing":
         return Nothing(kit.target.visual_ids)
