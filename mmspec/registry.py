@@ -113,17 +113,28 @@ def of(given: Any, name: str | None = None) -> Modality:
     owners.sort(key=lambda one: one.is_general)
     if not owners:
         what = given if isinstance(given, str | Path) else type(given).__name__
-        inner = _wrapped(given, "model")
-        if inner is not None:
-            raise ValueError(
-                f"{what} is a wrapper that cannot be read itself; give the model that it holds: "
-                f"{inner}"
-            )
+        check_unwrapped(given)
         raise ValueError(
             f"{what} belongs to no modality ({', '.join(modalities())}); give a model of "
             "transformers or a pipeline of diffusers, its folder, or zoo:NAME"
         )
     return owners[0]
+
+
+def check_unwrapped(given: Any) -> None:
+    """Refuse what nobody owns and what holds a model that somebody does. Raises ValueError.
+
+    As `DataParallel` and adapters around a model are, which read nothing by themselves.
+    """
+    source = describe(given)
+    if any(_owns(one, source) for one in modalities().values()):
+        return
+    inner = _wrapped(given, "model")
+    if inner is not None:
+        raise ValueError(
+            f"{type(given).__name__} is a wrapper that cannot be read itself; give the model that "
+            f"it holds: {inner}"
+        )
 
 
 def _wrapped(given: Any, path: str) -> str | None:

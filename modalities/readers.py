@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec import _hf
+from mmspec.registry import check_unwrapped
 from mmspec.targets.backbone import Backbone
 from mmspec.targets.ctc import CtcHead
 from mmspec.targets.encoder_decoder import EncoderDecoder
@@ -75,6 +76,7 @@ def reader(model: Any, families: Mapping[str, Family]) -> Reader:
 
     Raises ValueError for what cannot work, before any forward.
     """
+    check_unwrapped(model)
     described, encodes = family(model, families), getattr(model.config, "is_encoder_decoder", False)
     if not encodes and _hf.forward_names(model).isdisjoint(_READ):
         raise ValueError(

@@ -196,6 +196,14 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
         lambda: mmspec.accelerate(torch.nn.DataParallel(toys.model("llama"))),
         ["DataParallel is a wrapper", "give the model that it holds: model.module"],
     ),
+    "a draft model in a wrapper": (
+        lambda: fast(drafter=torch.nn.DataParallel(small())),
+        ["DataParallel is a wrapper", "give the model that it holds: model.module"],
+    ),
+    "a draft model in an adapter": (
+        lambda: fast(drafter=Adapted(small())),
+        ["Adapted is a wrapper", "give the model that it holds: model.base_model.model"],
+    ),
     "modality that there is not": (
         lambda: fast(modality="music"),
         ["'music'", "choose one of", "vlm"],
@@ -406,6 +414,25 @@ def test_a_pickled_checkpoint_is_not_opened(tmp_path: Path, suffix: str) -> None
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"not a model folder: it has no config.json"):
         mmspec.accelerate(small(), "coupled", drafter=str(tmp_path))
+
+
+class Adapted(torch.nn.Module):
+    """As an adapter of peft: it answers by what it holds, and names fewer arguments."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.base_model = torch.nn.Module()
+        self.base_model.model = model
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.base_model.model, name)
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, **more: Any) -> Any:
+        held: Any = self.base_model.model
+        return held(input_ids, attention_mask, **more)
 
 
 class OpaqueLayer(DynamicLayer):
