@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from mmspec import recipes, registry, zoo
@@ -327,6 +328,7 @@ def check_own(seed: Any, row_ids: Any, on_round: Any) -> None:
     if seed is not None:
         check_number("seed", seed, whole=True, example=0)
     if row_ids is not None:
+        row_ids = row_ids.tolist() if isinstance(row_ids, np.ndarray) else row_ids
         listed = isinstance(row_ids, Sequence) and not isinstance(row_ids, str)
         if not listed or not all(is_whole(one) for one in row_ids):
             raise ValueError(f"row_ids={row_ids!r} are no whole numbers; give one per row")

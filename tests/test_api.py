@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -333,6 +334,19 @@ def test_seeds_and_row_ids_are_whole_numbers(seed: Any) -> None:
         fast.generate(**request, seed=seed)
     with pytest.raises(ValueError, match=r"row_ids=.* are no whole numbers; give one per row"):
         fast.generate(**request, seed=0, row_ids=[seed])
+
+
+def test_row_ids_may_be_an_array() -> None:
+    """Of whole numbers, one axis: the same noise as of a list."""
+    fast, request = mmspec.accelerate(toys.model("llama"), "plain"), toys.inputs("llama", batch=2)
+    how: dict[str, Any] = {**request, "temperature": 1.0, "max_new_tokens": 6, "seed": 3}
+    listed, ids = fast.generate(**how, row_ids=[5, 7]), np.array([5, 7])
+    assert torch.equal(fast.generate(**how, row_ids=ids).sequences, listed.sequences)
+    own = fast.model.generate(**how, row_ids=ids, custom_generate=fast, do_sample=True)
+    assert torch.equal(own, listed.sequences)
+    for wrong in (ids[None], ids + 0.5, np.array(5)):
+        with pytest.raises(ValueError, match=r"row_ids=.* are no whole numbers; give one per row"):
+            fast.generate(**how, row_ids=wrong)
 
 
 def test_an_output_has_the_statistics_of_its_own_request() -> None:
