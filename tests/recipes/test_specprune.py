@@ -12,8 +12,11 @@ from mmspec.codes.actions import ActionCodes, ActionSpace
 from mmspec.codes.episodes import Episode
 from mmspec.compressors.action_prune import ActionPrune
 from mmspec.compressors.contract import Features
+from mmspec.decode import decode
 from mmspec.drafters.actions.pruned import frames_back, looks_of, works_finely
-from tests.toys.policies import SPACE, act, plain, remembering, robot
+from mmspec.targets.stop import Stop
+from tests import toys
+from tests.toys.policies import GREEDY, SPACE, act, plain, remembering, robot
 
 COUNT = 64
 
@@ -151,3 +154,17 @@ def test_pruned_drafts_are_only_drafts() -> None:
         found, rounds = act(bound, episodes, scene=scene)
         assert found == plain(3, scene=scene)
         assert sum(map(sum, (kept.drafted for kept in rounds))) > 0
+
+
+def test_a_policy_without_pictures_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM reads no pictures, and .* openvla-ar"):
+        robot("specprune-vla", family="llama")
+
+
+def test_a_prompt_without_a_picture_is_drafted_for() -> None:
+    model: Any = robot("specprune-vla")
+    words = toys.inputs("llama")
+    call = model.call(words, GREEDY, Stop(SPACE.size), 3, shared={"episodes": [Episode(SPACE)]})
+    with torch.no_grad():
+        rounds = list(decode(call.parts, call.request))
+    assert all(kept.fallback is None for kept in rounds)

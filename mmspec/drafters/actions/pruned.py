@@ -109,7 +109,12 @@ def _motion(space: ActionSpace, action: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pruned_policy(kit: Kit) -> Drafter:
-    """The policy itself, on a thinned picture."""
+    """The policy itself, on a thinned picture. Raises ValueError for one that reads none."""
+    if not kit.target.placeholder_ids:
+        raise ValueError(
+            f"{type(kit.target.model).__name__} reads no pictures, and this recipe drafts on a "
+            "pruned one; use a recipe that looks at none, such as openvla-ar"
+        )
     sight = target_features(replace(kit, drafter=kit.target), remembers=True)
     own = PrunedPolicy(SmallModel(kit.target, sight), sight, kit.space)
     return Autoregressive(own, kit.shape)
