@@ -93,12 +93,15 @@ def compressors(json: Json = False) -> None:
 
 
 @app.command("certify")
-@takes("mmspec.cli.certify", "certify", without=("recipe", "verifier", "knobs", *PARTS))
+@takes("mmspec.cli.certify", "certify", without=("recipe", "seed", "verifier", "knobs", *PARTS))
 def certify(
     recipe: Annotated[str, typer.Argument(help="One of `mmspec recipes`.")],
     prompts: Annotated[int, typer.Option(min=1, help="Prompts for greedy equality.")] = 20,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for sampled equality.")] = 50,
     samples: Annotated[int, typer.Option(min=500, help="Samples per frequency test.")] = 6000,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Chooses the prompts; samples are of seeds 0, 1, ... always.")
+    ] = 0,
 ) -> None:
     """Prove or refute that a recipe is lossless. Exit code 1 when its claim is refuted."""
 

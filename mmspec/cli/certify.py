@@ -20,12 +20,12 @@ from mmspec.cli.output import complain, console, emit, progress, table
 from mmspec.recipe import Recipe
 
 
-def run(choice: Choice, recipe: str, prompts: int, seeds: int, samples: int) -> None:
+def run(choice: Choice, recipe: str, prompts: int, seeds: int, samples: int, seed: int) -> None:
     """Test a recipe on tiny models with a known answer, and on a model where one is at hand."""
     quiet()
     set_threads(choice.threads)
     plan = recipes.get(recipe)
-    choice = replace(choice, recipe=[recipe])
+    choice = replace(choice, recipe=[recipe], seed=seed)
     model, fast, requests, why = _at_hand(choice, plan, prompts)
     with progress(choice.json) as report:
         found = bench.certify(

@@ -577,6 +577,16 @@ def test_help_groups_options_by_modality(capsys: pytest.CaptureFixture[str]) -> 
     assert "--kind" not in out  # of bench only
 
 
+def test_help_of_certify_says_what_follows_from_its_seed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Prompts do; samples are compared for the seeds 0, 1, ... whatever it is."""
+    main(["certify", "--help"])
+    out = capsys.readouterr().out
+    assert "All noise follows" not in out
+    assert "Chooses the prompts" in out
+
+
 def test_whoever_interrupts_is_told_what_is_kept(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
