@@ -107,7 +107,8 @@ def of(given: Any, name: str | None = None) -> Modality:
     if name is not None:
         owner = get(name)
         if source.checkpoint is not None and not _owns(owner, source):
-            raise ValueError(f"{given} is of modality {of(given).name}, not {name}; drop {name}")
+            whose = of(given).name
+            raise ValueError(f"{given} is of modality {whose}, not {name}; leave the modality out")
         return owner
     owners = [one for one in modalities().values() if _owns(one, source)]
     owners.sort(key=lambda one: one.is_general)
