@@ -105,6 +105,17 @@ def test_a_model_object_is_the_recognisers() -> None:
     assert not registry.get("asr").owns(registry.describe("openai/whisper-tiny"))
 
 
+def test_granite_switches_its_adapters_by_what_it_is_asked(monkeypatch: Any) -> None:
+    """Its own `generate()` does: they are for sound, and off where there is text alone."""
+    model, told = build("GraniteSpeechForConditionalGeneration"), list[bool]()
+    monkeypatch.setattr(model, "_hf_peft_config_loaded", True, raising=False)
+    monkeypatch.setattr(model, "enable_adapters", lambda: told.append(True))
+    monkeypatch.setattr(model, "disable_adapters", lambda: told.append(False))
+    fast = mmspec.accelerate(model, "prompt-lookup")
+    fast.generate(input_ids=torch.tensor([[7, 9, 12, 9]]), max_new_tokens=2, do_sample=False)
+    assert told == [False]
+
+
 def test_granite_is_sampled_by_the_law_of_its_language_model() -> None:
     """transformers leaves its logits undivided by `logits_scaling`; we divide, as Granite does."""
     model = build("GraniteSpeechForConditionalGeneration")
