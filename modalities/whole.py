@@ -18,7 +18,7 @@ from transformers import GenerationMixin
 from mmspec import _hf
 from mmspec.modalities.text import Output, Text
 from mmspec.modality import Loop
-from mmspec.targets.generation_settings import sampled
+from mmspec.targets.generation_settings import check_parts, check_values, sampled
 
 BESIDE = ("output_scores", "output_logits")  # what settings ask for beside the tokens
 
@@ -48,6 +48,8 @@ def generate(model: Any, text: Text, arguments: Mapping[str, Any], loop: Loop) -
     Raises ValueError for what cannot pass through it, and where it enters the loop not once.
     """
     given = {name: one for name, one in arguments.items() if one is not None}
+    check_parts(given)
+    check_values(given)
     whole, part = type(model).__name__, type(text.bound.model).__name__
     if model is not text.bound.model:
         refused = sorted({"row_ids", "streamer", "past_key_values"} & given.keys())

@@ -51,7 +51,7 @@ def resolve(
     are absolute, special tokens are tensors.
     """
     _refuse_unknown(model, {**_entries(config), **settings})
-    _check_values(settings)
+    check_values(settings)
     merged = _hf.merge_config(model, config, settings)
     refuse_modes(model, merged)
     _hf.set_special_tokens(model, merged, device, batch, attention_mask is not None)
@@ -129,7 +129,7 @@ def _inferred_mask(model: Any, config: GenerationConfig, ids: Tensor) -> Tensor 
     return mask
 
 
-def _check_values(settings: Mapping[str, Any]) -> None:
+def check_values(settings: Mapping[str, Any]) -> None:
     """Our message for values out of range; transformers ignores some of them in silence."""
     for name, value in settings.items():
         if value is not None and name in KINDS:

@@ -135,3 +135,19 @@ def test_scores_come_beside_the_tokens(translator: Any) -> None:
     ours = mmspec.accelerate(translator, "prompt-lookup").generate(asked(), **how)
     for mine, wanted in zip(ours.scores, theirs.scores, strict=True):
         torch.testing.assert_close(mine, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"top_p": float("nan")}, "top_p=nan is no number"),
+        ({"temperature": "warm"}, "temperature='warm'"),
+        ({"generation_config": {}}, "generation_config={} is none"),
+    ],
+)
+def test_settings_are_looked_at_before(
+    translator: Any, given: dict[str, Any], message: str
+) -> None:
+    fast = mmspec.accelerate(translator, "prompt-lookup")
+    with pytest.raises(ValueError, match=message):
+        fast.generate(asked(), tgt_lang="fra", max_new_tokens=3, **given)
