@@ -26,9 +26,9 @@ from rich.text import Text
 
 from mmspec.cli.loaded import opened
 from mmspec.draft import Round
+from mmspec.modalities.speech.recordings import recordings
 from mmspec.modalities.speech.sound import Sound, read
 from mmspec.modalities.speech.spectrogram import spectrogram
-from mmspec.modalities.speech.zoo.recordings import recordings
 
 console = Console(highlight=False)
 RECIPES = ("whisper-assisted", "specasr", "prompt-lookup")

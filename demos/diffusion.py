@@ -30,8 +30,8 @@ from mmspec.cli.loaded import Loaded, opened
 from mmspec.cli.output import progress
 from mmspec.draft import Round
 from mmspec.drafters.denoising.window import Window
+from mmspec.modalities.common.sheets import Panel, sheet
 from mmspec.modalities.diffusion.picture_distance import apart
-from mmspec.modalities.sheets import Panel, sheet
 
 console = Console(highlight=False)
 RECIPES = (

@@ -23,9 +23,9 @@ from rich.table import Table
 
 from mmspec.cli.loaded import opened
 from mmspec.cli.output import progress
+from mmspec.modalities.common.sheets import Panel, sheet
 from mmspec.modalities.image.likelihood import log_likelihood
 from mmspec.modalities.image.steps_map import steps_map
-from mmspec.modalities.sheets import Panel, sheet
 from mmspec.zoo.prompts import prompts as held_out
 from mmspec.zoo.reading import score_picture
 from mmspec.zoo.scene import Scene

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from mmspec.cli.loaded import opened
 from mmspec.cli.output import progress
-from mmspec.modalities.animation import save
+from mmspec.modalities.common.animation import save
 from mmspec.modalities.vla.acceptance import acceptance_map
 from mmspec.modalities.vla.animation import frames
 from mmspec.modalities.vla.asking import held_out

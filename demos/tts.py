@@ -25,9 +25,9 @@ from rich.table import Table
 from mmspec.cli.loaded import opened
 from mmspec.cli.output import progress
 from mmspec.modalities.speech.listening import listener, word_errors
+from mmspec.modalities.speech.sentences import sentence
 from mmspec.modalities.speech.spectrogram import spectrogram
 from mmspec.modalities.speech.spoken import Speech
-from mmspec.modalities.speech.zoo.sentences import sentence
 
 console = Console(highlight=False)
 RECIPES = ("coupled", "ssd")

@@ -21,8 +21,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mmspec.bench.compressors import Counted
-from mmspec.bench.kept_tokens import draw
+from mmspec.bench.studies.compressors import Counted
+from mmspec.bench.studies.kept_tokens import draw
 from mmspec.cli.loaded import opened
 from mmspec.compressors import named
 

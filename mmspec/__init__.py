@@ -18,7 +18,7 @@ from mmspec._lazy import lazy
 if TYPE_CHECKING:
     from mmspec import compressors, drafters, modalities, recipes, verifiers, zoo
     from mmspec.api import Accelerated, accelerate, decode_plain, load
-    from mmspec.modalities.text import Output
+    from mmspec.modalities.common.text import Output
     from mmspec.recipe import Recipe
     from mmspec.stats import Stats
 
@@ -42,7 +42,7 @@ __all__ = [
 
 _HOMES = {
     "Accelerated": "mmspec.api",
-    "Output": "mmspec.modalities.text",
+    "Output": "mmspec.modalities.common.text",
     "Recipe": "mmspec.recipe",
     "Stats": "mmspec.stats",
     "accelerate": "mmspec.api",

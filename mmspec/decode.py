@@ -27,7 +27,7 @@ from mmspec.draft import (
 from mmspec.targets.stop import Stop
 
 if TYPE_CHECKING:
-    from mmspec.laws.noise import KeyedNoise
+    from mmspec.distributions.noise import KeyedNoise
 
 log = logging.getLogger("mmspec")
 T = TypeVar("T")

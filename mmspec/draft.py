@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from mmspec.declared import declared
+from mmspec.distributions.categorical import Categorical
 from mmspec.errors import nothing_drawn, without_draft
-from mmspec.laws.categorical import Categorical
 from mmspec.trees import Tree, all_real, children_of, reach_of
 
 if TYPE_CHECKING:
-    from mmspec.laws.law import Law
-    from mmspec.laws.noise import Noise
+    from mmspec.distributions.distribution import Law
+    from mmspec.distributions.noise import Noise
 
 
 class Kind(Enum):

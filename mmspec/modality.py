@@ -31,13 +31,14 @@ PICTURE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tif
 class Entry:
     """A checkpoint of the zoo: a target, or a drafter trained to follow one.
 
-    `trainer` names the module that makes it again (see `mmspec.zoo.training.Trainer`); beside that
-    lies the module `loading`, with `load(entry, folder, dtype)` and `processor(entry, folder)`.
+    `trainer` names the module that trains it (`mmspec.zoo.training.Trainer`), `loader` the module
+    that reads it: `load(entry, folder, dtype)` and `processor(entry, folder)`.
     """
 
     name: str
     description: str
     trainer: str
+    loader: str
     target: str | None = None  # of a drafter: whom it follows
     drafter: str | None = None  # of a target: its default drafter
     sees: str = "nothing"  # what it sees of its target's prompt
@@ -46,9 +47,14 @@ class Entry:
 
     @staticmethod
     def listed(package: str) -> tuple[Entry, ...]:
-        """The checkpoints in the `zoo.toml` of a package, made again by its module `zoo.train`."""
+        """The checkpoints in the `zoo.toml` of a modality of this package.
+
+        They are read by its module `checkpoints`, and trained by the module `train` of the folder
+        of the same name in `tools/zoo`, unless the file names another trainer.
+        """
         text = files(package).joinpath("zoo.toml").read_text(encoding="utf-8")
-        made = {"trainer": f"{package}.zoo.train"}
+        folder = package.removeprefix("mmspec.modalities.")
+        made = {"trainer": f"tools.zoo.{folder}.train", "loader": f"{package}.checkpoints"}
         return tuple(Entry(name, **{**made, **one}) for name, one in tomllib.loads(text).items())
 
     @property
@@ -336,7 +342,7 @@ class Teacher(Protocol):
     A *question* is a `mmspec.training.conversations.Question`.
     """
 
-    reader: Any  # the `mmspec.targets.reader.Reader` of the model
+    reader: Any  # the `mmspec.targets.readers.reader.Reader` of the model
     ends: frozenset[int]  # tokens that end an answer
     longest: int | None  # tokens of an answer at most; None = as many as are asked for
 

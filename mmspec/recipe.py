@@ -38,7 +38,7 @@ class DraftModelKind(ABC):
     """A sort of draft model: how one is told, loaded, bound to a target, and saved.
 
     Stands in the file of its drafter; nobody else knows which sorts there are. A *target* is what
-    reads the user's model (`mmspec.targets.reader.Reader`, or what a modality has in its place).
+    reads the user's model (`mmspec.targets.readers.reader.Reader`, or what a modality has in its place).
     """
 
     @property

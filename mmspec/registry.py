@@ -22,6 +22,7 @@ from mmspec.models.folder import configuration
 
 GROUP = "mmspec.modalities"
 ZOO = "zoo:"
+SHARED = "common"  # what modalities share, in a folder among theirs
 
 
 @lru_cache(maxsize=1)
@@ -29,6 +30,7 @@ def modalities() -> Mapping[str, Modality]:
     """All modalities by name. Raises ValueError where two share a name."""
     shelf = import_module("mmspec.modalities")
     folders = [one.name for one in pkgutil.iter_modules(shelf.__path__) if one.ispkg]
+    folders.remove(SHARED)
     found = [one for name in sorted(folders) for one in _held(f"mmspec.modalities.{name}")]
     found += [_theirs(point) for point in entry_points(group=GROUP)]
     named: dict[str, Modality] = {}

@@ -15,7 +15,7 @@ from tests import toys
 
 
 def unchecked(fast: mmspec.Accelerated) -> mmspec.Accelerated:
-    """The same without `mmspec.targets.check`, for tests that count or break forwards."""
+    """The same without `mmspec.targets.readers.check`, for tests that count or break forwards."""
     fast.session.bound.target = replace(fast.session.bound.target, checks=False)
     return fast
 

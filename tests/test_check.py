@@ -13,8 +13,8 @@ import mmspec
 from mmspec import _hf
 from mmspec.drafters.oracle import Oracle
 from mmspec.models.random_weights import random_model
-from mmspec.targets import check
-from mmspec.targets.backbone import FULL, SLIDING
+from mmspec.targets.readers import check
+from mmspec.targets.readers.backbone import FULL, SLIDING
 from mmspec.trees import Tree
 from tests import toys
 from tests.covering import covering, promised

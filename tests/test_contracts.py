@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import pytest
 
 from mmspec.declared import declared
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Drafter, Gate, Kind, Rule, Scores, Verdict, Verifier
 from mmspec.drafters.growth import Chain, DraftModel
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.lookup.prompt_lookup import PromptLookup
 from mmspec.drafters.neural.sight import Nothing, Sight
 from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.drafters.plain import Silent
-from mmspec.laws.noise import Noise
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.longest import Longest

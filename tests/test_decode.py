@@ -13,11 +13,11 @@ from transformers.generation.streamers import BaseStreamer
 
 import mmspec
 from mmspec.decode import BrokenLogits, settle
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Draft, Drafter, Gate, Kind, Round, Scores, Verdict
 from mmspec.drafters.oracle import Oracle, RandomDrafter
-from mmspec.laws.categorical import Categorical
-from mmspec.targets.context import Context
 from mmspec.targets.stop import Stop
+from mmspec.targets.tokens.context import Context
 from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.walk import one_hot

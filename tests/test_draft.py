@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Draft, Kind
-from mmspec.laws.categorical import Categorical
 from mmspec.trees import Tree
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mmspec.modalities.sheets import MARGIN, SIDE
+from mmspec.modalities.common.sheets import MARGIN, SIDE
 from tests.toys import speaking
 
 DEMO = Path(__file__).parents[1] / "demos" / "image.py"

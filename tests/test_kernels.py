@@ -14,7 +14,7 @@ from transformers.masking_utils import sdpa_mask
 
 import mmspec
 from mmspec.drafters.oracle import Oracle
-from mmspec.targets import check
+from mmspec.targets.readers import check
 from mmspec.trees import Tree
 from tests import toys
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.targets.backbone import Border, next_rope
+from mmspec.targets.readers.backbone import Border, next_rope
 from mmspec.trees import Tree
 from tests import toys
 from tests.covering import covering

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import mmspec
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.drafters.oracle import Oracle, RandomDrafter
-from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
 from tests import toys

@@ -21,8 +21,8 @@ from torch import Tensor
 
 import mmspec
 from mmspec import bench, recipes, registry, zoo
+from mmspec.distributions.noise import KeyedNoise, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.verifiers.unchecked import Unchecked
 from tests.covering import covering
 from tests.forks import forked

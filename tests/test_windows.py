@@ -13,9 +13,9 @@ from torch import Tensor
 import mmspec
 from mmspec.drafters.oracle import Oracle
 from mmspec.models.random_weights import random_model
-from mmspec.targets import check
-from mmspec.targets.backbone import windows_of
 from mmspec.targets.memory import Memory
+from mmspec.targets.readers import check
+from mmspec.targets.readers.backbone import windows_of
 from mmspec.trees import Tree
 from tests import toys
 from tests.covering import covering

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mmspec.codes.actions import ActionCodes, ActionSpace
 from mmspec.codes.episodes import Episode
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.errors import check_number
-from mmspec.laws.noise import Noise
 from mmspec.recipe import Kit
 from mmspec.verifiers.coupled import target_tokens
 from mmspec.verifiers.walk import check, longest

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.laws.categorical import Categorical
+from mmspec.distributions.categorical import Categorical
 from mmspec.verifiers.walk import ratio
 
 

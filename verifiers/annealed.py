@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Rule
 from mmspec.errors import check_number
-from mmspec.laws.categorical import Categorical
 from mmspec.verifiers.exact import Exact
 
 

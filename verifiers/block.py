@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import normalised
+from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
-from mmspec.laws.categorical import normalised
-from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.walk import at_token, check, nothing, proposals
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.trajectories import Retrieved
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.noise import Noise
 from mmspec.verifiers.action_tolerance import KINDS
 
 

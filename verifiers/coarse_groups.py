@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.codebook import CHUNK, Codebook
+from mmspec.distributions.categorical import Categorical, residual
 from mmspec.errors import check_vocabulary
-from mmspec.laws.categorical import Categorical, residual
 from mmspec.verifiers.walk import ratio
 
 

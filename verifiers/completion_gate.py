@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mmspec.codes.episodes import Completion, episodes_of
 from mmspec.draft import Draft, Gate, Verdict
 from mmspec.errors import check_number
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 from mmspec.verifiers.walk import unread
 
 

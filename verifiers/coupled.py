@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.distribution import Law
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.law import Law
-from mmspec.laws.noise import Noise
 from mmspec.verifiers.walk import check, longest
 
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 
+from mmspec.distributions.noise import Keys, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.noise import Keys, Noise
-from mmspec.targets.frame_laws import FREE, book_keys, frame_law, keyed
+from mmspec.targets.frames.frame_distributions import FREE, book_keys, frame_law, keyed
 from mmspec.verifiers.walk import check
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import Lane, Noise
-from mmspec.targets.frame_laws import FREE, frame_law
+from mmspec.targets.frames.frame_distributions import FREE, frame_law
 from mmspec.verifiers.coupled_frames import ended
 from mmspec.verifiers.joint_frames import drawn
 from mmspec.verifiers.walk import STRIDE, check, ratio

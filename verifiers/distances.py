@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Rule
-from mmspec.laws.categorical import Categorical
 from mmspec.verifiers.walk import at_token, ratio
 
 

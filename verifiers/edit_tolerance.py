@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.errors import check_number
-from mmspec.laws.noise import Noise
 from mmspec.recipe import Kit
 from mmspec.verifiers.coupled import target_tokens
 from mmspec.verifiers.walk import check

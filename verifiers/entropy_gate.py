@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmspec.codes.ctc import Uncertainty, entropies
 from mmspec.draft import Draft, Gate, Verdict, categorical
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 from mmspec.verifiers.walk import unread
 
 

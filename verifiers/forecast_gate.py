@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.noise import Noise
-from mmspec.targets.forecast_error import Metric, relative_norm
-from mmspec.targets.forecast_schedule import Cadence, DecayingThreshold, ForecastSchedule
+from mmspec.targets.continuous.forecast_error import Metric, relative_norm
+from mmspec.targets.continuous.forecast_schedule import Cadence, DecayingThreshold, ForecastSchedule
 
 
 class NetworkGate(Verifier):

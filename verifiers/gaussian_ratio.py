@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.gaussian import Gaussian, GaussianResidual
+from mmspec.distributions.noise import Keys, Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.gaussian import Gaussian, GaussianResidual
-from mmspec.laws.noise import Keys, Lane, Noise
 from mmspec.verifiers.gaussian_steps import chain, own, pairs, plain
 
 

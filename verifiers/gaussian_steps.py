@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmspec.distributions.distribution import Law
+from mmspec.distributions.gaussian import Driving, Gaussian
+from mmspec.distributions.noise import Keys, Noise
 from mmspec.draft import Draft, Scores, Verdict, Verifier
-from mmspec.laws.gaussian import Driving, Gaussian
-from mmspec.laws.law import Law
-from mmspec.laws.noise import Keys, Noise
 from mmspec.verifiers import gaussian_line
 from mmspec.verifiers.walk import check
 

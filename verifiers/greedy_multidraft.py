@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical, residual
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind
-from mmspec.laws.categorical import Categorical, residual
-from mmspec.laws.noise import Noise
 from mmspec.verifiers.sample_and_match import matching
 from mmspec.verifiers.walk import (
     SiblingDescent,

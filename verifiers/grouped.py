@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.laws.categorical import Categorical
+from mmspec.distributions.categorical import Categorical
 from mmspec.verifiers.walk import at_token, ratio
 
 

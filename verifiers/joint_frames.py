@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.noise import Lane, Noise
-from mmspec.targets.frame_laws import FrameLaw, ParallelLaw, frame_law
+from mmspec.targets.frames.frame_distributions import FrameLaw, ParallelLaw, frame_law
 from mmspec.verifiers.coupled_frames import ended
 from mmspec.verifiers.walk import STRIDE, check
 

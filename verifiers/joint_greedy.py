@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 
 from mmspec.codes.joint import JointScorer
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
-from mmspec.laws.noise import Noise
 from mmspec.verifiers.walk import check
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmspec.laws.categorical import Categorical, normalised
+from mmspec.distributions.categorical import Categorical, normalised
 
 
 @dataclass(frozen=True)

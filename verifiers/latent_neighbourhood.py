@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.codebook import Neighbours
-from mmspec.laws.categorical import Categorical
+from mmspec.distributions.categorical import Categorical
 from mmspec.verifiers.lantern_residuals import Optimal, Pool, ResidualRule
 from mmspec.verifiers.walk import at_token, ratio
 

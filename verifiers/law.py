@@ -26,9 +26,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Coins, Keys
 from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import Coins, Keys
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.walk import one_hot, without

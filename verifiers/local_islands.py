@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.connected_cells import Cells, around
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier, categorical
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.distances import excess
 from mmspec.verifiers.walk import check, one_hot
 

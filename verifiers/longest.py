@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
+from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier, categorical
-from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.walk import check, longest, nothing
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from mmspec.codes.codebook import Neighbours
-from mmspec.laws.categorical import Categorical
+from mmspec.distributions.categorical import Categorical
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.distribution import Law
+from mmspec.distributions.noise import Keys, Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.law import Law
-from mmspec.laws.noise import Keys, Lane, Noise
-from mmspec.targets.paths import PathLaw, PathResidual
+from mmspec.targets.continuous.paths import PathLaw, PathResidual
 from mmspec.verifiers.gaussian_steps import chain, fit
 from mmspec.verifiers.walk import check
 

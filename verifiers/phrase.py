@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mmspec.codes.grid import Grid
 from mmspec.codes.phrases import Trie
+from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
-from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.walk import check, nothing, proposals
 

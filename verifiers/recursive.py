@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Coins, Lane, Noise
 from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier, categorical
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import Coins, Lane, Noise
 from mmspec.verifiers.distances import excess
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.walk import (

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.gaussian_ratio import density_ratio, redrawn
 from mmspec.verifiers.gaussian_steps import (
     Steps,

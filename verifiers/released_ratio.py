@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.gaussian import Driving, Gaussian
+from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.gaussian import Driving, Gaussian
-from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers.gaussian_steps import fit
 from mmspec.verifiers.path_ratio import own, path_law
 from mmspec.verifiers.walk import check

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.noise import Lane, Noise
 from mmspec.verifiers import gaussian_line
 from mmspec.verifiers.gaussian_steps import Steps, fit, line, own, plain, residual, steps
 from mmspec.verifiers.walk import longest

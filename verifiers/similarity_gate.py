@@ -11,7 +11,7 @@ from mmspec.codes.episodes import Episode, episodes_of
 from mmspec.codes.trajectories import Retrieved, Trajectories
 from mmspec.draft import Draft, Gate, Verdict
 from mmspec.errors import check_number
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 
 from mmspec.codes.codebook import Codebook
+from mmspec.distributions.noise import Lane
 from mmspec.draft import Draft, Gate, Verdict
-from mmspec.laws.noise import Lane
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 PICK = Lane.OTHER + 4  # the lane of the draws made here
 FADING = 0.9  # how much less each step down a path counts for its likeness to another

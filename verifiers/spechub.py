@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import normalised
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind
-from mmspec.laws.categorical import normalised
-from mmspec.laws.noise import Noise
 from mmspec.verifiers.greedy_multidraft import drawn_last
 from mmspec.verifiers.walk import SiblingDescent, Siblings, Step, at_token
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.noise import Noise
 from mmspec.verifiers.gaussian_steps import chain, gaussian, plain
 from mmspec.verifiers.walk import check
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import Lane, Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.block import scaled_residual, stopping
 from mmspec.verifiers.walk import at_token, check, one_hot, proposal, without

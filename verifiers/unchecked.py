@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
-from mmspec.laws.noise import Noise
 from mmspec.verifiers.distances import excess
 from mmspec.verifiers.walk import check, proposals
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.noise import Noise
 from mmspec.recipe import Kit
 from mmspec.verifiers.coupled import target_tokens
 from mmspec.verifiers.walk import check

@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical, normalised
+from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier, categorical
-from mmspec.laws.categorical import Categorical, normalised
-from mmspec.laws.noise import Lane, Noise
 
 STRIDE = 1 << 16  # lanes of one level; a level never has that many siblings
 

@@ -3,9 +3,9 @@
 from mmspec.bench.certificate import Certificate, Check
 from mmspec.bench.certify import certify
 from mmspec.bench.compare import Comparison, compare
-from mmspec.bench.growth import Growth, growth
 from mmspec.bench.row import Row
-from mmspec.bench.scale import Scale, scale
+from mmspec.bench.studies.growth import Growth, growth
+from mmspec.bench.studies.scale import Scale, scale
 
 __all__ = [
     "Certificate",

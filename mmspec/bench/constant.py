@@ -12,9 +12,9 @@ import torch
 from mmspec import recipes
 from mmspec.api import accelerate
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.length import useful
+from mmspec.drafters.lengths.length import useful
 from mmspec.modality import Answer
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 CONTROL = "constant drafter"
 

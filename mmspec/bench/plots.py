@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.bench.compressors import Catalogue
 from mmspec.bench.ranking import Ranking
-from mmspec.bench.sweep import Sweep
+from mmspec.bench.studies.compressors import Catalogue
+from mmspec.bench.studies.sweep import Sweep
 
 MARKS = "osD^vP*X"
 SETTINGS: dict[str, Any] = {"svg.hashsalt": "mmspec", "font.size": 9}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from mmspec.bench.compressors import Catalogue, catalogue
-from mmspec.bench.kept_tokens import draw
 from mmspec.bench.plots import compressed
+from mmspec.bench.studies.compressors import Catalogue, catalogue
+from mmspec.bench.studies.kept_tokens import draw
 from mmspec.cli.bench import workload
 from mmspec.cli.choosing import check_apart, check_files, check_writable, choose
 from mmspec.cli.loaded import load

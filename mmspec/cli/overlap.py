@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mmspec.bench.overlap import OVERLAPPED, SEQUENTIAL, WINDOWS, Overlap
-from mmspec.bench.overlap import overlap as measure
+from mmspec.bench.studies.overlap import OVERLAPPED, SEQUENTIAL, WINDOWS, Overlap
+from mmspec.bench.studies.overlap import overlap as measure
 from mmspec.cli.bench import workload
 from mmspec.cli.choosing import choose
 from mmspec.cli.loaded import load

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmspec import bench
-from mmspec.bench.shapes import SHAPES
+from mmspec.bench.studies.shapes import SHAPES
 from mmspec.cli.inputs import quiet
 from mmspec.cli.loaded import set_threads
 from mmspec.cli.output import console, emit, progress, table

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.bench.plots import relaxed
-from mmspec.bench.sweep import KNOBS, Sweep
-from mmspec.bench.sweep import sweep as measure
+from mmspec.bench.studies.sweep import KNOBS, Sweep
+from mmspec.bench.studies.sweep import sweep as measure
 from mmspec.cli.bench import workload
 from mmspec.cli.choosing import check_files, choose
 from mmspec.cli.loaded import load

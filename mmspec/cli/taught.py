@@ -16,7 +16,7 @@ from mmspec.api import accelerate
 from mmspec.cli.options import set_pairs
 from mmspec.modality import Teacher
 from mmspec.recipe import Recipe
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.answers import TaughtAnswer
 from mmspec.training.conversations import Question
 from mmspec.training.feature_cache import FeatureCache

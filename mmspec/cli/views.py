@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmspec.bench.views import TOKENS, VISUAL
-from mmspec.bench.views import views as measure
+from mmspec.bench.studies.views import TOKENS, VISUAL
+from mmspec.bench.studies.views import views as measure
 from mmspec.cli.inputs import quiet
 from mmspec.cli.loaded import set_threads
 from mmspec.cli.output import emit, progress, table

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmspec.codes.codebook import Codebook, Metric
 from mmspec.codes.grid import Grid
-from mmspec.laws.sampling import Sampling
+from mmspec.distributions.sampling import Sampling
 
 Words = Callable[[Any, Sequence[str], Grid], Mapping[str, Any]]  # processor, prompts, grid
 Peer = Callable[[Mapping[str, Any], Sampling], Tensor]  # request, settings -> tokens (B, L)

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from mmspec.declared import declared
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.sampling import Prefix
 from mmspec.draft import Draft, Kind, Round, Scores
-from mmspec.drafters.draws import draw
-from mmspec.drafters.length import Fixed, Length, useful
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.sampling import Prefix
+from mmspec.drafters.lengths.length import Fixed, Length, useful
+from mmspec.drafters.trees.draws import draw
 from mmspec.recipe import LINEAR, TREE
-from mmspec.targets.context import Context
 from mmspec.targets.memory import TokenBlock
+from mmspec.targets.tokens.context import Context
 from mmspec.trees import Tree, narrowed, trimmed
 
 

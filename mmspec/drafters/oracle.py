@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from mmspec.distributions.noise import KeyedNoise, Lane
 from mmspec.draft import Draft, Drafter, Kind
-from mmspec.drafters.length import useful
-from mmspec.laws.noise import KeyedNoise, Lane
-from mmspec.targets.context import Context
+from mmspec.drafters.lengths.length import useful
+from mmspec.targets.tokens.context import Context
 from mmspec.trees import Tree, trimmed
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from mmspec.draft import Draft, Drafter, Kind
 from mmspec.recipe import Kit
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 
 class Silent(Drafter):

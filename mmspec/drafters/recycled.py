@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from mmspec.draft import Kind
-from mmspec.drafters.forest import Forest, NextTokens
 from mmspec.drafters.growth import DraftModel, News, Shape, Sprout, nothing
-from mmspec.drafters.length import useful
+from mmspec.drafters.lengths.length import useful
+from mmspec.drafters.trees.forest import Forest, NextTokens
 from mmspec.recipe import LINEAR
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from mmspec.drafters.goodput import parse
 from mmspec.drafters.growth import Chain, Shape, StaticTree
+from mmspec.drafters.lengths.goodput import parse
 from mmspec.trees import Tree
 
 _NAMED = {  # a shape by its name, loaded when it is asked for
@@ -32,7 +32,7 @@ def shape_of(default: Any, tree: Any, length: Any) -> Any:
         return tree
     if isinstance(tree, str) and tree in _NAMED:
         home, _, name = _NAMED[tree].partition(".")
-        return getattr(import_module(f"mmspec.drafters.{home}"), name)()
+        return getattr(import_module(f"mmspec.drafters.trees.{home}"), name)()
     if isinstance(tree, list | tuple) and tree:
         return StaticTree(Tree.branching(tree))
     raise ValueError(

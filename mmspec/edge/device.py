@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mmspec.api import Accelerated, accelerate
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Draft, Gate, Round, Scores, Verdict
 from mmspec.edge.messages import (
     BEGIN,
@@ -28,9 +29,8 @@ from mmspec.edge.messages import (
     parse,
 )
 from mmspec.errors import is_whole
-from mmspec.laws.categorical import Categorical
-from mmspec.targets.causal import CausalTarget
-from mmspec.targets.context import Context, Request
+from mmspec.targets.tokens.causal import CausalTarget
+from mmspec.targets.tokens.context import Context, Request
 from mmspec.verifiers.entropy_gate import EntropyGate
 
 log = logging.getLogger("mmspec")

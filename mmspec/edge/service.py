@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from mmspec import registry
+from mmspec.distributions.noise import KeyedNoise
+from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Draft, Kind, Round, Verdict, categorical
 from mmspec.edge.messages import (
     BEGIN,
@@ -27,13 +29,11 @@ from mmspec.edge.messages import (
     rows_of_ids,
     unpack,
 )
-from mmspec.laws.noise import KeyedNoise
-from mmspec.laws.sampling import Sampling
 from mmspec.recipes import get
-from mmspec.targets.causal import CausalTarget
-from mmspec.targets.context import Context, Request
-from mmspec.targets.encoder_decoder import EncoderDecoder
-from mmspec.targets.visual import check_request
+from mmspec.targets.readers.encoder_decoder import EncoderDecoder
+from mmspec.targets.readers.visual import check_request
+from mmspec.targets.tokens.causal import CausalTarget
+from mmspec.targets.tokens.context import Context, Request
 
 SENDERS = (ValueError, TypeError, RuntimeError, IndexError)  # errors of what was sent
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 if TYPE_CHECKING:
-    from mmspec.targets.reader import Reader
+    from mmspec.targets.readers.reader import Reader
 
 KEY = "target_fingerprint"
 _STATES, _TOKENS = 8, 16  # probed

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmspec.laws.noise import KeyedNoise
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.models.mar_head import PREDICTIONS, DiffusionHead, SampledHead
-from mmspec.targets.patches import CellQuery, PatchSettings, cell_keys, order
-from mmspec.targets.paths import PathLaw
+from mmspec.targets.continuous.patches import CellQuery, PatchSettings, cell_keys, order
+from mmspec.targets.continuous.paths import PathLaw
 
 
 class MarConfig(PreTrainedConfig):
@@ -165,7 +165,7 @@ class MarForImageGeneration(MarPreTrainedModel):
     ) -> Tensor:
         """Plain decoding: latents (B, channels, h, w) of pictures of `classes` (B,).
 
-        Noise and order depend on (seed, row id, place) alone, see `mmspec.laws.noise`.
+        Noise and order depend on (seed, row id, place) alone, see `mmspec.distributions.noise`.
         """
         plan = plan or PatchSettings()
         batch, cells = len(classes), self.config.cells

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mmspec.laws.kernels import GaussianKernel, at_step
-from mmspec.targets.denoising import Prediction
-from mmspec.targets.patches import PatchSettings
+from mmspec.distributions.kernels import GaussianKernel, at_step
+from mmspec.targets.continuous.denoising import Prediction
+from mmspec.targets.continuous.patches import PatchSettings
 
 FREQUENCIES = 256
 PREDICTIONS = ("noise", "velocity")

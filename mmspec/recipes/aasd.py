@@ -10,7 +10,7 @@ on, chains of 5, the number of slots, the loss; coupled noise in the place of re
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.aasd import AASD_HEAD, kv_head
 from mmspec.drafters.neural.multi_token import SEES
 from mmspec.recipe import Recipe

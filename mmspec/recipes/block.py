@@ -5,7 +5,7 @@ the gain grows with draft length and temperature. Greedy output is the target's 
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.verifiers.block import Block
 

@@ -10,7 +10,7 @@ weight, and no weight is below 1.
 
 from mmspec.draft import Verifier
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.recipe import Deferred, Kit
 from mmspec.verifiers.annealed import Annealed

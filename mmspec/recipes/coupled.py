@@ -7,7 +7,7 @@ whatever the drafter, draft length, tree or batch. Acceptance lies between (1 - 
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.verifiers.coupled import Coupled
 

@@ -12,7 +12,7 @@ target itself took fewer, wider steps. For an exact variant see the recipe "cspd
 from mmspec.draft import Verifier
 from mmspec.drafters.denoising.patches import SMALL_MAR, aligned_to_milestones
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.verifiers.released_ratio import ReleasedRatio
 

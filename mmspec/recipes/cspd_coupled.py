@@ -13,7 +13,7 @@ for 100 steps and latents of variance 1) and the one that is kept.
 
 from mmspec.drafters.denoising.patches import SMALL_MAR, aligned_model
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.path_ratio import PathRatio
 

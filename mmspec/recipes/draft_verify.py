@@ -8,7 +8,7 @@ skipped, every other inner one unless `skip` names them, and the threshold is fi
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Confidence
+from mmspec.drafters.lengths.length import Confidence
 from mmspec.drafters.neural.shared import skipping, with_own_layers
 from mmspec.verifiers.coupled import Coupled
 

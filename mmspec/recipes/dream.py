@@ -13,9 +13,9 @@ of fewer than 8 layers the early layer is the second; coupled noise in the place
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.dream import DREAM_HEAD
 from mmspec.drafters.neural.feature_head import with_head
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.training.dream import DREAM
 from mmspec.verifiers.coupled import Coupled
 

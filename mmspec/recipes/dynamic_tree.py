@@ -4,8 +4,8 @@ The tree of EAGLE-2 (Li et al. 2024, section 4; OPT-Tree, Wang et al. 2024) over
 draft model. Exact: nodes are chosen by looking at them, so each counts as a deterministic proposal.
 """
 
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.verifiers.coupled import Coupled
 
 RECIPE = with_draft_model(

@@ -9,8 +9,8 @@ choose candidates too.
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import with_head
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.training.heads import EAGLE
 from mmspec.verifiers.coupled import Coupled
 

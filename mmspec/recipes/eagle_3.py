@@ -9,8 +9,8 @@ Exact, with any head. Reconstructed: verified with coupled noise, as in `eagle-2
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import EAGLE3_HEAD, with_head
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.training.self_fed import EAGLE3
 from mmspec.verifiers.coupled import Coupled
 

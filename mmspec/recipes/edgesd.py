@@ -9,8 +9,8 @@ no picture draft without it.
 """
 
 from mmspec.compressors.bipartite_merge import BipartiteMerge
-from mmspec.drafters.best_first import BestFirstTree
 from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
+from mmspec.drafters.trees.best_first import BestFirstTree
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -11,7 +11,7 @@ the target verifies from its first layer on; coupled noise for sampling.
 from dataclasses import replace
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Confidence
+from mmspec.drafters.lengths.length import Confidence
 from mmspec.recipes.kangaroo import RECIPE as KANGAROO
 from mmspec.training.kangaroo import FASTVLM
 

@@ -7,7 +7,7 @@ speca: it checks before, with the first block, where SpeCa checks after, with th
 
 from mmspec.drafters.forecast.first_block import first_block_cache
 from mmspec.recipe import Deferred, Kit, Recipe
-from mmspec.targets.forecast_schedule import Stepwise
+from mmspec.targets.continuous.forecast_schedule import Stepwise
 from mmspec.verifiers.first_block import FirstBlockGate
 
 

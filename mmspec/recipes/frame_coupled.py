@@ -6,7 +6,7 @@ one frame share a decision is our reading; the papers speak of single tokens.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.frame_model import FRAME_MODEL, frame_model
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled_frames import CoupledFrames

@@ -5,7 +5,7 @@ where sound stands still or repeats.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.lookup.frame_lookup import frame_lookup
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled_frames import CoupledFrames

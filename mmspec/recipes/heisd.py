@@ -16,9 +16,9 @@ from mmspec.draft import Drafter, Gate, Kind, Verifier
 from mmspec.drafters.actions.kinematics import KinematicMetric
 from mmspec.drafters.actions.retrieval import Retrieval, store_of
 from mmspec.drafters.actions.routed import Routed
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import feature_head, with_head
 from mmspec.drafters.neural.small_model import Autoregressive
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.recipe import Deferred, Kit
 from mmspec.verifiers.action_tolerance import KINDS, ActionTolerance, FixedRadius
 from mmspec.verifiers.by_source import BySource

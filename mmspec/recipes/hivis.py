@@ -9,8 +9,8 @@ the tree is that of `eagle-2`, verified with coupled noise; the loss.
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import state_head, with_head
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.training.self_fed import HIVIS
 from mmspec.verifiers.coupled import Coupled
 

@@ -7,7 +7,7 @@ put beside recipes with a tolerance. The first action after a reset is decoded a
 
 from mmspec.drafters.actions.history import hold_last
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -9,7 +9,7 @@ that must be equal (the gripper, unless said), `keep` "draft" or "target".
 
 from mmspec.drafters.actions.history import hold_last
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.recipe import Deferred, Recipe
 from mmspec.verifiers.action_tolerance import KINDS, OPTIONS, within_radius
 

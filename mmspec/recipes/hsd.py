@@ -10,7 +10,7 @@ of a batch, and what they become is the draft of the page: `parse_page` of the m
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.lookup.given_text import given_text
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled

@@ -5,7 +5,7 @@ between it and what the target says stay below a share `tau` of its tokens. Loss
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.lookup.given_text import given_text
 from mmspec.recipe import Deferred, Recipe
 from mmspec.verifiers.edit_tolerance import EditTolerance, edit_tolerance

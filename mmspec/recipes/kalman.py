@@ -8,7 +8,7 @@ velocity.
 
 from mmspec.drafters.actions.kalman import kalman
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

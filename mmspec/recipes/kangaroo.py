@@ -11,7 +11,7 @@ of, not behind it; coupled noise for sampling.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Confidence
+from mmspec.drafters.lengths.length import Confidence
 from mmspec.drafters.neural.kangaroo import KANGAROO_ADAPTER, shallow_layers
 from mmspec.drafters.neural.multi_token import SEES
 from mmspec.recipe import Recipe

@@ -13,8 +13,8 @@ the correction is kept, which the target has already said.
 from mmspec.draft import Drafter, Gate, Kind, Verifier
 from mmspec.drafters.actions.completion import Completing, OnRefusal
 from mmspec.drafters.actions.kalman import forecast_of
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import feature_head, with_head
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.recipe import Deferred, Kit
 from mmspec.verifiers.action_tolerance import KINDS, ActionTolerance, space_of
 from mmspec.verifiers.completion_gate import CompletionGate

@@ -12,8 +12,8 @@ on values and not on ids, and its branches in the tree are left out.
 from mmspec.draft import Drafter, Gate, Kind, Verifier
 from mmspec.drafters.actions.completion import Completing, EveryFew
 from mmspec.drafters.actions.kalman import RandomWalk
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import feature_head, with_head
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.errors import chosen
 from mmspec.recipe import Deferred, Kit
 from mmspec.verifiers.action_tolerance import KINDS, ActionTolerance, space_of

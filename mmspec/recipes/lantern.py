@@ -14,8 +14,8 @@ delta=1.
 
 from mmspec.codes.codebook import Neighbours, neighbours_for
 from mmspec.draft import Verifier
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.recipe import Deferred, Kit
 from mmspec.verifiers.latent_neighbourhood import AdditiveBound, LatentNeighbourhood
 from mmspec.verifiers.recursive import Recursive

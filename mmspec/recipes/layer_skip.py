@@ -7,7 +7,7 @@ computed.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.shared import early_exit, with_own_layers
 from mmspec.verifiers.coupled import Coupled
 

@@ -5,7 +5,7 @@ Lossy: the law m of a token obeys m <= p / ell; ell = 1 is speculative sampling,
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.recursive import Recursive

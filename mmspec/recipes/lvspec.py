@@ -11,7 +11,7 @@ digest: whose states are compared, all numbers, how a shift is counted, and the 
 
 from mmspec.compressors.top_p_uniform import TopPUniform
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Deferred, Recipe
 from mmspec.verifiers.visual_relevance import OPTIONS, VisualRelevance, by_relevance

@@ -9,7 +9,7 @@ speculative sampling.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.massv import PROJECTED, massv_model
 from mmspec.recipe import Recipe
 from mmspec.training.small_model import MASSV

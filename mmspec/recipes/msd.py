@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from mmspec.draft import Kind
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import state_head, with_head
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.training.heads import EAGLE, new_head
 from mmspec.verifiers.coupled import Coupled
 

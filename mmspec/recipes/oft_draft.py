@@ -11,7 +11,7 @@ answers, and sampled tokens are coupled.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.action_slots import ACTION_SLOTS, action_slots
 from mmspec.recipe import STATES, Recipe
 from mmspec.training.action_slots import ACTION_SLOTS_TRAINING

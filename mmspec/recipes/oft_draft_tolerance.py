@@ -18,10 +18,10 @@ from mmspec.drafters.actions.history import FromHistory, HoldLast
 from mmspec.drafters.actions.opened import Opened
 from mmspec.drafters.actions.windows import WindowedSlots
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.action_slots import ACTION_SLOTS, ActionSlotsDraft
 from mmspec.drafters.neural.small_model import Autoregressive
-from mmspec.drafters.parallel_tree import ParallelTree
+from mmspec.drafters.trees.parallel_tree import ParallelTree
 from mmspec.recipe import STATES, Deferred, Kit, Recipe
 from mmspec.training.action_slots import ACTION_SLOTS_TRAINING
 from mmspec.verifiers.action_tolerance import (

@@ -6,7 +6,7 @@ all others is compared with.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.plain import no_drafter
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled

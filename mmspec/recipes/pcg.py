@@ -13,10 +13,10 @@ import torch
 from mmspec.codes.codebook import Codebook, vectors_for
 from mmspec.draft import Verifier
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.recipe import Deferred, Kit
-from mmspec.targets.inputs import control_ids
+from mmspec.targets.tokens.inputs import control_ids
 from mmspec.verifiers.coarse_groups import CoarseGroups, Groups
 from mmspec.verifiers.recursive import Recursive
 

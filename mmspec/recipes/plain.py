@@ -4,7 +4,7 @@ Exact. The baseline that every exact coupled recipe reproduces token for token, 
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.plain import no_drafter
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled

@@ -5,7 +5,7 @@ matched.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.lookup.prompt_lookup import prompt_lookup
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled

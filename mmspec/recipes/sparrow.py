@@ -9,7 +9,7 @@ training by intermediate visual states and several tokens at once is not here, h
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD, text_anchored_head
 from mmspec.drafters.neural.multi_token import SEES
 from mmspec.recipe import Recipe

@@ -9,7 +9,7 @@ gives that).
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.small_model import SMALL_MODEL, small_model
 from mmspec.recipe import Recipe
 from mmspec.training.small_model import TEXT_ONLY

@@ -9,8 +9,8 @@ target's laws on its own answers.
 
 import math
 
-from mmspec.drafters.best_first import BestFirstTree
 from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.drafters.trees.best_first import BestFirstTree
 from mmspec.verifiers.coupled import Coupled
 
 RECIPE = with_draft_model(

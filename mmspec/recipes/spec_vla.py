@@ -11,8 +11,8 @@ kept. Reconstructed: what it means when sampling (the radius is around the sampl
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import with_head
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.recipe import Deferred
 from mmspec.verifiers.action_tolerance import KINDS, OPTIONS, within_radius
 

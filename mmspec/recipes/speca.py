@@ -16,8 +16,8 @@ less memory and time per forecast, under the same check. The defaults are ours, 
 from mmspec.drafters.forecast.hooks import forecast_features
 from mmspec.errors import chosen
 from mmspec.recipe import Deferred, Kit, Recipe
-from mmspec.targets.forecast_error import METRICS
-from mmspec.targets.forecast_schedule import DecayingThreshold, Stepwise
+from mmspec.targets.continuous.forecast_error import METRICS
+from mmspec.targets.continuous.forecast_schedule import DecayingThreshold, Stepwise
 from mmspec.verifiers.forecast_gate import ForecastGate
 
 

@@ -9,7 +9,7 @@ it is unsure itself.
 
 from dataclasses import replace
 
-from mmspec.drafters.two_pass_tree import TwoPassTree
+from mmspec.drafters.trees.two_pass_tree import TwoPassTree
 from mmspec.recipes.specasr import RECIPE as CHAIN
 
 RECIPE = replace(

@@ -12,7 +12,7 @@ plans in the middle of a chunk. Reconstructed: features are compared in the plac
 from mmspec.compressors.action_prune import ActionPrune
 from mmspec.drafters.actions.pruned import pruned_policy
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -5,7 +5,7 @@ speculation, but its draws are not those of plain decoding. Greedy output is the
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.verifiers.recursive import Recursive
 

@@ -11,9 +11,9 @@ same name about videos is `specvlm-video`.
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.elastic_head import ELASTIC_HEAD
 from mmspec.drafters.neural.feature_head import with_head
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.training.elastic import SPECVLM
 from mmspec.verifiers.coupled import Coupled
 

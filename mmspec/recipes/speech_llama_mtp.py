@@ -12,7 +12,7 @@ of the target's output head, trained beside a frozen target
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.multi_token import MULTI_TOKEN_HEADS, SEES, multi_token_heads
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled

@@ -11,7 +11,7 @@ Reconstructed: delta, and the form of the heads.
 
 from mmspec.draft import Kind, Verifier
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.multi_token import MULTI_TOKEN_HEADS, SEES, multi_token_heads
 from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.verifiers.confidence_floor import ConfidenceFloor

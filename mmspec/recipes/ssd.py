@@ -11,10 +11,10 @@ correction, and the control ids.
 
 from mmspec.draft import Verifier
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.recipe import Deferred, Kit
-from mmspec.targets.inputs import control_ids
+from mmspec.targets.tokens.inputs import control_ids
 from mmspec.verifiers.additive_tolerance import AdditiveTolerance
 from mmspec.verifiers.recursive import Recursive
 

@@ -11,7 +11,7 @@ Reconstructed: K is 512 whatever the text is, where the paper has K + text = 102
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.shared import all_layers, with_own_layers
 from mmspec.verifiers.coupled import Coupled
 

@@ -4,7 +4,7 @@ Hu et al. 2024 (SAM-Decoding), the dynamic automaton. Exact; O(1) amortised per 
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.lookup.suffix import suffix_automaton
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled

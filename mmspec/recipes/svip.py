@@ -6,7 +6,7 @@ acceptance.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Entropy
+from mmspec.drafters.lengths.length import Entropy
 from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.verifiers.coupled import Coupled
 

@@ -7,7 +7,7 @@ spread whole layers unless `skip` names them.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Confidence
+from mmspec.drafters.lengths.length import Confidence
 from mmspec.drafters.neural.shared import skipping, with_own_layers
 from mmspec.verifiers.coupled import Coupled
 

@@ -12,7 +12,7 @@ defaults are careful ones of ours; those of the authors are in
 
 from mmspec.drafters.forecast.hooks import forecast_features
 from mmspec.recipe import Deferred, Kit, Recipe
-from mmspec.targets.forecast_schedule import Stepwise
+from mmspec.targets.continuous.forecast_schedule import Stepwise
 from mmspec.verifiers.forecast_gate import ForecastGate, fixed_cadence
 
 

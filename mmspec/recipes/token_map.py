@@ -7,7 +7,7 @@ Reconstructed: the thresholds of the map.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.lookup.token_map import token_map
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled

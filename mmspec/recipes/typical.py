@@ -4,8 +4,8 @@ Cai et al. 2024 (Medusa), section 2.3.1: accept x where p(x) > min(eps, delta ex
 longest accepted path. Lossy when sampling; greedy output is the target's own.
 """
 
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.verifiers.longest import Longest
 from mmspec.verifiers.typical import Typical
 

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from mmspec.draft import Drafter, Gate, Verifier
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import AcceptanceBand
+from mmspec.drafters.lengths.length import AcceptanceBand
 from mmspec.drafters.neural.small_model import SMALL_MODEL, Autoregressive, small_model
 from mmspec.recipe import Deferred, Kit, Recipe
-from mmspec.targets.encoder_decoder import EncoderDecoder
+from mmspec.targets.readers.encoder_decoder import EncoderDecoder
 from mmspec.verifiers.entropy_gate import EntropyGate
 from mmspec.verifiers.rank_limit import RankLimit
 from mmspec.verifiers.recursive import Recursive

@@ -8,8 +8,8 @@ tree has 29 nodes of 4 levels, 8 wide. Exact, with any head. Trained by
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import state_head, with_head
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.training.vispec import VISPEC
 from mmspec.verifiers.coupled import Coupled
 

@@ -15,8 +15,8 @@ decision is made for all rows of a batch, and what a head read of borrowed state
 
 from mmspec.codes.codebook import Codebook, vectors_for
 from mmspec.draft import Gate
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.recipe import Deferred, Kit
 from mmspec.recipes.lantern import pooling
 from mmspec.verifiers.skipping import Never, Policy, Similar, Skipping, Uniform

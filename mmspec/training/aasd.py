@@ -16,7 +16,7 @@ from mmspec.drafters.neural.aasd import check_aasd
 from mmspec.drafters.neural.kv import pictures_of
 from mmspec.models.heads.aasd import AasdHead, AasdHeadConfig, KvProjector
 from mmspec.targets.memory import Memory, block
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import Lesson
 from mmspec.training.losses import soft_cross_entropy
 from mmspec.training.reporting import Report, silent

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from mmspec.drafters.neural.target_states import check_heads
 from mmspec.models.heads.action_slots import ActionSlots, ActionSlotsConfig, slots_of
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import Lesson, read
 from mmspec.training.trainable import HeadTraining
 

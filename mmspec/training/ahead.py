@@ -12,7 +12,7 @@ from torch.nn import functional
 from mmspec.drafters.neural.target_states import check_heads
 from mmspec.models.heads.hydra import HydraHeads, HydraHeadsConfig
 from mmspec.models.heads.medusa import MedusaHeads, MedusaHeadsConfig
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import Lesson, read_lesson
 from mmspec.training.losses import soft_cross_entropy
 from mmspec.training.multi_token import heads_loss

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from mmspec.drafters.neural.head_prompt import head_prompt
 from mmspec.models.heads.dream import DreamHead, DreamHeadConfig
-from mmspec.targets.attention_entropy import NarrowStatesHook
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.attention_entropy import NarrowStatesHook
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import Lesson, check_continues, read_lesson, shaken, told_to
 from mmspec.training.losses import mean_divergence
 from mmspec.training.trainable import HeadTraining

@@ -12,7 +12,7 @@ from torch.nn import functional
 from mmspec.compressors.elastic_gate import BRANCHES
 from mmspec.drafters.neural.elastic_head import ElasticHead, ElasticHeadConfig
 from mmspec.drafters.neural.head_prompt import head_prompt, question_of
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import (
     Lesson,
     ReadLesson,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mmspec.drafters.neural.head_prompt import ReadPrompt
 from mmspec.models.fingerprint import agree
-from mmspec.targets.hooks import wanted_layers
+from mmspec.targets.readers.hooks import wanted_layers
 from mmspec.training import checkpoints
 
 if TYPE_CHECKING:  # its file needs this one

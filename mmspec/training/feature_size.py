@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from mmspec.targets.hooks import wanted_layers
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.hooks import wanted_layers
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.heads import Lesson
 from mmspec.training.trainable import DrafterTraining

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mmspec.models.fingerprint import sign
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.fitting import Descent
 from mmspec.training.heads import Lesson
 from mmspec.training.processes import Processes

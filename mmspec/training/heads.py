@@ -22,11 +22,11 @@ from mmspec.drafters.neural.feature_head import attention_of, check_head, tap_of
 from mmspec.drafters.neural.head_prompt import HeadPrompt, ReadPrompt, head_prompt
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.models.heads.state_head import StateHead
-from mmspec.targets.attention_tap import AttentionTap
-from mmspec.targets.causal import questions
-from mmspec.targets.hooks import HiddenStateHook, LayerStatesHook, wanted_layers
 from mmspec.targets.memory import block
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.attention_tap import AttentionTap
+from mmspec.targets.readers.hooks import HiddenStateHook, LayerStatesHook, wanted_layers
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.causal import questions
 from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.trainable import HeadTraining
 

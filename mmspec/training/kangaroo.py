@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from mmspec.drafters.neural.kangaroo import check_adapter
 from mmspec.models.heads.kangaroo import KangarooAdapter, KangarooAdapterConfig
-from mmspec.targets.hooks import layer_states
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.hooks import layer_states
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import Lesson, ReadLesson, read_lesson
 from mmspec.training.losses import soft_cross_entropy
 from mmspec.training.trainable import HeadTraining

@@ -17,7 +17,7 @@ from torch.nn import functional
 from mmspec.drafters.neural.target_states import check_heads
 from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConfig
 from mmspec.models.heads.token_heads import TokenHeads
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import Lesson, read
 from mmspec.training.trainable import HeadTraining
 

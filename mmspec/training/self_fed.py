@@ -26,7 +26,7 @@ from mmspec.drafters.neural.feature_head import check_head
 from mmspec.drafters.neural.head_prompt import HeadPrompt, head_prompt
 from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from mmspec.models.heads.state_head import SlotMarks, StateHead
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import (
     Lesson,
     check_continues,

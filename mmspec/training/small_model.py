@@ -37,7 +37,7 @@ from mmspec.drafters.neural.sight import TargetFeatures, padded
 from mmspec.drafters.neural.small_model import SMALL_MODEL
 from mmspec.models.loading import auto_class, model_type
 from mmspec.recipe import DraftModelKind
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.fitting import Descent, Fall
 from mmspec.training.heads import Lesson
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mmspec.models.fingerprint import check_signed, sign
 from mmspec.recipe import DraftModelKind
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.fitting import Course, Descent, Fall, divided, fit
 from mmspec.training.reporting import Report, silent
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.models.heads.feature_head import FeatureHead
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import (
     Lesson,
     check_continues,

@@ -33,12 +33,12 @@ def modality(name: str) -> Modality:
 def path(name: str) -> Path:
     """The folder of a checkpoint, an ordinary Hugging Face or diffusers one.
 
-    Those of other packages lie in the folder "checkpoints" beside the trainer.
+    Those of other packages lie in the folder "checkpoints" beside the loader.
     """
     entry = info(name)
-    if entry.trainer.startswith("mmspec."):
+    if entry.loader.startswith("mmspec."):
         return FOLDER / "checkpoints" / entry.name
-    spec = find_spec(entry.trainer)
+    spec = find_spec(entry.loader)
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent / "checkpoints" / entry.name

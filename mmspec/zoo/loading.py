@@ -1,7 +1,7 @@
 """Load checkpoints of the zoo the way a user loads their own, and never from a network.
 
-How, a modality knows: the module `loading` beside the trainer of a checkpoint offers
-`load(entry, folder, dtype)` and `processor(entry, folder)`.
+How is up to the module that `Entry.loader` names: it has `load(entry, folder, dtype)` and
+`processor(entry, folder)`.
 """
 
 from __future__ import annotations
@@ -89,4 +89,4 @@ def pretrained(kind: Any, folder: Path, dtype: torch.dtype | None = None) -> Any
 
 
 def _loader(entry: Entry) -> Any:
-    return import_module(f"{entry.trainer.rpartition('.')[0]}.loading")
+    return import_module(entry.loader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,7 +56,7 @@ def train(
     entry = info(name)
     folder = (path(entry.name) if out is None else Path(out)).resolve()
     _check(entry, folder, force)
-    trainer = cast(Trainer, import_module(entry.trainer))
+    trainer = cast(Trainer, _import_trainer(entry))
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     started = time.monotonic()
@@ -75,6 +76,24 @@ def train(
     (part / "README.md").write_text(_card(entry, trainer, report))
     _put(part, folder)
     return report
+
+
+def _import_trainer(entry: Entry) -> Any:
+    """The module that trains a checkpoint; ours lie in the repository and not in the wheel.
+
+    Raises ValueError outside a checkout.
+    """
+    if entry.trainer.startswith("tools."):
+        checkout = Path(__file__).resolve().parents[2]
+        if not (checkout / "tools" / "zoo" / "__init__.py").is_file():
+            raise ValueError(
+                f"{entry.name} is trained by the module {entry.trainer}, which is not part of the "
+                "installed package; run `mmspec zoo train` in a checkout of the repository that "
+                "was installed with `pip install -e .`"
+            )
+        if str(checkout) not in sys.path:
+            sys.path.append(str(checkout))
+    return import_module(entry.trainer)
 
 
 def written(name: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mmspec import zoo
 from mmspec.drafters.denoising.small_denoiser import DRAFT_PIPELINE
-from mmspec.modalities import asking, sheets
+from mmspec.modalities.common import asking, sheets
 from mmspec.modalities.diffusion import DiffusionSettings, examining
 from mmspec.modalities.diffusion.network import Network
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from mmspec.decode import Parts
+from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.drafters.denoising.window import Window
 from mmspec.errors import check_number
-from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.modalities.diffusion.network import (
     Network,
     check_network,
@@ -24,7 +24,7 @@ from mmspec.modalities.diffusion.pipeline_trace import Noises, PreparedCall, per
 from mmspec.modalities.diffusion.step_callback import StepCallback, Watch
 from mmspec.modality import Call, Loop
 from mmspec.recipe import Kit, Recipe, pair, resolve
-from mmspec.targets.denoising import ChainRequest, ChainTarget
+from mmspec.targets.continuous.denoising import ChainRequest, ChainTarget
 from mmspec.targets.stop import Stop
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import diffusers
 
 from mmspec.drafters.denoising.small_denoiser import between
-from mmspec.modalities import examining
+from mmspec.modalities.common import examining
 from mmspec.modalities.diffusion.network import Network, check_scheduler
 from mmspec.modalities.diffusion.plug import session
 from mmspec.modality import Finding

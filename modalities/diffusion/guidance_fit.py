@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.laws.kernels import at_step
+from mmspec.distributions.kernels import at_step
 
 _FITTED = 4096  # numbers that a scale is fitted to
 _RESCALE = "guidance_rescale"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmspec.declared import answered_by
-from mmspec.targets.denoising import Denoiser, Prediction
+from mmspec.targets.continuous.denoising import Denoiser, Prediction
 
 
 class Pasting:

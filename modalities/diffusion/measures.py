@@ -16,7 +16,7 @@ import torch
 from mmspec.api import accelerate
 from mmspec.bench.environment import dtype_name
 from mmspec.bench.workload import repeated
-from mmspec.modalities import scenes
+from mmspec.modalities.common import scenes
 from mmspec.modalities.diffusion import row_costs
 from mmspec.modalities.diffusion.certificates import certify
 from mmspec.modalities.diffusion.forecasts import ForecastRunner

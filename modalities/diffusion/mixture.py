@@ -17,8 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mmspec.laws.kernels import GaussianKernel
-from mmspec.targets.denoising import Prediction
+from mmspec.distributions.kernels import GaussianKernel
+from mmspec.targets.continuous.denoising import Prediction
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmspec.distributions.kernels import GaussianKernel
 from mmspec.drafters.forecast.features import tensors
 from mmspec.errors import described
-from mmspec.laws.kernels import GaussianKernel
 from mmspec.modalities.diffusion.conditions import NetworkCall
 from mmspec.modalities.diffusion.guidance_fit import Join
 from mmspec.modalities.diffusion.network_output import Outline, Shapes, content
 from mmspec.modalities.diffusion.schedulers import Sampler, sampler
-from mmspec.targets.denoising import Prediction
+from mmspec.targets.continuous.denoising import Prediction
 
 NETWORKS = ("unet", "transformer")
 CONTROL = "controlnet"  # computes arguments of the other networks

@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmspec.laws.kernels import GaussianKernel, at_step
-from mmspec.targets.denoising import Prediction
+from mmspec.distributions.kernels import GaussianKernel, at_step
+from mmspec.targets.continuous.denoising import Prediction
 
 KINDS = ("epsilon", "sample", "v_prediction", "flow_prediction")
 

@@ -38,7 +38,7 @@ from mmspec.modalities.diffusion.inpainting import PartialDenoiser, Pasting
 from mmspec.modalities.diffusion.network import CONTROL, Network, repeated
 from mmspec.modalities.diffusion.schedulers import Sampler, begun_at, sampler
 from mmspec.modalities.diffusion.stages import Made, Stages
-from mmspec.targets.denoising import Denoiser
+from mmspec.targets.continuous.denoising import Denoiser
 
 _STEP_KEYWORDS = frozenset(("eta", "generator", "return_dict"))
 _SEED = 0x5DEECE66D_1B2C5E  # of the numbers of a rehearsal: nobody else's, so none are the latents

@@ -22,7 +22,7 @@ import diffusers
 import torch
 from torch import Tensor
 
-from mmspec.laws.kernels import GaussianKernel, at_step
+from mmspec.distributions.kernels import GaussianKernel, at_step
 from mmspec.modalities.diffusion.parameterisation import (
     Clip,
     DynamicThreshold,
@@ -30,7 +30,7 @@ from mmspec.modalities.diffusion.parameterisation import (
     PredictedStd,
     PredictionReading,
 )
-from mmspec.targets.denoising import Prediction
+from mmspec.targets.continuous.denoising import Prediction
 
 
 @dataclass(frozen=True)

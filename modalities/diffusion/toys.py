@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from mmspec.decode import Parts, decode
+from mmspec.distributions.kernels import GaussianKernel
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.drafters.denoising.window import Window
-from mmspec.laws.kernels import GaussianKernel
-from mmspec.laws.noise import KeyedNoise
 from mmspec.modalities.diffusion.mixture import Mixture, mixture, vp_grid
 from mmspec.recipe import Kit, Recipe, pair, resolve
-from mmspec.targets.denoising import ChainRequest, ChainTarget, Denoiser
+from mmspec.targets.continuous.denoising import ChainRequest, ChainTarget, Denoiser
 from mmspec.targets.stop import Stop
 
 CPU = torch.device("cpu")

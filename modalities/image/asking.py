@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.modalities import asking, examining, examining_tokens, sheets
-from mmspec.modalities.animation import save
+from mmspec.modalities.common import asking, examining, examining_tokens, sheets
+from mmspec.modalities.common.animation import save
 from mmspec.modalities.image import ImageSettings, drawing
 from mmspec.modalities.image.animation import frames
 from mmspec.modalities.image.families import image_family, maker, reader

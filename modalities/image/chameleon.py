@@ -15,7 +15,7 @@ from mmspec.codes.grid import Grid
 from mmspec.codes.image_family import ImageFamily, codebook, encoder
 from mmspec.modalities.image.drawing import spoken, token_request
 from mmspec.models.chameleon import ChameleonForImageGeneration
-from mmspec.targets.family import Family
+from mmspec.targets.readers.family import Family
 
 NEWLINE, END, SIZES = 8803, 8196, 8804  # Lumina-mGPT: row end, image end, first size token
 SHRINKS = 16  # pixels per code

@@ -18,15 +18,15 @@ from mmspec._hf import inferred_mask
 from mmspec.codes.grid import Grid
 from mmspec.codes.grid_mask import GridMask
 from mmspec.codes.image_family import ImageFamily, partial_pictures, pictures
+from mmspec.distributions.noise import fresh_seed
+from mmspec.distributions.sampling import Sampling
 from mmspec.errors import about, check_number, described, is_whole, unknown_message
-from mmspec.laws.noise import fresh_seed
-from mmspec.laws.sampling import Sampling
 from mmspec.stats import Stats
-from mmspec.targets.code_backbone import FOREIGN
-from mmspec.targets.generation_settings import SAMPLED, resolve, sampled
-from mmspec.targets.guidance import NEGATIVE, SCALE
-from mmspec.targets.inputs import check_inputs
+from mmspec.targets.readers.code_backbone import FOREIGN
+from mmspec.targets.readers.guidance import NEGATIVE, SCALE
 from mmspec.targets.stop import Stop
+from mmspec.targets.tokens.generation_settings import SAMPLED, resolve, sampled
+from mmspec.targets.tokens.inputs import check_inputs
 
 DRAWN = ("do_sample", *SAMPLED)
 OWN = ("prompt", "grid", "guidance", "negative", "num_return_sequences", "seed", "row_ids", *DRAWN)

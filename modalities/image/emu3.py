@@ -17,7 +17,7 @@ from torch import Tensor
 from mmspec.codes.grid import Grid
 from mmspec.codes.image_family import ImageFamily, codebook
 from mmspec.modalities.image.drawing import spoken, token_request
-from mmspec.targets.family import Family
+from mmspec.targets.readers.family import Family
 
 ENDS = ("<|extra_201|>", "<|image end|>")  # of the frame, of the picture
 

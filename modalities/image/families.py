@@ -12,14 +12,14 @@ from functools import lru_cache
 from typing import Any
 
 from mmspec.codes.image_family import ImageFamily
-from mmspec.modalities import readers
+from mmspec.modalities.common import readers
 from mmspec.modalities.image import chameleon, emu3, janus, llamagen, strangers
 from mmspec.models.chameleon import ChameleonForImageGeneration
 from mmspec.models.llamagen import LlamaGenForImageGeneration
-from mmspec.targets.backbone import Backbone
-from mmspec.targets.family import Family
-from mmspec.targets.guidance import Guided
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.backbone import Backbone
+from mmspec.targets.readers.family import Family
+from mmspec.targets.readers.guidance import Guided
+from mmspec.targets.readers.reader import Reader
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor as Proce
 
 from mmspec import _hf
 from mmspec.errors import check_number
-from mmspec.targets.guidance import NEGATIVE, SCALE
+from mmspec.targets.readers.guidance import NEGATIVE, SCALE
 
 IDS, MASK, LOGITS = "negative_prompt_ids", "negative_prompt_attention_mask", "output_logits"
 

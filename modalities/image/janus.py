@@ -16,11 +16,11 @@ from torch import Tensor
 
 from mmspec.codes.grid import Grid
 from mmspec.codes.image_family import ImageFamily, codebook, encoder
-from mmspec.laws.sampling import Sampling
+from mmspec.distributions.sampling import Sampling
 from mmspec.modalities.image.drawing import only_layout, spoken, token_request
-from mmspec.targets.code_backbone import CodeBackbone, Tables, counted, foreign
-from mmspec.targets.family import Family
-from mmspec.targets.guidance import SCALE
+from mmspec.targets.readers.code_backbone import CodeBackbone, Tables, counted, foreign
+from mmspec.targets.readers.family import Family
+from mmspec.targets.readers.guidance import SCALE
 
 
 def reader(model: Any) -> CodeBackbone:

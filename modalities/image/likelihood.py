@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mmspec.api import Accelerated
+from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Draft, Kind
-from mmspec.laws.sampling import Sampling
 from mmspec.modalities.image.drawing import Drawing, cells
 from mmspec.targets.memory import block
 

@@ -13,9 +13,9 @@ from mmspec.codes.image_family import ImageFamily, codebook
 from mmspec.errors import is_whole
 from mmspec.modalities.image.drawing import only_layout
 from mmspec.models.llamagen import LlamaGenForImageGeneration
-from mmspec.targets.code_backbone import CodeBackbone, Tables, foreign
-from mmspec.targets.family import Family
-from mmspec.targets.inputs import check_inputs
+from mmspec.targets.readers.code_backbone import CodeBackbone, Tables, foreign
+from mmspec.targets.readers.family import Family
+from mmspec.targets.tokens.inputs import check_inputs
 
 
 def reader(model: LlamaGenForImageGeneration) -> CodeBackbone:

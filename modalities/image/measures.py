@@ -17,7 +17,7 @@ from mmspec.bench.environment import placed
 from mmspec.bench.workload import repeated
 from mmspec.codes.image_family import pictures
 from mmspec.drafters.plain import Silent
-from mmspec.modalities import scenes
+from mmspec.modalities.common import scenes
 from mmspec.modalities.image import toys
 from mmspec.modalities.image.drawing import Drawing, Images
 from mmspec.modalities.image.ink import ink_per_round

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import zoo
-from mmspec.modalities import tokens
+from mmspec.modalities.common import tokens
+from mmspec.modalities.common.text import HOOK, Text, placed
 from mmspec.modalities.image import drawing, guided_text
 from mmspec.modalities.image.families import maker, reader
-from mmspec.modalities.text import HOOK, Text, placed
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal, model_type
 from mmspec.recipe import Recipe

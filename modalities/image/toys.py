@@ -13,8 +13,8 @@ from torch import Tensor
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
 from mmspec.bench.tiny import random_drafter
+from mmspec.distributions.sampling import guide
 from mmspec.draft import Kind, Verifier
-from mmspec.laws.sampling import guide
 from mmspec.modality import Answer, Contestant
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
 from mmspec.models.random_weights import random_model

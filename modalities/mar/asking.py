@@ -9,7 +9,7 @@ from typing import Any
 
 import diffusers
 
-from mmspec.modalities import asking, sheets
+from mmspec.modalities.common import asking, sheets
 from mmspec.modalities.mar import MarSettings, examining, reader
 from mmspec.modalities.mar.reader import numbers
 

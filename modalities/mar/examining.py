@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.drafters.denoising.patches import SHARED, check_tokens
-from mmspec.modalities import examining
-from mmspec.modalities.examining import both
+from mmspec.modalities.common import examining
+from mmspec.modalities.common.examining import both
 from mmspec.modalities.mar.plug import session
 from mmspec.modality import Finding
 from mmspec.models.folder import configuration, tensors

@@ -20,14 +20,13 @@ from mmspec.bench.environment import placed
 from mmspec.bench.gaussian_tests import standard_normal_p_values, uniform_gap
 from mmspec.bench.progress import Progress
 from mmspec.bench.workload import grouped, repeated
-from mmspec.modalities import scenes
-from mmspec.modalities.mar import toys
+from mmspec.modalities.common import scenes
+from mmspec.modalities.mar import held_out, toys
 from mmspec.modalities.mar.plug import bind, decoded, settings_of
 from mmspec.modalities.mar.reader import labels
-from mmspec.modalities.mar.zoo import evaluate
 from mmspec.modality import Answer, Contestant, Quality, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
-from mmspec.targets.patches import PatchSettings
+from mmspec.targets.continuous.patches import PatchSettings
 
 JUDGED_TOGETHER = 32  # pictures per call of those that are only looked at
 COUNTED = 3  # requests that tell how many calls a recipe makes
@@ -44,15 +43,15 @@ def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Wor
     if selection.prompts is not None or not asker.source.startswith("zoo:"):
         timed = [asker.request(group) for group in repeated(selection.prompts or ["0"], batch)]
         return of_requests(model, timed, batch=batch)
-    many = grouped(evaluate.classes(selection.count, seed), batch)
+    many = grouped(held_out.classes(selection.count, seed), batch)
     together = min(JUDGED_TOGETHER, max(settings.pictures, 1))
-    shown = grouped(evaluate.classes(settings.pictures, seed + 1), together)
+    shown = grouped(held_out.classes(settings.pictures, seed + 1), together)
     timed, judged = (
         [asker.request([str(number) for number in group]) for group in groups]
         for groups in (many, shown)
     )
     asked = [number for group in shown or many for number in group]
-    facts = scenes.judged_by(partial(evaluate.facts_of, asked))
+    facts = scenes.judged_by(partial(held_out.facts_of, asked))
     return of_requests(model, timed, judged, (facts,), batch)
 
 

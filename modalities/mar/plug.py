@@ -15,17 +15,17 @@ from torch import Tensor
 from mmspec.codes.image_family import partial_pictures, pictures
 from mmspec.declared import answered_by
 from mmspec.decode import Parts
+from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.draft import Drafter, Gate, Target, Verifier
 from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.shapes import shape_of
 from mmspec.errors import described, unknown_message
-from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.modalities.mar import reader
 from mmspec.modalities.mar.reader import MarReader, labels, numbers
 from mmspec.modality import Call, Loop, Session
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import Stats
-from mmspec.targets.patches import (
+from mmspec.targets.continuous.patches import (
     BlindTarget,
     PatchReader,
     PatchRequest,
@@ -34,7 +34,7 @@ from mmspec.targets.patches import (
     order,
     place,
 )
-from mmspec.targets.paths import check_random
+from mmspec.targets.continuous.paths import check_random
 from mmspec.targets.stop import Stop
 
 OWN = ("class_labels", "prompt", "seed", "row_ids", "vae")
@@ -75,7 +75,7 @@ class PatchSession(Session):
 
         Takes `class_labels` (a number, or a list in which None is no class) or `prompt` (the name
         of a class in the model's configuration, or several), `seed`, `row_ids`, the settings of
-        `mmspec.targets.patches.Plan` (`steps`, `guidance`, `guidance_schedule`, `temperature`,
+        `mmspec.targets.continuous.patches.Plan` (`steps`, `guidance`, `guidance_schedule`, `temperature`,
         `head_steps`, `last_noise`), and `vae`, whose `decode` makes pixels, as that of diffusers.
 
         Raises ValueError for what is not known, for more steps than cells, and where an exact

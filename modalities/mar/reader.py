@@ -16,8 +16,8 @@ from mmspec.errors import is_whole
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.models.mar_head import SampledHead
 from mmspec.models.reading import read
-from mmspec.targets.patches import CellQuery, PatchSettings
-from mmspec.targets.paths import PathLaw
+from mmspec.targets.continuous.patches import CellQuery, PatchSettings
+from mmspec.targets.continuous.paths import PathLaw
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,20 @@ import torch
 from torch import Tensor
 
 from mmspec.decode import Parts, decode
+from mmspec.distributions.kernels import GaussianKernel
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Round
 from mmspec.drafters.plain import Silent
-from mmspec.laws.kernels import GaussianKernel
-from mmspec.laws.noise import KeyedNoise
-from mmspec.targets.denoising import Prediction
-from mmspec.targets.patches import CellQuery, PatchRequest, PatchSettings, PatchTarget, order, place
-from mmspec.targets.paths import PathLaw
+from mmspec.targets.continuous.denoising import Prediction
+from mmspec.targets.continuous.patches import (
+    CellQuery,
+    PatchRequest,
+    PatchSettings,
+    PatchTarget,
+    order,
+    place,
+)
+from mmspec.targets.continuous.paths import PathLaw
 from mmspec.targets.stop import Stop
 from mmspec.verifiers.path_ratio import PathRatio
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.modalities import asking
+from mmspec.modalities.common import asking
 from mmspec.modalities.speech.spectrogram import spectrogram
 from mmspec.modalities.speech.spoken import Speech
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from PIL import Image
 
-from mmspec.modalities.sheets import Panel, sheet
+from mmspec.modalities.common.sheets import Panel, sheet
 from mmspec.modalities.vla.rollout import Rollout
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from mmspec.codes.actions import ActionCodes, ActionSpace
 from mmspec.codes.episodes import NAME, Episode
 from mmspec.decode import decode
-from mmspec.modalities.tokens import BoundTokens
+from mmspec.modalities.common.tokens import BoundTokens
 from mmspec.modalities.vla.acting import Deadline, Taken, act
 from mmspec.modalities.vla.asked import ActionQuestion
 from mmspec.modalities.vla.robots import Robot

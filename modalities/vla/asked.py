@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
+from mmspec.distributions.sampling import PlaceProcessor, Sampling
 from mmspec.errors import check_flag, check_number, refuse_fixed, unknown_message
-from mmspec.laws.sampling import PlaceProcessor, Sampling
-from mmspec.modalities.tokens import carrier
+from mmspec.modalities.common.tokens import carrier
 from mmspec.modalities.vla.reading import PromptReader, cameras_of, instructions_of
 from mmspec.modalities.vla.robots import numbers_of
-from mmspec.targets.generation_settings import sampled
+from mmspec.targets.tokens.generation_settings import sampled
 
 WARPS = ("temperature", "top_k", "top_p", "min_p")
 OWN = (

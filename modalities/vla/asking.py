@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.modalities import asking, examining_tokens
-from mmspec.modalities.animation import save
-from mmspec.modalities.families import reader
+from mmspec.modalities.common import asking, examining_tokens
+from mmspec.modalities.common.animation import save
+from mmspec.modalities.common.families import reader
 from mmspec.modalities.vla import PolicySettings
 from mmspec.modalities.vla.acceptance import acceptance_map
 from mmspec.modalities.vla.animation import frames

@@ -22,14 +22,14 @@ from transformers import DynamicCache
 
 from mmspec import recipes
 from mmspec.decode import Parts, decode
+from mmspec.distributions.kernels import GaussianKernel
+from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.draft import Round, Verifier
 from mmspec.drafters.denoising.window import Window
 from mmspec.errors import check_number
-from mmspec.laws.kernels import GaussianKernel
-from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import Ledger, Stats
-from mmspec.targets.denoising import ChainRequest, ChainTarget, Prediction
+from mmspec.targets.continuous.denoising import ChainRequest, ChainTarget, Prediction
 from mmspec.targets.stop import Stop
 
 

@@ -18,7 +18,7 @@ from mmspec.bench import checks, constant
 from mmspec.bench.certificate import Check, Trial
 from mmspec.bench.progress import Progress
 from mmspec.drafters.plain import Silent
-from mmspec.modalities import measures
+from mmspec.modalities.common import measures
 from mmspec.modalities.vla import toys
 from mmspec.modalities.vla.answering import ActionsOnly
 from mmspec.modalities.vla.asked import ActionQuestion

@@ -20,9 +20,9 @@ from mmspec import recipes, zoo
 from mmspec.codes.actions import ActionSpace
 from mmspec.codes.trajectories import FILE
 from mmspec.errors import described, reading, unknown_message
-from mmspec.modalities import tokens
-from mmspec.modalities.families import reader
-from mmspec.modalities.text import Text
+from mmspec.modalities.common import tokens
+from mmspec.modalities.common.families import reader
+from mmspec.modalities.common.text import Text
 from mmspec.modalities.vla import MODALITY, lerobot
 from mmspec.modalities.vla.acting import AnswerPace, Deadline
 from mmspec.modalities.vla.answering import (
@@ -51,7 +51,7 @@ from mmspec.modality import Loop
 from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe
 from mmspec.registry import ZOO
-from mmspec.targets.visual import check_request
+from mmspec.targets.readers.visual import check_request
 
 OWN = ("processor", "actions", "unnorm_key", "deadline_ms")
 PLAIN = "plain"

@@ -8,7 +8,7 @@ from typing import Any
 from mmspec.codes.actions import ActionCodes, ActionSpace
 from mmspec.errors import described, is_whole
 from mmspec.modalities.vla import STATISTICS
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 
 BINS = 256  # where a configuration does not say; so OpenVLA
 CHUNK = "num_actions_chunk"  # actions of one answer, where there are several (OpenVLA-OFT)

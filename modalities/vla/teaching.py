@@ -18,13 +18,13 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.api import accelerate
-from mmspec.modalities import asking
-from mmspec.modalities.pictures import open_picture
+from mmspec.modalities.common import asking
+from mmspec.modalities.common.pictures import open_picture
 from mmspec.modalities.vla.answering import BoundPolicy
 from mmspec.modalities.vla.reading import PromptReader, checked_instruction
 from mmspec.modalities.vla.rollout import Rollout
 from mmspec.modalities.vla.worlds import WORLDS, make_world
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.conversations import Question
 from mmspec.training.reporting import Report, silent
 

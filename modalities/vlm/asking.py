@@ -10,13 +10,13 @@ from typing import Any
 from PIL import Image
 
 from mmspec import _hf
-from mmspec.modalities import asking, examining_tokens
-from mmspec.modalities.families import family, reader
-from mmspec.modalities.pictures import open_picture
+from mmspec.modalities.common import asking, examining_tokens
+from mmspec.modalities.common.families import family, reader
+from mmspec.modalities.common.pictures import open_picture
 from mmspec.modalities.vlm import LanguageSettings, clips
 from mmspec.modalities.vlm.plug import load, session
 from mmspec.modality import Finding
-from mmspec.targets.visual import FRAMES
+from mmspec.targets.readers.visual import FRAMES
 from mmspec.zoo import moving
 
 SCENE, CLIP = "zoo:scene", "zoo:clip"

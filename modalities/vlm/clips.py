@@ -23,7 +23,7 @@ from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 from transformers.video_utils import VideoMetadata
 
-from mmspec.modalities.pictures import open_picture
+from mmspec.modalities.common.pictures import open_picture
 from mmspec.modality import PICTURE_FILES
 
 USUAL = 16  # frames where nothing is said

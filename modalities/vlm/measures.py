@@ -11,8 +11,8 @@ from PIL import Image
 from mmspec import zoo
 from mmspec.bench.certificate import Check, Trial
 from mmspec.bench.workload import Scored, facts_right, grouped, repeated
-from mmspec.modalities import measures
-from mmspec.modalities.measures import of_requests
+from mmspec.modalities.common import measures
+from mmspec.modalities.common.measures import of_requests
 from mmspec.modalities.vlm import toys
 from mmspec.modalities.vlm.asking import CLIP, of_the_zoo
 from mmspec.modality import Answer, Selection, Workload

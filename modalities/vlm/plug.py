@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import zoo
-from mmspec.modalities import tokens, whole
-from mmspec.modalities.families import reader
-from mmspec.modalities.text import Text, placed
+from mmspec.modalities.common import tokens, whole
+from mmspec.modalities.common.families import reader
+from mmspec.modalities.common.text import Text, placed
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe

@@ -26,7 +26,7 @@ from mmspec import api
 from mmspec.drafters.oracle import Oracle
 from mmspec.modalities.vlm.tiny_configs import VOCAB, tiny
 from mmspec.modalities.vlm.tiny_requests import WORDS, Request, requests
-from mmspec.targets.reader import USES
+from mmspec.targets.readers.reader import USES
 from mmspec.trees import Tree
 
 LISTS = (

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from mmspec import _hf
 from mmspec.api import accelerate
-from mmspec.modalities import asking
-from mmspec.modalities.pictures import open_picture
-from mmspec.targets.reader import Reader
+from mmspec.modalities.common import asking
+from mmspec.modalities.common.pictures import open_picture
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.conversations import Question, Turn
 from mmspec.training.reporting import Report
 

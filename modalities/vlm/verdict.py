@@ -24,9 +24,9 @@ from torch import Tensor
 
 from mmspec.api import accelerate
 from mmspec.draft import Draft, Kind
-from mmspec.modalities import asking
+from mmspec.modalities.common import asking
 from mmspec.targets.memory import block
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 
 REASON = "{question}\nThink step by step, then give the final answer."
 JUDGE = (

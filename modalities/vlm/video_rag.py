@@ -24,7 +24,7 @@ from torch.nn import functional
 from torchvision.transforms.functional import rgb_to_grayscale, to_pil_image
 
 from mmspec.api import accelerate
-from mmspec.modalities import asking
+from mmspec.modalities.common import asking
 from mmspec.modalities.vlm.clips import VideoClip
 
 DRAFT = (

@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 import mmspec
-from mmspec.bench.compressors import Catalogue, catalogue, drafter_kv_bytes, usual
-from mmspec.bench.kept_tokens import DARK, LEFT, MERGED, draw
 from mmspec.bench.plots import compressed
+from mmspec.bench.studies.compressors import Catalogue, catalogue, drafter_kv_bytes, usual
+from mmspec.bench.studies.kept_tokens import DARK, LEFT, MERGED, draw
 from mmspec.compressors import COMPRESSORS
-from mmspec.modalities.measures import of_requests
+from mmspec.modalities.common.measures import of_requests
 from tests import toys
 from tests.cli.running import fail
 from tests.partners import noisy

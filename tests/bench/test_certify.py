@@ -15,9 +15,9 @@ from mmspec.bench import certify
 from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
 from mmspec.bench.frequency import chi_square, p_value
 from mmspec.bench.tiny import joint, request, tiny
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise, Noise
 from mmspec.draft import Draft, Drafter, Kind, Scores, Verdict, Verifier, categorical
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.modalities.vlm import toys
 from mmspec.recipe import Deferred, Recipe
 from mmspec.verifiers.coupled import Coupled

@@ -13,8 +13,8 @@ from mmspec import recipes
 from mmspec.bench import certify
 from mmspec.bench.certificate import ALPHA, Trial
 from mmspec.bench.gaussian_tests import kolmogorov, kolmogorov_p_value, moments
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.noise import Noise
 from mmspec.modalities.diffusion.certificates import _drafting_nothing
 from mmspec.modalities.diffusion.sample_tests import cells, increments, lines
 from mmspec.modalities.diffusion.toys import by_hand, plain, sample, settings

@@ -13,8 +13,8 @@ from mmspec import recipes
 from mmspec.bench import certify
 from mmspec.bench.certificate import Trial
 from mmspec.bench.gaussian_tests import uniform_gap, uniform_p_value
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.noise import Noise
 from mmspec.modalities.mar.measures import _drafting_for_itself
 from mmspec.recipe import Deferred
 from mmspec.verifiers.path_ratio import PathRatio

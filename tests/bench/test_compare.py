@@ -18,13 +18,13 @@ from mmspec.bench.forwards import Replay
 from mmspec.bench.race import race
 from mmspec.bench.row import Found, _mean, row
 from mmspec.bench.workload import agreement, facts_right, repeated
-from mmspec.modalities.baselines import (
+from mmspec.modalities.common.baselines import (
     AssistedGenerate,
     Generate,
     SpeculativeGenerate,
     new_tokens,
 )
-from mmspec.modalities.measures import of_requests
+from mmspec.modalities.common.measures import of_requests
 from mmspec.modality import Answer, Workload
 from tests import toys
 
@@ -238,7 +238,7 @@ def test_a_published_shape_is_measured_at_the_asked_acceptance(
         calls = contestants[0].answer(inputs).stats.target_calls
         return [[(2.0 * calls, Replay(0.0, float(calls)))] * repeats]
 
-    monkeypatch.setattr(import_module("mmspec.bench.scale"), "run_and_replay", counted)
+    monkeypatch.setattr(import_module("mmspec.bench.studies.scale"), "run_and_replay", counted)
     found = scale("tiny", contexts=(32,), rates=(0.0, 1.0), room=25, repeats=1, device="cpu")
     plain, never, always = found.points
     assert plain.tokens_per_target_call == never.tokens_per_target_call == 1
@@ -261,7 +261,7 @@ def test_growth_forgets_its_first_repeat(monkeypatch: pytest.MonkeyPatch) -> Non
         host = next(hosts)
         return [[(host + 2.0, 2.0)] for _ in cases]
 
-    monkeypatch.setattr(import_module("mmspec.bench.growth"), "_turns", turns)
+    monkeypatch.setattr(import_module("mmspec.bench.studies.growth"), "_turns", turns)
     found = growth((16, 32), room=4, repeats=2)
     assert [(point.rounds, point.host_seconds) for point in found.points] == [(2, 1.0)] * 2
 

@@ -11,8 +11,8 @@ import pytest
 
 from mmspec.api import accelerate
 from mmspec.bench import compare
+from mmspec.modalities.common.scenes import judged_by
 from mmspec.modalities.mar.measures import of_requests
-from mmspec.modalities.scenes import judged_by
 from tests.toys.mar import mar
 
 VAE = SimpleNamespace(decode=lambda latents: latents.repeat(1, 2, 1, 1)[:, :3])

@@ -14,7 +14,7 @@ from mmspec.bench import efficiency
 from mmspec.bench.efficiency import efficiencies
 from mmspec.bench.forwards import Forward, Replay, Tape, recording, replay, stopwatch
 from mmspec.bench.tiny import random_drafter
-from mmspec.modalities.baselines import SpeculativeGenerate
+from mmspec.modalities.common.baselines import SpeculativeGenerate
 from mmspec.modality import Answer
 from tests import toys
 from tests.modalities import drawing

@@ -11,9 +11,9 @@ import torch
 
 import mmspec
 from mmspec.bench import Comparison, compare
+from mmspec.modalities.common.scenes import facts, held_out, judged_by
 from mmspec.modalities.image.likelihood import log_likelihood
 from mmspec.modalities.image.measures import of_requests
-from mmspec.modalities.scenes import facts, held_out, judged_by
 from tests.modalities import drawing
 from tests.toys import painters, speaking
 

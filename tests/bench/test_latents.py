@@ -11,10 +11,10 @@ import torch
 
 import mmspec
 from mmspec.bench import Comparison, Row, compare
+from mmspec.modalities.common.scenes import judged_by
 from mmspec.modalities.diffusion import row_costs
 from mmspec.modalities.diffusion.measures import of_requests
 from mmspec.modalities.diffusion.picture_distance import apart, own_pictures
-from mmspec.modalities.scenes import judged_by
 from tests.toys.pipelines import asked, pipeline
 
 STEPS = 6

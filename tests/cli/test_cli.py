@@ -21,12 +21,12 @@ from mmspec.cli.bench import _title
 from mmspec.cli.choosing import check_writable, choose
 from mmspec.cli.loaded import opened
 from mmspec.cli.options import PARTS, Choice, dashed, set_pairs, settings_for
-from mmspec.modalities.diffusion.zoo import models as diffusion_models
-from mmspec.modalities.image.zoo import models as image_models
-from mmspec.modalities.mar.zoo import models as mar_models
 from tests.cli.running import fail, run
 from tests.forks import Answered, forked
 from tests.toys.folders import drop, text_pair
+from tools.zoo.diffusion import models as diffusion_models
+from tools.zoo.image import models as image_models
+from tools.zoo.mar import models as mar_models
 
 HAS_ZOO = all(zoo.is_present(name) for name in zoo.names())
 needs_zoo = pytest.mark.skipif(not HAS_ZOO, reason="the zoo is not trained yet")
@@ -35,9 +35,9 @@ needs_zoo = pytest.mark.skipif(not HAS_ZOO, reason="the zoo is not trained yet")
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Small random models: a text pair, one of another vocabulary, a LLaVA with its drafter."""
-    from mmspec.modalities.vlm.zoo.architecture import BLIND, SIGHTED
-    from mmspec.modalities.vlm.zoo.families import FAMILIES
-    from mmspec.modalities.vlm.zoo.train import save
+    from tools.zoo.vlm.architecture import BLIND, SIGHTED
+    from tools.zoo.vlm.families import FAMILIES
+    from tools.zoo.vlm.train import save
 
     root = tmp_path_factory.mktemp("models")
     text_pair(root)

@@ -35,9 +35,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small LLaVA, text models, and data: pictures, one of them broken, and plain text."""
     from PIL import Image
 
-    from mmspec.modalities.vlm.zoo.architecture import SIGHTED
-    from mmspec.modalities.vlm.zoo.families import FAMILIES
-    from mmspec.modalities.vlm.zoo.train import save
+    from tools.zoo.vlm.architecture import SIGHTED
+    from tools.zoo.vlm.families import FAMILIES
+    from tools.zoo.vlm.train import save
 
     found = tmp_path_factory.mktemp("train")
     torch.manual_seed(0)

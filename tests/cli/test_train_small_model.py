@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 
 import mmspec
 from mmspec.cli import main
-from mmspec.modalities.vlm.zoo.architecture import BLIND, SIGHTED
-from mmspec.modalities.vlm.zoo.families import FAMILIES
-from mmspec.modalities.vlm.zoo.train import save
 from mmspec.zoo.boards import pixels
 from mmspec.zoo.scene import sample
 from tests.cli.running import fail, run
 from tests.cli.test_train_recipe import stopped
+from tools.zoo.vlm.architecture import BLIND, SIGHTED
+from tools.zoo.vlm.families import FAMILIES
+from tools.zoo.vlm.train import save
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 
 from mmspec.codes.grid import Grid
 from mmspec.codes.grid_mask import GridMask
-from mmspec.laws.sampling import Sampling
+from mmspec.distributions.sampling import Sampling
 
 GRIDS = (
     Grid(2, 3, (4, 9), separator=9, header=(1, 2), footer=(3,)),

@@ -10,11 +10,17 @@ import torch
 from torch import Tensor
 
 from mmspec.decode import Parts, decode
+from mmspec.distributions.kernels import GaussianKernel
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, Verifier
 from mmspec.drafters.plain import Silent
-from mmspec.laws.kernels import GaussianKernel
-from mmspec.laws.noise import KeyedNoise
-from mmspec.targets.denoising import ChainRequest, ChainTarget, Denoiser, Prediction, Trajectory
+from mmspec.targets.continuous.denoising import (
+    ChainRequest,
+    ChainTarget,
+    Denoiser,
+    Prediction,
+    Trajectory,
+)
 from mmspec.targets.stop import Stop
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.reflection import Reflection

@@ -10,13 +10,13 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.decode import Parts, decode
+from mmspec.distributions.noise import KeyedNoise
+from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Drafter, Round
-from mmspec.laws.noise import KeyedNoise
-from mmspec.laws.sampling import Sampling
-from mmspec.targets.backbone import Backbone
-from mmspec.targets.causal import CausalTarget
-from mmspec.targets.context import Context, Request
+from mmspec.targets.readers.backbone import Backbone
 from mmspec.targets.stop import Stop
+from mmspec.targets.tokens.causal import CausalTarget
+from mmspec.targets.tokens.context import Context, Request
 from mmspec.verifiers.coupled import Coupled
 from tests.toys import readers as families
 

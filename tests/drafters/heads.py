@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 import mmspec
+from mmspec.distributions.categorical import Categorical
 from mmspec.drafters.growth import DraftModel, News, Nodes, Shape
 from mmspec.drafters.neural.feature_head import FeatureDraft
 from mmspec.drafters.neural.small_model import Autoregressive
-from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
-from mmspec.targets.context import Context
-from mmspec.targets.guidance import guided
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.guidance import guided
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.context import Context
 from mmspec.training.heads import EAGLE, Lesson, Pairs, read
 from mmspec.training.trainable import learn
 from tests.toys.readers import backbone

@@ -15,7 +15,7 @@ from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.models.heads.state_head import PictureSlots, SlotMarks, StateHead
 from mmspec.models.random_weights import random_model
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import Lesson, ReadLesson, read_lesson
 from tests import toys
 from tests.drafters.heads import Heard, answer, paths

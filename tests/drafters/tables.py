@@ -13,12 +13,12 @@ from torch import Tensor
 from mmspec.bench.frequency import chi_square
 from mmspec.codes.grid import Grid
 from mmspec.decode import Parts, decode
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise
+from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Draft, Drafter, Round, Scores, Verifier
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise
-from mmspec.laws.sampling import Sampling
-from mmspec.targets.context import Context, Request
 from mmspec.targets.stop import Stop
+from mmspec.targets.tokens.context import Context, Request
 
 CPU = torch.device("cpu")
 

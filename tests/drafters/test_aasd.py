@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import mmspec
 from mmspec.drafters.growth import Chain, Shape, StaticTree
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.aasd import AASD_HEAD, AasdDraft
 from mmspec.drafters.neural.kv import PooledKv, ProjectedKv, pictures_of
 from mmspec.drafters.neural.small_model import Autoregressive

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import mmspec
 from mmspec.drafters.neural.action_slots import ACTION_SLOTS
-from mmspec.modalities.families import reader
+from mmspec.modalities.common.families import reader
 from mmspec.models.heads.action_slots import ActionSlots, slots_of
 from mmspec.training.action_slots import ACTION_SLOTS_TRAINING, new_slots, slots_loss
 from mmspec.training.heads import Lesson

@@ -12,11 +12,11 @@ import torch
 import mmspec
 from mmspec import recipes
 from mmspec.bench.frequency import frequencies
-from mmspec.bench.overlap import ComponentCosts, overlapped, sequential
+from mmspec.bench.studies.overlap import ComponentCosts, overlapped, sequential
 from mmspec.draft import Round
 from mmspec.drafters.neural import ahead
 from mmspec.modalities.vlm import toys as writers
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
 from tests.covering import covering

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmspec.distributions.kernels import GaussianKernel
 from mmspec.drafters.denoising.small_denoiser import Independent, check_grids
 from mmspec.drafters.denoising.window import Window
-from mmspec.laws.kernels import GaussianKernel
-from mmspec.targets.denoising import Denoiser, Prediction
+from mmspec.targets.continuous.denoising import Denoiser, Prediction
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.sequence import Sequence
 from tests.chains import vp_grid

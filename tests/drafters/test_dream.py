@@ -15,20 +15,20 @@ from torch.testing import assert_close
 import mmspec
 from mmspec.compressors.dream_topk import DreamTopK
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import FeatureDraft
 from mmspec.drafters.neural.head_prompt import head_prompt
 from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.models.heads.dream import DreamHead, DreamHeadConfig, load_dream_head
-from mmspec.targets.attention_entropy import (
+from mmspec.targets.readers.attention_entropy import (
     EntropyTap,
     NarrowStatesHook,
     candidate_layers,
     entropy_of,
     narrowest,
 )
-from mmspec.targets.attention_tap import LAST, AttentionCall, AttentionTap
-from mmspec.targets.causal import questions
+from mmspec.targets.readers.attention_tap import LAST, AttentionCall, AttentionTap
+from mmspec.targets.tokens.causal import questions
 from mmspec.training.dream import DREAM, dream_loss
 from mmspec.training.heads import Lesson, read_lesson, told_to
 from mmspec.training.trainable import learn

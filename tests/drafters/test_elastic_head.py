@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import mmspec
 from mmspec.compressors.elastic_gate import BRANCHES
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.elastic_head import ELASTIC_HEAD, ElasticHead, ElasticHeadConfig
 from mmspec.drafters.neural.feature_head import FeatureDraft
 from mmspec.drafters.neural.head_prompt import HeadPrompt, head_prompt, question_of

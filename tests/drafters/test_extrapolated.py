@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmspec.distributions.kernels import GaussianKernel
 from mmspec.drafters.denoising.extrapolated import Extrapolated, newton_weights
 from mmspec.drafters.denoising.freeze import Velocity
 from mmspec.drafters.denoising.frozen import Frozen, Prefetch, Refresh, Root
 from mmspec.drafters.denoising.window import Window
-from mmspec.laws.kernels import GaussianKernel
-from mmspec.targets.denoising import Prediction
+from mmspec.targets.continuous.denoising import Prediction
 from mmspec.verifiers.sequence import Sequence
 from tests.chains import mixture, vp_grid
 from tests.drafters.denoising import Steep, denoiser, run, surprise

@@ -17,10 +17,10 @@ from torch.testing import assert_close
 import mmspec
 from mmspec import recipes
 from mmspec.draft import Draft, Gate, Verdict
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.growth import Chain, Layout, Shape, StaticTree
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import borrowed
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.modalities.image import families as image
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig, load_head
 from mmspec.training.heads import EAGLE, Lesson

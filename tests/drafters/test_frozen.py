@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from mmspec.distributions.gaussian import Driving
+from mmspec.distributions.kernels import GaussianKernel
 from mmspec.drafters.denoising.freeze import FREEZES, Clean, Freeze
 from mmspec.drafters.denoising.frozen import ROOTS, Frozen, Prefetch, Refresh
 from mmspec.drafters.denoising.window import Mismatch, Window
 from mmspec.errors import chosen
-from mmspec.laws.gaussian import Driving
-from mmspec.laws.kernels import GaussianKernel
 from mmspec.recipe import pair
-from mmspec.targets.denoising import Prediction
+from mmspec.targets.continuous.denoising import Prediction
 from mmspec.verifiers.gaussian_block import GaussianBlock
 from mmspec.verifiers.gaussian_ratio import GaussianRatio
 from mmspec.verifiers.sequence import Sequence

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.lookup.given_text import GivenText
 from mmspec.modalities.vlm.documents import parse_page
 from tests import toys

@@ -10,19 +10,19 @@ import pytest
 import torch
 
 import mmspec
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Draft, Kind, Round, Scores, Verdict
-from mmspec.drafters.auto_tree import AutoTree, TreeHabits
-from mmspec.drafters.best_first import BestFirstTree
-from mmspec.drafters.dynamic_tree import DynamicTree
-from mmspec.drafters.entropy_tree import EntropyTree, tapered
 from mmspec.drafters.growth import Chain, News, Shape
-from mmspec.drafters.length import Fixed
-from mmspec.drafters.linear_timings import LinearTimings
+from mmspec.drafters.lengths.length import Fixed
+from mmspec.drafters.lengths.linear_timings import LinearTimings
 from mmspec.drafters.neural.shared import SharedBackbone
 from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.drafters.shapes import shape_of
-from mmspec.laws.categorical import Categorical
-from mmspec.targets.context import Context
+from mmspec.drafters.trees.auto_tree import AutoTree, TreeHabits
+from mmspec.drafters.trees.best_first import BestFirstTree
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
+from mmspec.drafters.trees.entropy_tree import EntropyTree, tapered
+from mmspec.targets.tokens.context import Context
 from mmspec.trees import Tree
 from tests import toys
 from tests.covering import covering

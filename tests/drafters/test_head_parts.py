@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import mmspec
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.growth import Chain, Shape, StaticTree
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import FeatureDraft, tap_of
 from mmspec.drafters.neural.head_prompt import head_prompt
 from mmspec.drafters.neural.small_model import Autoregressive
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.modalities.vlm import survey
 from mmspec.models.heads.aasd import AasdHead, AasdHeadConfig
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig

@@ -11,18 +11,18 @@ import torch
 
 from mmspec import recipes
 from mmspec.codes.actions import ActionCodes
+from mmspec.distributions.noise import KeyedNoise
+from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Draft, Kind
 from mmspec.drafters.actions.windows import windows
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
-from mmspec.laws.noise import KeyedNoise
-from mmspec.laws.sampling import Sampling
-from mmspec.modalities.tokens import BoundTokens
-from mmspec.targets import causal, late
-from mmspec.targets.causal import CausalTarget
-from mmspec.targets.context import Context, Request
-from mmspec.targets.late import Opening
+from mmspec.drafters.lengths.length import Fixed
+from mmspec.modalities.common.tokens import BoundTokens
 from mmspec.targets.memory import Memory
+from mmspec.targets.tokens import causal, late
+from mmspec.targets.tokens.causal import CausalTarget
+from mmspec.targets.tokens.context import Context, Request
+from mmspec.targets.tokens.late import Opening
 from tests import toys
 from tests.targets.test_opening import forwards
 from tests.toys.policies import (

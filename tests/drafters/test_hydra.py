@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import mmspec
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.growth import Chain, Shape, StaticTree
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.hydra import HYDRA_HEADS, HydraDraft
 from mmspec.drafters.neural.multi_token import MEDUSA_HEADS
 from mmspec.drafters.neural.small_model import Autoregressive
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.models.heads.hydra import HydraHeads, HydraHeadsConfig
 from mmspec.models.heads.medusa import MedusaHeads, MedusaHeadsConfig
 from mmspec.models.random_weights import random_model

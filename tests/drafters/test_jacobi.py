@@ -11,6 +11,8 @@ from torch import Tensor
 
 import mmspec
 from mmspec.codes.phrases import Phrases, Trie
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise, Lane, Noise
 from mmspec.draft import Draft, Kind, Round, Scores, Verifier
 from mmspec.drafters.jacobi.carry_over import Jacobi
 from mmspec.drafters.jacobi.suffix import (
@@ -24,8 +26,6 @@ from mmspec.drafters.jacobi.suffix import (
 )
 from mmspec.drafters.jacobi.tree import Proactive
 from mmspec.drafters.plain import Silent
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise, Lane, Noise
 from mmspec.verifiers.block import Block
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.exact import Exact

@@ -10,6 +10,9 @@ import torch
 
 import mmspec
 from mmspec.codes.grid import Grid
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise
+from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Round
 from mmspec.drafters.jacobi.carry_over import Jacobi
 from mmspec.drafters.jacobi.initial import (
@@ -22,10 +25,7 @@ from mmspec.drafters.jacobi.initial import (
     RandomInitial,
     Structural,
 )
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise
-from mmspec.laws.sampling import Sampling
-from mmspec.targets.context import Context, Request
+from mmspec.targets.tokens.context import Context, Request
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
 from tests.drafters.tables import CPU, TableTarget, sample

@@ -16,7 +16,7 @@ from mmspec.drafters.jacobi.denoised import Denoised, Levels, Noisy, Space
 from mmspec.drafters.jacobi.suffix import CoupleMax, Resample, Suffix
 from mmspec.drafters.jacobi.tree import Proactive
 from mmspec.drafters.plain import Silent
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.recursive import Recursive
 from tests import toys

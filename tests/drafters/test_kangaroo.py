@@ -13,17 +13,17 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import mmspec
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.growth import Chain, Shape, StaticTree
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.kangaroo import KANGAROO_ADAPTER, KangarooDraft
 from mmspec.drafters.neural.small_model import Autoregressive
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.models.heads.kangaroo import (
     KangarooAdapter,
     KangarooAdapterConfig,
 )
 from mmspec.models.random_weights import random_model
-from mmspec.targets.hooks import LayerStatesHook
+from mmspec.targets.readers.hooks import LayerStatesHook
 from mmspec.training.heads import Lesson, read_lesson
 from mmspec.training.kangaroo import (
     FASTVLM,

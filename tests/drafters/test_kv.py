@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 import mmspec
+from mmspec.distributions.noise import KeyedNoise
+from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Kind
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.kv import Kv, SameKv, SparseKv, TextKv, kv_of, top_slots
 from mmspec.drafters.neural.shared import SharedBackbone
-from mmspec.laws.noise import KeyedNoise
-from mmspec.laws.sampling import Sampling
 from mmspec.recipe import Kit
-from mmspec.targets.attention_tap import HEADS, AttentionTap
-from mmspec.targets.causal import CausalTarget
-from mmspec.targets.context import Context, Request
-from mmspec.targets.kv_view import gathered
 from mmspec.targets.memory import Memory, block
+from mmspec.targets.readers.attention_tap import HEADS, AttentionTap
+from mmspec.targets.readers.kv_view import gathered
+from mmspec.targets.tokens.causal import CausalTarget
+from mmspec.targets.tokens.context import Context, Request
 from tests import toys
 from tests.covering import covering
 from tests.toys import readers

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import mmspec
-from mmspec.drafters.dynamic_tree import DynamicTree
 from mmspec.drafters.growth import Chain, Shape, StaticTree
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.multi_token import MULTI_TOKEN_HEADS, MultiTokenDraft
 from mmspec.drafters.neural.small_model import Autoregressive
-from mmspec.modalities.examining_tokens import examine
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
+from mmspec.modalities.common.examining_tokens import examine
 from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConfig
 from mmspec.training.heads import Lesson, read
 from mmspec.training.multi_token import MULTI_TOKEN, heads_loss

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from mmspec.distributions.kernels import GaussianKernel
 from mmspec.drafters.denoising.freeze import Clean, Freeze, Increment
 from mmspec.drafters.denoising.frozen import Frozen, Prefetch, Refresh, Root
 from mmspec.drafters.denoising.picard import Carried, Picard
 from mmspec.drafters.denoising.window import Constant, Mismatch, Window
-from mmspec.laws.kernels import GaussianKernel
 from mmspec.recipe import pair
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.gaussian_block import GaussianBlock

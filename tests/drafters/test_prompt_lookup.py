@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmspec.draft import Kind
-from mmspec.drafters.length import Entropy
+from mmspec.drafters.lengths.length import Entropy
 from mmspec.drafters.lookup.prompt_lookup import Grams, PromptLookup, copy
 from tests.drafters.driving import accepted, context, drive, greedy, inputs, tiny
 

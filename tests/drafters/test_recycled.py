@@ -14,14 +14,14 @@ from torch import Tensor
 
 import mmspec
 from mmspec import recipes
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Kind
 from mmspec.drafters.growth import Chain, DraftModel, Nodes
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.drafters.recycled import Recycled, aligned
-from mmspec.drafters.two_pass_tree import TwoPassTree
-from mmspec.laws.categorical import Categorical
-from mmspec.targets.context import Context
+from mmspec.drafters.trees.two_pass_tree import TwoPassTree
+from mmspec.targets.tokens.context import Context
 from tests import toys
 from tests.partners import noisy
 

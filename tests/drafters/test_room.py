@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mmspec.distributions.kernels import GaussianKernel
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.drafters.denoising.frozen import Frozen
 from mmspec.drafters.denoising.picard import Picard
 from mmspec.drafters.denoising.window import Constant, Window
-from mmspec.laws.kernels import GaussianKernel
-from mmspec.laws.noise import KeyedNoise
-from mmspec.targets.denoising import ChainRequest, ChainTarget
+from mmspec.targets.continuous.denoising import ChainRequest, ChainTarget
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 from tests.chains import mixture, vp_grid
 from tests.drafters.denoising import CPU, run

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from mmspec.distributions.kernels import GaussianKernel
 from mmspec.draft import Kind
 from mmspec.drafters.denoising.extrapolated import Extrapolated
 from mmspec.drafters.denoising.frozen import Frozen, Prefetch
 from mmspec.drafters.denoising.picard import Picard
 from mmspec.drafters.denoising.small_denoiser import Independent
 from mmspec.drafters.denoising.window import Window
-from mmspec.laws.kernels import GaussianKernel
 from mmspec.verifiers.gaussian_block import GaussianBlock
 from mmspec.verifiers.reflection import Reflection
 from mmspec.verifiers.sequence import Sequence

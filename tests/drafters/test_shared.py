@@ -9,7 +9,7 @@ import torch
 
 import mmspec
 from mmspec.drafters.neural.shared import SharedBackbone, spread
-from mmspec.targets.backbone import Backbone
+from mmspec.targets.readers.backbone import Backbone
 from tests import toys
 from tests.covering import covering, promised
 from tests.toys import readers as families

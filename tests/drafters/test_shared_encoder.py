@@ -15,7 +15,7 @@ import transformers
 
 import mmspec
 from mmspec.drafters.recycled import Recycled
-from mmspec.targets.late import Opening
+from mmspec.targets.tokens.late import Opening
 from tests import toys
 from tests.covering import covering
 from tests.modalities.speech.recognisers import RATE_HZ, noise, processor, whisper

@@ -14,13 +14,13 @@ from mmspec.compressors.attn_topk import AttentionTopK
 from mmspec.compressors.average_pool import AveragePool
 from mmspec.compressors.bipartite_merge import BipartiteMerge
 from mmspec.compressors.contract import Compressed, Compressor, Features, keep_all, pictures
+from mmspec.distributions.noise import KeyedNoise
+from mmspec.distributions.sampling import Sampling
 from mmspec.drafters.neural.embed_prompt import weave
-from mmspec.laws.noise import KeyedNoise
-from mmspec.laws.sampling import Sampling
 from mmspec.recipe import Kit
-from mmspec.targets.backbone import Backbone
-from mmspec.targets.causal import CausalTarget
-from mmspec.targets.context import Context, Request
+from mmspec.targets.readers.backbone import Backbone
+from mmspec.targets.tokens.causal import CausalTarget
+from mmspec.targets.tokens.context import Context, Request
 from tests import toys
 from tests.covering import covering
 from tests.toys import readers as families

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import mmspec
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Draft, Kind, Round, Scores, Verdict
 from mmspec.drafters.lookup.token_recycling import (
     RANKS,
@@ -20,7 +21,6 @@ from mmspec.drafters.lookup.token_recycling import (
     product_tree,
     remember,
 )
-from mmspec.laws.categorical import Categorical
 from mmspec.trees import Tree
 from tests import toys
 from tests.drafters.driving import CPU, accepted, context, drive, greedy, inputs, tiny

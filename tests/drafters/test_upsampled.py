@@ -15,16 +15,16 @@ from mmspec.codes.codebook import Codebook
 from mmspec.codes.connected_cells import islands
 from mmspec.codes.grid import Grid
 from mmspec.codes.resampling import Repeated
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Drafter, Kind, Verifier
 from mmspec.drafters.plain import Silent
 from mmspec.drafters.rows.low_resolution import Sketcher
 from mmspec.drafters.rows.partial_image import PartialImage, lay
 from mmspec.drafters.rows.row_chain import DraftedCode
 from mmspec.drafters.rows.upsampled import Upsampled
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise
 from mmspec.recipe import pair
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 from mmspec.verifiers.block import Block
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.local_islands import LocalIslands

@@ -10,13 +10,13 @@ from torch import Tensor
 
 import mmspec
 from mmspec.codes.grid import Grid
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Kind, Verifier
 from mmspec.drafters.plain import Silent
 from mmspec.drafters.rows.row_chain import DraftedCode
 from mmspec.drafters.rows.wavefront import Wavefront, lay
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise
-from mmspec.targets.code_backbone import CodeBackbone
+from mmspec.targets.readers.code_backbone import CodeBackbone
 from mmspec.verifiers.block import Block
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.distances import total_variation

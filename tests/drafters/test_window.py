@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmspec.distributions.gaussian import Gaussian
+from mmspec.distributions.kernels import GaussianKernel
 from mmspec.drafters.denoising.frozen import Frozen
 from mmspec.drafters.denoising.window import (
     AdditivePace,
@@ -17,11 +19,9 @@ from mmspec.drafters.denoising.window import (
     WindowNews,
     growth,
 )
-from mmspec.laws.gaussian import Gaussian
-from mmspec.laws.kernels import GaussianKernel
 from mmspec.recipe import Recipe
 from mmspec.recipes import asd
-from mmspec.targets.denoising import Prediction
+from mmspec.targets.continuous.denoising import Prediction
 from tests.chains import mixture, vp_grid
 from tests.drafters.denoising import Run, denoiser, run
 

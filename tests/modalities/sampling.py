@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Drafter
 from mmspec.drafters.denoising.frozen import Frozen
 from mmspec.drafters.denoising.window import Window
 from mmspec.drafters.plain import no_drafter
-from mmspec.laws.noise import KeyedNoise
 from mmspec.modalities.diffusion.network import Network
 from mmspec.modalities.diffusion.pipeline_trace import PreparedCall, perform
 from mmspec.recipe import Kit, Recipe

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
-from mmspec.laws.noise import KeyedNoise
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.models.mar import MarConfig, MarForImageGeneration
 from mmspec.models.mar_head import HeadGrid
 from mmspec.models.mar_weights import from_public, load_public, to_public
-from mmspec.targets.patches import PatchSettings, cell_keys, order
+from mmspec.targets.continuous.patches import PatchSettings, cell_keys, order
 from tests.toys.mar import CLASSES, PLAN, SIZES, mar
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import mmspec
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.modalities.examining_tokens import skeleton
-from mmspec.modalities.families import reader
+from mmspec.modalities.common.examining_tokens import skeleton
+from mmspec.modalities.common.families import reader
 from mmspec.models.loading import load_causal
 from mmspec.trees import Tree
 from tests.covering import covering

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.modalities.families import reader as vlm_reader
-from mmspec.targets.inputs import control_ids
+from mmspec.modalities.common.families import reader as vlm_reader
+from mmspec.targets.tokens.inputs import control_ids
 from mmspec.verifiers.additive_tolerance import AdditiveTolerance
 from mmspec.verifiers.coarse_groups import CoarseGroups
 from mmspec.verifiers.recursive import Recursive

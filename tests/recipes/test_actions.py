@@ -10,7 +10,7 @@ import torch
 from mmspec import recipes
 from mmspec.bench import certify
 from mmspec.codes.episodes import Episode
-from mmspec.modalities import tokens
+from mmspec.modalities.common import tokens
 from tests.covering import covering
 from tests.toys.policies import (
     GREEDY,

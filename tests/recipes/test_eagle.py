@@ -11,9 +11,9 @@ from mmspec import recipes
 from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
 from mmspec.bench.frequency import chi_square
 from mmspec.bench.tiny import joint, random_drafter, request, tiny
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Kind
-from mmspec.drafters.dynamic_tree import DynamicTree
-from mmspec.laws.categorical import Categorical
+from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.recursive import Recursive
 

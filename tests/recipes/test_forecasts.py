@@ -12,8 +12,8 @@ from torch import Tensor
 import mmspec
 from mmspec import recipes
 from mmspec.drafters.forecast.presets import SPECA, TAYLORSEER
-from mmspec.targets.forecast_error import l1
-from mmspec.targets.forecast_schedule import Cadence, DecayingThreshold
+from mmspec.targets.continuous.forecast_error import l1
+from mmspec.targets.continuous.forecast_schedule import Cadence, DecayingThreshold
 from mmspec.verifiers.forecast_gate import ForecastGate
 from tests.covering import covering
 from tests.toys.pipelines import asked, pipeline

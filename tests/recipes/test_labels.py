@@ -31,11 +31,11 @@ from mmspec.bench import certify
 from mmspec.bench.enumeration import TOLERANCE
 from mmspec.bench.frequency import chi_square, p_value, refuse_fallback
 from mmspec.bench.tiny import PROMPT, random_drafter, request
+from mmspec.distributions.sampling import guide
 from mmspec.draft import Gate, Kind, RuleSchedule, Verifier
 from mmspec.drafters.denoising.window import Window
 from mmspec.drafters.jacobi import suffix
 from mmspec.drafters.jacobi.suffix import Suffix
-from mmspec.laws.sampling import guide
 from mmspec.modalities.diffusion import toys as chains
 from mmspec.modalities.image import toys as drawing
 from mmspec.modalities.vlm import toys as writing

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from mmspec import recipes
+from mmspec.distributions.gaussian import Driving
+from mmspec.distributions.kernels import GaussianKernel
 from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.denoising.window import Window
-from mmspec.laws.gaussian import Driving
-from mmspec.laws.kernels import GaussianKernel
 from mmspec.recipe import Kit, Recipe, pair, resolve
-from mmspec.targets.denoising import ChainTarget
+from mmspec.targets.continuous.denoising import ChainTarget
 from tests.chains import vp_grid
 from tests.drafters.denoising import Run, Steep, Varying, denoiser, run, surprise
 

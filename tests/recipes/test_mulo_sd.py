@@ -15,15 +15,15 @@ import mmspec
 from mmspec import recipes
 from mmspec.bench import certify
 from mmspec.codes.resampling import Repeated, ThroughPixels, Trained, marked
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Drafter, Kind, Scores, categorical
 from mmspec.drafters.rows.low_resolution import Sketcher
 from mmspec.drafters.rows.upsampled import Upsampled
-from mmspec.laws.noise import KeyedNoise
 from mmspec.modalities.image.families import image_family
 from mmspec.modalities.image.toys import SETTINGS, painted, tiny_pair
 from mmspec.models.code_resampler import FOLDER, CodeResampler, CodeResamplerConfig
-from mmspec.targets.causal import CausalTarget
-from mmspec.targets.context import Context, Request
+from mmspec.targets.tokens.causal import CausalTarget
+from mmspec.targets.tokens.context import Context, Request
 from tests import toys
 from tests.modalities.drawing import logits_of
 from tests.toys import painters

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from mmspec import recipes
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.drafters.denoising.window import Constant, Window
-from mmspec.laws.noise import KeyedNoise
 from mmspec.recipe import Recipe
-from mmspec.targets.denoising import Denoiser
+from mmspec.targets.continuous.denoising import Denoiser
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 from tests.drafters.denoising import CPU, denoiser, plain, run
 from tests.recipes.test_latents import bound

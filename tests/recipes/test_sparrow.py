@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.laws.noise import KeyedNoise
-from mmspec.laws.sampling import Sampling
-from mmspec.targets.causal import CausalTarget
-from mmspec.targets.context import Context, Request
+from mmspec.distributions.noise import KeyedNoise
+from mmspec.distributions.sampling import Sampling
+from mmspec.targets.tokens.causal import CausalTarget
+from mmspec.targets.tokens.context import Context, Request
 from tests import toys
 from tests.partners import partner
 from tests.toys import Film, readers

@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 import mmspec
-from mmspec.drafters.length import AcceptanceBand
+from mmspec.drafters.lengths.length import AcceptanceBand
 from tests import toys
 from tests.modalities.drawing import sized
 from tests.partners import noisy

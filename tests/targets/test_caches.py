@@ -28,8 +28,8 @@ from mmspec.modalities.vlm import survey
 from mmspec.modalities.vlm.tiny_requests import requests
 from mmspec.targets import cache
 from mmspec.targets.cache import SlotCache
-from mmspec.targets.kv_view import gathered
 from mmspec.targets.memory import Memory, block
+from mmspec.targets.readers.kv_view import gathered
 from mmspec.targets.slots import SlotLayer
 from tests.toys import readers
 

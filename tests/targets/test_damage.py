@@ -13,10 +13,10 @@ from torch import Tensor
 import mmspec
 from mmspec import _hf
 from mmspec.drafters.oracle import Oracle
-from mmspec.targets import check
-from mmspec.targets.backbone import Backbone
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.memory import Memory
+from mmspec.targets.readers import check
+from mmspec.targets.readers.backbone import Backbone
 from mmspec.trees import Tree
 from tests import toys
 from tests.toys.texts import prompts, text

@@ -16,11 +16,11 @@ from torch.testing import assert_close
 import mmspec
 from mmspec.draft import Draft, Kind, Reading
 from mmspec.drafters.oracle import Oracle
-from mmspec.targets.causal import CausalTarget
-from mmspec.targets.context import Context
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock, block
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 from mmspec.targets.slots import SlotLayer
+from mmspec.targets.tokens.causal import CausalTarget
+from mmspec.targets.tokens.context import Context
 from mmspec.trees import Tree
 from tests import toys
 from tests.covering import covering

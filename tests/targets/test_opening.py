@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 import mmspec
+from mmspec.distributions.noise import KeyedNoise
+from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Draft, Kind, categorical
-from mmspec.laws.noise import KeyedNoise
-from mmspec.laws.sampling import Sampling
-from mmspec.targets import late
-from mmspec.targets.causal import CausalTarget
-from mmspec.targets.context import Context, Request
-from mmspec.targets.inputs import lengthened
-from mmspec.targets.late import Opening
+from mmspec.targets.tokens import late
+from mmspec.targets.tokens.causal import CausalTarget
+from mmspec.targets.tokens.context import Context, Request
+from mmspec.targets.tokens.inputs import lengthened
+from mmspec.targets.tokens.late import Opening
 from tests import toys
 from tests.toys import hearing
 from tests.toys.policies import SAMPLED, act, plain, remembering, robot

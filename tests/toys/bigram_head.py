@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Drafter
 from mmspec.drafters.growth import DraftModel, Nodes
 from mmspec.drafters.neural.small_model import committed, draft_law, head_of_target
-from mmspec.laws.categorical import Categorical
 from mmspec.recipe import DraftModelKind, Kit
-from mmspec.targets.context import Context
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.context import Context
 
 SEES = "last token"
 WEIGHTS, CONFIG = "bigram.safetensors", "bigram.json"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mmspec.models.mar import MarConfig, MarForImageGeneration
-from mmspec.targets.patches import PatchSettings
+from mmspec.targets.continuous.patches import PatchSettings
 
 CLASSES = 5
 SIZES: dict[str, Any] = {

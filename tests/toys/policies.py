@@ -15,10 +15,10 @@ from mmspec.codes.actions import ActionCodes, ActionSpace
 from mmspec.codes.episodes import Episode
 from mmspec.codes.trajectories import Trajectories
 from mmspec.decode import decode
+from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Round
 from mmspec.drafters.actions.retrieval import features_of
-from mmspec.laws.sampling import Sampling
-from mmspec.modalities import tokens
+from mmspec.modalities.common import tokens
 from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.recipe import Recipe
 from mmspec.targets.stop import Stop

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import mmspec
-from mmspec.targets.family import Family
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.family import Family
+from mmspec.targets.readers.reader import Reader
 
 
 def backbone(model: Any) -> Reader:

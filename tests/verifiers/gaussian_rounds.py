@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmspec.distributions.gaussian import Driving, Gaussian
+from mmspec.distributions.noise import KeyedNoise, Lane
 from mmspec.draft import Draft, Kind, Scores, Verifier
-from mmspec.laws.gaussian import Driving, Gaussian
-from mmspec.laws.noise import KeyedNoise, Lane
 from mmspec.trees import Tree
 
 Mean = Callable[[Tensor], Tensor]  # (..., d) -> (..., d)

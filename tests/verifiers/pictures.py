@@ -5,7 +5,7 @@ from __future__ import annotations
 from mmspec.decode import Parts
 from mmspec.draft import Drafter, Verifier
 from mmspec.modalities.mar.toys import PLAN, LinearReader, SampledPictures, draw
-from mmspec.targets.patches import BlindTarget, PatchSettings, PatchTarget
+from mmspec.targets.continuous.patches import BlindTarget, PatchSettings, PatchTarget
 from mmspec.targets.stop import Stop
 
 ROWS = 2000

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from mmspec.codes.actions import ActionCodes, ActionDim, ActionSpace
 from mmspec.codes.episodes import Episode
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Scores, Verifier
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers.action_tolerance import ActionTolerance, FixedRadius
 from mmspec.verifiers.coupled import Coupled

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.gaussian import Gaussian
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.drafters.draws import draw
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.gaussian import Gaussian
-from mmspec.laws.noise import KeyedNoise
+from mmspec.drafters.trees.draws import draw
 from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
 from tests.covering import covering

@@ -15,9 +15,9 @@ from torch.testing import assert_close
 import mmspec
 from mmspec import recipes
 from mmspec.decode import settle
+from mmspec.distributions.categorical import Categorical, residual
+from mmspec.distributions.noise import KeyedNoise, Noise
 from mmspec.draft import Draft, Kind, Round, Scores, Verdict, Verifier
-from mmspec.laws.categorical import Categorical, residual
-from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.targets.stop import Stop
 from mmspec.trees import Tree
 from mmspec.verifiers.annealed import Annealed

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.edit_tolerance import EditTolerance, edits
 

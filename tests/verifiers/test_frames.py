@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Scores, Verifier
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise
-from mmspec.targets.frame_laws import FREE, DepthLaw, FrameLaw, ParallelLaw
+from mmspec.targets.frames.frame_distributions import FREE, DepthLaw, FrameLaw, ParallelLaw
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.coupled_frames import CoupledFrames
 from mmspec.verifiers.depth_frames import DepthFrames

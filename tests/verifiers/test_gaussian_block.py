@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmspec.distributions.gaussian import Driving
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Kind, Verifier
-from mmspec.laws.gaussian import Driving
-from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers import gaussian_block
 from mmspec.verifiers.gaussian_block import GaussianBlock

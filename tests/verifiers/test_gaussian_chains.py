@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from mmspec.decode import Parts, decode
+from mmspec.distributions.kernels import GaussianKernel
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, Verifier
 from mmspec.drafters.denoising.frozen import Frozen, Prefetch
 from mmspec.drafters.denoising.picard import Picard
 from mmspec.drafters.denoising.unroll import unroll
 from mmspec.drafters.denoising.window import Progress, Window
 from mmspec.drafters.plain import Silent
-from mmspec.laws.kernels import GaussianKernel
-from mmspec.laws.noise import KeyedNoise
-from mmspec.targets.denoising import ChainRequest, ChainTarget, Trajectory
+from mmspec.targets.continuous.denoising import ChainRequest, ChainTarget, Trajectory
 from mmspec.targets.stop import Stop
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.gaussian_block import GaussianBlock

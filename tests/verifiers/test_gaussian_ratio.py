@@ -9,9 +9,9 @@ from typing import ClassVar
 import pytest
 import torch
 
+from mmspec.distributions.gaussian import Gaussian
+from mmspec.distributions.noise import KeyedNoise, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.gaussian import Gaussian
-from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.verifiers.gaussian_ratio import GaussianRatio
 from tests.verifiers.gaussian_rounds import (
     BENT,

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.codes.codebook import Codebook
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Kind
-from mmspec.laws.categorical import Categorical
 from mmspec.verifiers.distances import measure, total_variation
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.grouped import Grouped, RankWindow

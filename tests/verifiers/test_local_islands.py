@@ -13,9 +13,9 @@ from torch.testing import assert_close
 
 from mmspec.codes.codebook import Codebook
 from mmspec.codes.connected_cells import Cells
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Rule, Scores
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise
 from mmspec.verifiers.coupled import target_tokens
 from mmspec.verifiers.distances import total_variation
 from mmspec.verifiers.local_islands import LocalIslands

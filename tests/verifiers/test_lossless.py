@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.block import Block

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise, Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise, Lane, Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.distances import total_variation
 from mmspec.verifiers.law import enumerate_rounds, joint, law

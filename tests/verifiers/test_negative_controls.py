@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import Lane, Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.block import Block, path_ratio, scaled_residual, stopping
 from mmspec.verifiers.exact import Exact

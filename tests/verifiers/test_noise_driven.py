@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.drafters.draws import draw
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise
+from mmspec.drafters.trees.draws import draw
 from mmspec.trees import Tree
 from mmspec.verifiers.block import Block
 from mmspec.verifiers.coupled import Coupled

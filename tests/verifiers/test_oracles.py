@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from mmspec.distributions.categorical import Categorical, residual
 from mmspec.draft import Kind, Verifier
-from mmspec.laws.categorical import Categorical, residual
 from mmspec.trees import Tree
 from mmspec.verifiers.block import Block, path_ratio, scaled_residual, stopping
 from mmspec.verifiers.exact import Exact

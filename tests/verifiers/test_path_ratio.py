@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from mmspec.bench.gaussian_tests import standard_normal_p_values, uniform_p_value
+from mmspec.distributions.gaussian import Gaussian
+from mmspec.distributions.noise import KeyedNoise, Keys, Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.drafters.denoising.patches import Ahead, Aligned
 from mmspec.drafters.plain import Silent
-from mmspec.laws.gaussian import Gaussian
-from mmspec.laws.noise import KeyedNoise, Keys, Lane, Noise
 from mmspec.modalities.mar.toys import (
     LinearHead,
     LinearReader,
     innovations,
 )
-from mmspec.targets.paths import PathLaw, PathResidual
+from mmspec.targets.continuous.paths import PathLaw, PathResidual
 from mmspec.verifiers.path_ratio import PathRatio, path_law
 from tests.verifiers.pictures import ALARM, ROWS, drawn
 

@@ -13,9 +13,9 @@ from torch import Tensor
 import mmspec
 from mmspec.codes.grid import Grid
 from mmspec.codes.phrases import Phrases, Trie
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Scores
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise
 from mmspec.verifiers.phrase import PhraseJoint, joint, walked
 from mmspec.verifiers.recursive import Recursive
 from tests import toys

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import mmspec
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Scores
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers.distances import measure, total_variation
 from mmspec.verifiers.law import ancestral, joint, law

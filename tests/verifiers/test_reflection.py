@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from mmspec.distributions.gaussian import Driving, Gaussian
+from mmspec.distributions.noise import KeyedNoise, Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.gaussian import Driving, Gaussian
-from mmspec.laws.noise import KeyedNoise, Lane, Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.gaussian_steps import Steps, chain, dot, fit, own, steps
 from mmspec.verifiers.reflection import Reflection, acceptance, mirror

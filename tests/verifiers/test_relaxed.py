@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.codes.codebook import Codebook
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import Noise
 from mmspec.trees import Tree
 from mmspec.verifiers.annealed import Annealed, WeightedRule
 from mmspec.verifiers.distances import measure, over_accepted, total_variation

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from mmspec.bench.gaussian_tests import standard_normal_p_values
+from mmspec.distributions.noise import Coins, KeyedNoise, Keys
 from mmspec.drafters.denoising.patches import Ahead, Aligned, Milestones
-from mmspec.laws.noise import Coins, KeyedNoise, Keys
 from mmspec.modalities.mar.toys import LinearHead, LinearReader, innovations
-from mmspec.targets.patches import BlindTarget, PatchRequest, PatchSettings
+from mmspec.targets.continuous.patches import BlindTarget, PatchRequest, PatchSettings
 from mmspec.verifiers.path_ratio import path_law
 from mmspec.verifiers.released_ratio import ReleasedRatio
 from tests.verifiers.pictures import ALARM, drawn

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Kind, Rule, RuleSchedule
-from mmspec.laws.categorical import Categorical
 from mmspec.trees import Tree
 from mmspec.verifiers.distances import measure
 from mmspec.verifiers.law import ancestral, joint, law

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmspec.distributions.gaussian import Driving
+from mmspec.distributions.noise import KeyedNoise, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.laws.gaussian import Driving
-from mmspec.laws.noise import KeyedNoise, Noise
 from mmspec.trees import Tree
 from mmspec.verifiers import gaussian_line, sequence
 from mmspec.verifiers.gaussian_steps import Steps, residual

@@ -15,12 +15,12 @@ from torch.testing import assert_close
 
 import mmspec
 from mmspec.codes.codebook import Codebook
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Round, Scores, Verdict
-from mmspec.laws.noise import KeyedNoise
 from mmspec.recipe import Deferred
-from mmspec.targets.causal import CausalTarget
-from mmspec.targets.context import Context
 from mmspec.targets.memory import Memory
+from mmspec.targets.tokens.causal import CausalTarget
+from mmspec.targets.tokens.context import Context
 from mmspec.trees import Tree
 from mmspec.verifiers.skipping import Never, Policy, Similar, Skipping, Uniform, paths
 from tests import toys

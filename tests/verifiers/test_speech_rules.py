@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.codes.codebook import Codebook
+from mmspec.distributions.categorical import Categorical, residual
+from mmspec.distributions.noise import KeyedNoise, Lane
 from mmspec.draft import Draft, Kind, Rule, Scores, Verifier
-from mmspec.laws.categorical import Categorical, residual
-from mmspec.laws.noise import KeyedNoise, Lane
 from mmspec.trees import Tree
 from mmspec.verifiers.additive_tolerance import AdditiveTolerance
 from mmspec.verifiers.all_or_nothing import AllOrNothing

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from mmspec.distributions.gaussian import Gaussian
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Scores, Verifier
-from mmspec.laws.gaussian import Gaussian
-from mmspec.laws.noise import KeyedNoise
 from mmspec.trees import Tree
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 

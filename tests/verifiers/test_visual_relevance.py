@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import mmspec
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Scores, Verdict
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.visual_relevance import VisualRelevance
 from tests import toys

@@ -95,12 +95,12 @@ def test_names_lead_to_folders_and_aliases_too() -> None:
     assert len(set(zoo.names())) == len(zoo.names())
 
 
-def test_checkpoints_of_other_packages_lie_beside_their_trainer(
+def test_checkpoints_of_other_packages_lie_beside_their_loader(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "stranger.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    entry = zoo.Entry("walk", "A random walk.", "stranger")
+    entry = zoo.Entry("walk", "A random walk.", "stranger", "stranger")
     kept = MODALITIES[0]
     other = Modality(
         "odd",

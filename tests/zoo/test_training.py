@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from mmspec import registry, zoo
-from mmspec.modalities.diffusion.zoo import train as diffusion
-from mmspec.modalities.image.zoo import low_resolution
-from mmspec.modalities.image.zoo import train as image
-from mmspec.modalities.mar.zoo import train as mar
-from mmspec.modalities.speech.recognition.zoo import train as recognition
-from mmspec.modalities.vlm.zoo import train as vlm
 from mmspec.modality import Modality
 from mmspec.zoo.training import Trainer, kept
 from tests import toys
+from tools.zoo.diffusion import train as diffusion
+from tools.zoo.image import low_resolution
+from tools.zoo.image import train as image
+from tools.zoo.mar import train as mar
+from tools.zoo.speech.recognition import train as recognition
+from tools.zoo.vlm import train as vlm
 
 TRAINERS: tuple[Trainer, ...] = (diffusion, image, low_resolution, mar, recognition, vlm)  # mypy
 
@@ -50,7 +50,7 @@ def stranger(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     made.train, made.measure = train, measure
     monkeypatch.setitem(sys.modules, "stranger", made)
-    one = zoo.Entry("stray", "A stray model.", "stranger")
+    one = zoo.Entry("stray", "A stray model.", "stranger", "stranger")
     given = zoo.modality("llava").settings
     odd = Modality("odd", "tokens", "plain", given, "stranger", lambda _: False, (one,))
     monkeypatch.setattr(registry, "modalities", lambda: {"odd": odd})

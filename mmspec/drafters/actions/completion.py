@@ -14,7 +14,7 @@ from mmspec.declared import answered_by
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.actions.history import ActionForecast, forecast_answer
 from mmspec.drafters.lookup.prompt_lookup import ragged
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 
 class Occasion(Protocol):

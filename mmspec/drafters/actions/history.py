@@ -12,10 +12,10 @@ from torch import Tensor
 from mmspec.codes.actions import ActionSpace
 from mmspec.codes.episodes import Episode, episodes_of
 from mmspec.draft import Draft, Drafter, Kind
-from mmspec.drafters.length import Length
+from mmspec.drafters.lengths.length import Length
 from mmspec.drafters.lookup.prompt_lookup import length_of, ragged
 from mmspec.recipe import Kit
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 
 class ActionForecast(Protocol):

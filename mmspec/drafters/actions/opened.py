@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from mmspec.declared import answered_by
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True)

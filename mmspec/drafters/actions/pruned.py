@@ -10,13 +10,13 @@ from torch import Tensor
 from mmspec.codes.actions import ActionSpace
 from mmspec.codes.episodes import EarlierLooks, Episode, episodes_of
 from mmspec.declared import answered_by
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Drafter
 from mmspec.drafters.growth import DraftModel, News, Nodes
 from mmspec.drafters.neural.sight import TargetFeatures, target_features
 from mmspec.drafters.neural.small_model import Autoregressive, SmallModel
-from mmspec.laws.categorical import Categorical
 from mmspec.recipe import Kit
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 COLD = 10  # steps before which a robot counts as moving coarsely
 REMEMBERED = 6  # frames

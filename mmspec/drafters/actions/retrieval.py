@@ -13,15 +13,15 @@ from torch import Tensor
 from mmspec.codes.actions import ActionSpace
 from mmspec.codes.episodes import Episode, episodes_of
 from mmspec.codes.trajectories import FILE, Retrieved, Trajectories
+from mmspec.distributions.noise import KeyedNoise
+from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Draft, Drafter, Kind
-from mmspec.drafters.length import useful
+from mmspec.drafters.lengths.length import useful
 from mmspec.errors import check_number
-from mmspec.laws.noise import KeyedNoise
-from mmspec.laws.sampling import Sampling
 from mmspec.recipe import Kit
-from mmspec.targets.causal import CausalTarget
-from mmspec.targets.context import Context, Request
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.causal import CausalTarget
+from mmspec.targets.tokens.context import Context, Request
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.actions.kinematics import KinematicMetric
 from mmspec.drafters.actions.retrieval import FoundMoments, Retrieval
 from mmspec.drafters.neural.small_model import Autoregressive
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from mmspec.codes.actions import ActionCodes, ActionSpace
 from mmspec.declared import answered_by
+from mmspec.distributions.categorical import Categorical
 from mmspec.drafters.growth import DraftModel, Nodes
 from mmspec.drafters.neural.action_slots import ActionSlotsDraft
-from mmspec.laws.categorical import Categorical
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 MOST = 4  # windows of a law
 

@@ -23,7 +23,7 @@ from mmspec.drafters.denoising.frozen import PredictionDrafter, opening, predict
 from mmspec.drafters.denoising.unroll import unroll
 from mmspec.drafters.denoising.window import Progress, window_of
 from mmspec.recipe import Kit
-from mmspec.targets.denoising import Trajectory
+from mmspec.targets.continuous.denoising import Trajectory
 
 
 def newton_weights(seen: Sequence[float], at: float) -> list[float]:

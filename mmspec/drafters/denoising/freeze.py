@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mmspec.laws.kernels import GaussianKernel
+from mmspec.distributions.kernels import GaussianKernel
 
 
 class Freeze(Protocol):

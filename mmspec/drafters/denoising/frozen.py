@@ -23,7 +23,7 @@ from mmspec.drafters.denoising.unroll import WindowDrafter, unroll
 from mmspec.drafters.denoising.window import Mismatch, Progress, Window, window_of
 from mmspec.errors import chosen
 from mmspec.recipe import Kit, Recipe
-from mmspec.targets.denoising import Trajectory
+from mmspec.targets.continuous.denoising import Trajectory
 
 
 class Root(Protocol):

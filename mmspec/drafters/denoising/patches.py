@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.gaussian import Driving
 from mmspec.draft import Draft, Drafter, Kind
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
-from mmspec.laws.gaussian import Driving
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.models.loading import model_type
 from mmspec.models.mar import MarConfig, MarForImageGeneration
 from mmspec.models.random_weights import random_model
 from mmspec.models.reading import read
 from mmspec.recipe import DraftModelKind, Kit
-from mmspec.targets.patches import CellQuery, Patches, PatchReader, cell_keys
-from mmspec.targets.paths import PathLaw
+from mmspec.targets.continuous.patches import CellQuery, Patches, PatchReader, cell_keys
+from mmspec.targets.continuous.paths import PathLaw
 from mmspec.trees import Tree
 
 

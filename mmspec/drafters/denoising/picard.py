@@ -27,7 +27,7 @@ from mmspec.drafters.denoising.frozen import (
 from mmspec.drafters.denoising.unroll import unroll
 from mmspec.drafters.denoising.window import Progress, window_of
 from mmspec.recipe import Kit
-from mmspec.targets.denoising import Trajectory
+from mmspec.targets.continuous.denoising import Trajectory
 
 
 @dataclass

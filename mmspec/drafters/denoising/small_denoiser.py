@@ -10,14 +10,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mmspec.distributions.kernels import GaussianKernel
 from mmspec.draft import Draft, Drafter
 from mmspec.drafters.denoising.unroll import WindowDrafter, unroll
 from mmspec.drafters.denoising.window import Progress, window_of
-from mmspec.laws.kernels import GaussianKernel
 from mmspec.models.folder import configuration
 from mmspec.models.loading import is_pipeline, load_network, load_pipeline
 from mmspec.recipe import DraftModelKind, Kit
-from mmspec.targets.denoising import Denoiser, Trajectory
+from mmspec.targets.continuous.denoising import Denoiser, Trajectory
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mmspec.distributions.gaussian import Driving, Gaussian
+from mmspec.distributions.noise import Lane
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.denoising.window import Window
-from mmspec.laws.gaussian import Driving, Gaussian
-from mmspec.laws.noise import Lane
-from mmspec.targets.denoising import Trajectory
+from mmspec.targets.continuous.denoising import Trajectory
 from mmspec.trees import Tree
 
 

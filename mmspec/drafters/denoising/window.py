@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import torch
 
+from mmspec.distributions.gaussian import Gaussian
+from mmspec.distributions.kernels import GaussianKernel
 from mmspec.draft import Draft, Round, Scores
 from mmspec.errors import check_number, is_whole
-from mmspec.laws.gaussian import Gaussian
-from mmspec.laws.kernels import GaussianKernel
 from mmspec.recipe import LINEAR, TREE, Kit
-from mmspec.targets.denoising import Trajectory
+from mmspec.targets.continuous.denoising import Trajectory
 from mmspec.trees import Tree
 
 

@@ -39,8 +39,8 @@ from mmspec.drafters.forecast.forecast import Basis, Newton, Taylor, Timeline
 from mmspec.drafters.forecast.steps import StepClock, check_finite, networks_of, time_of
 from mmspec.errors import chosen
 from mmspec.recipe import Kit
-from mmspec.targets.forecast_error import Metric
-from mmspec.targets.forecast_schedule import ForecastSchedule, Past
+from mmspec.targets.continuous.forecast_error import Metric
+from mmspec.targets.continuous.forecast_schedule import ForecastSchedule, Past
 
 
 @runtime_checkable

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from mmspec.codes.grid import Grid
 from mmspec.declared import answered_by
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, Verifier, categorical
-from mmspec.drafters.goodput import parse
 from mmspec.drafters.growth import Chain
 from mmspec.drafters.jacobi.initial import Frame, Initialiser, Map, Structural, initialiser
 from mmspec.drafters.jacobi.suffix import (
@@ -34,10 +34,10 @@ from mmspec.drafters.jacobi.suffix import (
     one_hot,
 )
 from mmspec.drafters.jacobi.tree import Proactive
-from mmspec.drafters.length import Fixed, Length
-from mmspec.laws.categorical import Categorical
+from mmspec.drafters.lengths.goodput import parse
+from mmspec.drafters.lengths.length import Fixed, Length
 from mmspec.recipe import Deferred, Kit, Recipe
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.declared import answered_by
+from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Drafter, Reading, Round, Scores
 from mmspec.drafters.jacobi.carry_over import Jacobi, JacobiWindow, window_length
 from mmspec.drafters.jacobi.initial import initialiser
 from mmspec.errors import described
-from mmspec.laws.noise import Lane, Noise
 from mmspec.recipe import Kit
-from mmspec.targets.context import Context
-from mmspec.targets.encoder_decoder import EncoderDecoder
+from mmspec.targets.readers.encoder_decoder import EncoderDecoder
+from mmspec.targets.tokens.context import Context
 
 NOISE = Lane.OTHER + 3  # the lane of the draws made here
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.grid import Grid
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import Lane
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Lane
 from mmspec.recipe import Kit
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 FILL = Lane.DRAFT  # the lane of the draws made here
 

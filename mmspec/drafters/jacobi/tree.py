@@ -15,9 +15,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import Lane, Noise
 from mmspec.trees import Tree
 
 SIBLINGS = Lane.OTHER + 2  # the lane of the draws made here

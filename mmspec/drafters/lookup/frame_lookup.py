@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmspec.draft import Draft, Drafter, Kind
 from mmspec.recipe import Kit
-from mmspec.targets.frames import Frames
+from mmspec.targets.frames.frames import Frames
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from transformers import AutoTokenizer
 
 from mmspec import _hf
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.length import Length
+from mmspec.drafters.lengths.length import Length
 from mmspec.drafters.lookup.prompt_lookup import copy, length_of, ragged
 from mmspec.recipe import Kit
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 DRAFT = "draft"  # in drafter_inputs
 

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.goodput import parse
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Length
+from mmspec.drafters.lengths.goodput import parse
+from mmspec.drafters.lengths.length import Length
 from mmspec.recipe import Kit
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 
 class Index(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from mmspec.draft import Drafter
-from mmspec.drafters.length import Length
+from mmspec.drafters.lengths.length import Length
 from mmspec.drafters.lookup.prompt_lookup import Copying, length_of
 from mmspec.recipe import Kit
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.length import Length
+from mmspec.drafters.lengths.length import Length
 from mmspec.drafters.lookup.prompt_lookup import length_of, ragged
 from mmspec.recipe import Kit
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 Key = tuple[int, ...]
 

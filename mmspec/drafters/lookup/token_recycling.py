@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
 from mmspec.drafters.growth import StaticTree
-from mmspec.drafters.length import useful
+from mmspec.drafters.lengths.length import useful
 from mmspec.recipe import Kit
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 from mmspec.trees import Tree, trimmed
 
 WIDTH = 8  # candidates remembered per token

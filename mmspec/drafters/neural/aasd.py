@@ -8,20 +8,20 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Drafter
 from mmspec.drafters.growth import DraftModel, Nodes
 from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.kv import ProjectedKv, check_viewable
 from mmspec.drafters.neural.small_model import committed, draft_law, head_of_target, unread_block
 from mmspec.drafters.neural.target_states import check_axes, check_heads
-from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.aasd import AasdHead
 from mmspec.recipe import STATES, Kit
-from mmspec.targets.backbone import FULL
-from mmspec.targets.context import Context
-from mmspec.targets.kv_view import KvView
 from mmspec.targets.memory import Memory, TokenBlock
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.backbone import FULL
+from mmspec.targets.readers.kv_view import KvView
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True, eq=False)

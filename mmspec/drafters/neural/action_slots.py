@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Drafter
 from mmspec.drafters.growth import Chain, Nodes
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.small_model import (
     committed,
@@ -18,11 +19,10 @@ from mmspec.drafters.neural.small_model import (
     head_of_target,
 )
 from mmspec.drafters.neural.target_states import OfLastStates, guided_logits
-from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.action_slots import ActionSlots, slots_of
 from mmspec.recipe import Kit
-from mmspec.targets.context import Context
-from mmspec.targets.turns import prompt_slots
+from mmspec.targets.tokens.context import Context
+from mmspec.targets.tokens.turns import prompt_slots
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,17 +19,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, Verifier
 from mmspec.drafters.chosen_kind import ChoosesKind
 from mmspec.drafters.growth import LAWFUL, Chain, News, Nodes, link, next_token
-from mmspec.drafters.length import Fixed, useful
+from mmspec.drafters.lengths.length import Fixed, useful
 from mmspec.drafters.neural.sight import sight
 from mmspec.drafters.neural.small_model import SMALL_MODEL, OfModel, SmallModel
 from mmspec.errors import is_whole
-from mmspec.laws.categorical import Categorical
 from mmspec.recipe import Kit, Recipe
-from mmspec.targets.context import Context
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True)

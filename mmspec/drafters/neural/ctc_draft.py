@@ -13,7 +13,7 @@ from mmspec.codes.ctc import Uncertainty, greedy, uncertainty
 from mmspec.draft import Draft, Drafter, Kind
 from mmspec.errors import first_line
 from mmspec.recipe import LINEAR, Kit
-from mmspec.targets.ctc import Heard
+from mmspec.targets.readers.ctc import Heard
 
 Spelling = Callable[[Sequence[int]], list[int]]  # labels of the encoder -> tokens of the target
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mmspec import _hf
 from mmspec.compressors.contract import Compressed
-from mmspec.targets.inputs import padding
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.inputs import padding
 
 _TYPES = "token_type_ids"  # Gemma 3 and PaliGemma let some prompt tokens see ahead
 

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from mmspec.compressors.average_pool import AveragePool
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.sampling import Prefix
 from mmspec.draft import Drafter, Verifier, categorical
 from mmspec.drafters.growth import Chain, DraftModel, News, Nodes
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.sight import (
     Nothing,
     Pixels,
@@ -28,13 +30,11 @@ from mmspec.drafters.neural.small_model import (
     waiting_block,
 )
 from mmspec.drafters.neural.weighting import Agreement, Evidence, FixedWeights, Weighting
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.sampling import Prefix
 from mmspec.recipe import Kit, Recipe
 from mmspec.targets.cache import SlotCache
-from mmspec.targets.context import Context
 from mmspec.targets.memory import Memory, RowMemories
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True)

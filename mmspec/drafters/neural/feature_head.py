@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.growth import DraftModel, News, Nodes, Shape
 from mmspec.drafters.neural.head_kind import HeadKind
@@ -30,17 +31,16 @@ from mmspec.drafters.neural.target_states import (
     kept_states,
     prompt_padding,
 )
-from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.models.heads.state_head import SlotMarks, StateHead, StateHeadConfig
 from mmspec.recipe import Deferred, DraftModelKind, Kit, Recipe
-from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
-from mmspec.targets.context import Context
-from mmspec.targets.hooks import LayerStatesHook, layer_states
 from mmspec.targets.memory import Memory, TokenBlock
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.backbone import ROOM
+from mmspec.targets.readers.hooks import LayerStatesHook, layer_states
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.context import Context
 
 KNOWN = 64  # how many of the last true states are at hand for tokens that were never seen
 

@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Keys, Lane, Noise
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.errors import described
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import Keys, Lane, Noise
 from mmspec.models.random_weights import random_model
 from mmspec.recipe import DraftModelKind, Kit
-from mmspec.targets.frame_laws import Draw, FrameLaw, ParallelLaw, keyed
-from mmspec.targets.frames import FrameMemory, FrameReader, Frames, Outputs, scored
+from mmspec.targets.frames.frame_distributions import Draw, FrameLaw, ParallelLaw, keyed
+from mmspec.targets.frames.frames import FrameMemory, FrameReader, Frames, Outputs, scored
 
 
 @dataclass

@@ -16,7 +16,7 @@ from mmspec.models.loading import model_type
 from mmspec.models.random_weights import random_model
 from mmspec.models.reading import read
 from mmspec.recipe import STATES, DraftModelKind
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from torch import Tensor
 from mmspec.compressors.contract import Features
 from mmspec.compressors.dream_topk import DreamTopK
 from mmspec.models.heads.state_head import PictureSlots, SlotMarks, StateHead
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 
 
 @dataclass(frozen=True)

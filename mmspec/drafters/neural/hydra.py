@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
 from mmspec.drafters.growth import News, Nodes
 from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.small_model import committed, draft_law
@@ -17,10 +18,9 @@ from mmspec.drafters.neural.target_states import (
     read_prompt,
     side_by_side,
 )
-from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.hydra import HydraHeads
-from mmspec.targets.context import Context
 from mmspec.targets.memory import Memory, block
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True, eq=False)

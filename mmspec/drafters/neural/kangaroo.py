@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Drafter
 from mmspec.drafters.growth import DraftModel, News, Nodes
 from mmspec.drafters.neural.head_kind import HeadKind
@@ -26,13 +27,12 @@ from mmspec.drafters.neural.target_states import (
     read_prompt,
     side_by_side,
 )
-from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.kangaroo import KangarooAdapter
 from mmspec.recipe import STATES, Kit
-from mmspec.targets.context import Context
-from mmspec.targets.hooks import LayerStatesHook, layer_states
 from mmspec.targets.memory import Memory, TokenBlock, block
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.hooks import LayerStatesHook, layer_states
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,12 +18,12 @@ from mmspec.errors import check_number
 from mmspec.models.heads.aasd import KvProjector, run_means
 from mmspec.naming import parameters
 from mmspec.recipe import Kit
-from mmspec.targets.attention_tap import HEADS, AttentionTap
-from mmspec.targets.backbone import ROOM, Backbone
-from mmspec.targets.context import Context
-from mmspec.targets.kv_view import KvView, gathered
 from mmspec.targets.memory import Memory
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.attention_tap import HEADS, AttentionTap
+from mmspec.targets.readers.backbone import ROOM, Backbone
+from mmspec.targets.readers.kv_view import KvView, gathered
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.context import Context
 
 
 class Kv(ABC):

@@ -14,7 +14,7 @@ from mmspec.draft import Drafter
 from mmspec.drafters.neural.sight import TargetFeatures, checked, target_features
 from mmspec.drafters.neural.small_model import SmallModel, SmallModelKind, grown
 from mmspec.recipe import Kit
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 
 WEIGHTS, CONFIG = "projector.safetensors", "projector.json"
 

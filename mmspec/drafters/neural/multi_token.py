@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Drafter
 from mmspec.drafters.growth import News, Nodes
 from mmspec.drafters.neural.head_kind import HeadKind
@@ -17,12 +18,11 @@ from mmspec.drafters.neural.small_model import (
     head_of_target,
 )
 from mmspec.drafters.neural.target_states import OfLastStates, guided_logits
-from mmspec.laws.categorical import Categorical
 from mmspec.models.heads.medusa import MedusaHeads
 from mmspec.models.heads.multi_token import MultiTokenHeads
 from mmspec.models.heads.token_heads import TokenHeads
 from mmspec.recipe import STATES, Kit
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 SEES = STATES
 _BIGRAMS = 64  # pairs that random heads have counted

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from mmspec.declared import answered_by
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.growth import Chain, DraftModel, Nodes
 from mmspec.drafters.neural.kv import Kv, SameKv, kv_of
 from mmspec.drafters.neural.small_model import Autoregressive, committed, draft_law, unread_block
 from mmspec.errors import check_number, is_whole
-from mmspec.laws.categorical import Categorical
 from mmspec.recipe import Kit, Recipe
 from mmspec.targets.cache import crossed_layers
-from mmspec.targets.context import Context
-from mmspec.targets.kv_view import KvView
 from mmspec.targets.memory import Memory
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.kv_view import KvView
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True, eq=False)

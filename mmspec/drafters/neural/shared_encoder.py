@@ -22,9 +22,9 @@ from mmspec.drafters.neural.small_model import SMALL_MODEL, SmallModel, grown, s
 from mmspec.models.folder import configuration
 from mmspec.models.loading import load_causal
 from mmspec.recipe import DraftModelKind, Kit
-from mmspec.targets.context import Context
-from mmspec.targets.encoder_decoder import EncoderDecoder
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.encoder_decoder import EncoderDecoder
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.context import Context
 
 SOURCE = "source"  # what is wanted of the target
 ENCODER = "encoder"  # what such a draft model sees

@@ -28,11 +28,11 @@ from mmspec.declared import declared
 from mmspec.drafters.neural.embed_prompt import unpadded, weave
 from mmspec.drafters.neural.signals import Seen, signals, wanted
 from mmspec.recipe import COMPRESSIBLE, Kit
-from mmspec.targets.attention_tap import ClassTokenTap
-from mmspec.targets.context import Context
-from mmspec.targets.encoder_decoder import EncoderDecoder
-from mmspec.targets.reader import Reader
-from mmspec.targets.visual import FeatureLayout
+from mmspec.targets.readers.attention_tap import ClassTokenTap
+from mmspec.targets.readers.encoder_decoder import EncoderDecoder
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.readers.visual import FeatureLayout
+from mmspec.targets.tokens.context import Context
 
 
 class Sight(ABC):

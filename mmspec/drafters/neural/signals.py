@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmspec.codes.episodes import EarlierLooks, Episode, episodes_of
 from mmspec.compressors.contract import OF_ROBOTS, Features, pictures
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 OF_TARGET = frozenset(  # by slot of the target's prompt
     {

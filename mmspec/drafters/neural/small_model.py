@@ -14,6 +14,8 @@ from torch.nn import functional
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from mmspec.declared import answered_by
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.sampling import Prefix
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.chosen_kind import ChoosesKind
 from mmspec.drafters.growth import (
@@ -27,17 +29,15 @@ from mmspec.drafters.growth import (
     read_path,
 )
 from mmspec.drafters.neural.sight import SIGHTS, Sight, sight
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.sampling import Prefix
 from mmspec.models.loading import load_causal, model_type
 from mmspec.models.random_weights import random_model
 from mmspec.models.words import check_sizes, check_words
 from mmspec.recipe import LINEAR, DraftModelKind, Kit
-from mmspec.targets.backbone import FULL
-from mmspec.targets.context import Context
-from mmspec.targets.encoder_decoder import EncoderDecoder
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock, block
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.backbone import FULL
+from mmspec.targets.readers.encoder_decoder import EncoderDecoder
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from transformers import Cache
 
 from mmspec.drafters.growth import DraftModel, News
 from mmspec.recipe import STATES
-from mmspec.targets.backbone import ROOM
 from mmspec.targets.cache import SlotCache
-from mmspec.targets.context import Context
-from mmspec.targets.guidance import guided, scale_of
-from mmspec.targets.hooks import check_states
 from mmspec.targets.memory import Memory
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.backbone import ROOM
+from mmspec.targets.readers.guidance import guided, scale_of
+from mmspec.targets.readers.hooks import check_states
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.context import Context
 
 Network = Callable[[Tensor, Tensor | None, Tensor, Cache], Tensor]  # states, mask, positions, cache
 

@@ -12,13 +12,13 @@ from mmspec.codes.trellis import best_path
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.chosen_kind import ChoosesKind
 from mmspec.drafters.growth import News
-from mmspec.drafters.length import useful
+from mmspec.drafters.lengths.length import useful
 from mmspec.drafters.neural.multi_token import MultiTokenDraft
 from mmspec.drafters.neural.small_model import OfModel, committed, draft_law
 from mmspec.errors import check_number
 from mmspec.models.heads.multi_token import MultiTokenHeads
 from mmspec.recipe import LINEAR, Kit
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True)

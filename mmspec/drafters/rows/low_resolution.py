@@ -14,14 +14,14 @@ from mmspec.codes.grid import Grid
 from mmspec.codes.grid_mask import GridMask
 from mmspec.codes.image_family import ImageFamily
 from mmspec.codes.resampling import Lawful, Repeated, Resampler, ThroughPixels, Trained
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Lane
+from mmspec.distributions.sampling import Sampling
 from mmspec.errors import is_whole
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import Lane
-from mmspec.laws.sampling import Sampling
 from mmspec.models.code_resampler import FOLDER, CodeResampler, load_resampler
 from mmspec.recipe import Kit
-from mmspec.targets.context import Context
 from mmspec.targets.memory import Memory, TokenBlock, block
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Sketcher:
     not kept, because it is given back as something else, if only slightly.
     """
 
-    backbone: Any  # a `mmspec.targets.guidance.Guided`
+    backbone: Any  # a `mmspec.targets.readers.guidance.Guided`
 
     def begin(self, context: Context, grid: Grid) -> Sketch:
         """Read the prompts."""

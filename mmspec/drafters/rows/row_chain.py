@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.grid import Grid
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Keys
 from mmspec.draft import Draft, Kind, Reading, Scores, categorical
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import Keys
 
 
 @dataclass(frozen=True)

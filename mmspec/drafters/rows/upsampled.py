@@ -18,6 +18,8 @@ from torch import Tensor
 from mmspec.codes.connected_cells import Cells
 from mmspec.codes.grid import Grid
 from mmspec.codes.resampling import Lawful, Resampler, Trained
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Lane
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
 from mmspec.drafters.chosen_kind import ChoosesKind
 from mmspec.drafters.neural.small_model import SmallModelKind
@@ -26,12 +28,10 @@ from mmspec.drafters.rows.low_resolution import Sketch, Sketcher, ratio_of, samp
 from mmspec.drafters.rows.partial_image import PartialImage, filled, judged, lay, spelt
 from mmspec.drafters.rows.row_chain import DraftedCode, RowChain, drafted, drawn
 from mmspec.drafters.rows.wavefront import RowShape
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import Lane
 from mmspec.models.code_resampler import FOLDER
 from mmspec.recipe import Kit
-from mmspec.targets.context import Context
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True)

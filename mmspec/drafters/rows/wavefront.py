@@ -17,13 +17,13 @@ from functools import partial
 from typing import ClassVar
 
 from mmspec.codes.grid import Grid
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Lane
 from mmspec.draft import Draft, Kind, Round, Scores, categorical
 from mmspec.drafters.chosen_kind import ChoosesKind
 from mmspec.drafters.rows.row_chain import DraftedCode, RowChain, drafted, drawn, said
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import Lane
 from mmspec.recipe import LINEAR
-from mmspec.targets.context import Context
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True)

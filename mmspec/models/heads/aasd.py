@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from mmspec.models.heads.state_head import SlotRotaryEmbedding, StateHeadConfig
 from mmspec.models.llama_layers import LlamaHead
 from mmspec.models.reading import read
-from mmspec.targets.attention_tap import full_layers
+from mmspec.targets.readers.attention_tap import full_layers
 
 
 class AasdHeadConfig(StateHeadConfig):

@@ -8,11 +8,11 @@ from typing import Any
 from transformers import GenerationConfig
 
 from mmspec import _hf
+from mmspec.distributions.sampling import Sampling
 from mmspec.errors import check_flag, check_number
-from mmspec.laws.sampling import Sampling
 from mmspec.modalities.speech.codecs import Codec
-from mmspec.targets.frames import FrameSettings
-from mmspec.targets.generation_settings import sampled
+from mmspec.targets.frames.frames import FrameSettings
+from mmspec.targets.tokens.generation_settings import sampled
 
 DRAWN = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 OWN = ("max_new_tokens", "seconds", "guidance", "do_sample", *DRAWN)

@@ -9,8 +9,8 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForTextToWaveform
 
 from mmspec.errors import reading
-from mmspec.modalities import asking, examining
-from mmspec.modalities.examining import both
+from mmspec.modalities.common import asking, examining
+from mmspec.modalities.common.examining import both
 from mmspec.modalities.speech.asking import SpeakingAsker
 from mmspec.modalities.speech.frames import FrameModelSettings
 from mmspec.modalities.speech.frames.families import reader

@@ -12,13 +12,13 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from mmspec import _hf
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.sampling import Sampling
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.sampling import Sampling
 from mmspec.modalities.speech.codecs import Codec
 from mmspec.modalities.speech.frames.asked import drawn
 from mmspec.targets.cache import SlotCache
-from mmspec.targets.frame_laws import DepthLaw
-from mmspec.targets.frames import FrameMemory, FrameSettings, FrameStop, Outputs
+from mmspec.targets.frames.frame_distributions import DepthLaw
+from mmspec.targets.frames.frames import FrameMemory, FrameSettings, FrameStop, Outputs
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from mmspec.bench.certificate import Check, Trial, outcome
 from mmspec.bench.frequency import Subject
 from mmspec.bench.workload import repeated
 from mmspec.drafters.plain import Silent
-from mmspec.modalities import measures
+from mmspec.modalities.common import measures
 from mmspec.modalities.speech.frames import toys
 from mmspec.modalities.speech.judging import OwnAudio, heard, timing
 from mmspec.modalities.speech.spoken import Speech

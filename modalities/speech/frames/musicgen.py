@@ -12,12 +12,12 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmspec import _hf
-from mmspec.laws.sampling import guide
+from mmspec.distributions.sampling import guide
 from mmspec.modalities.speech.codecs import Codec
 from mmspec.modalities.speech.frames.asked import drawn
 from mmspec.targets.cache import SlotCache
-from mmspec.targets.frame_laws import FREE, ParallelLaw
-from mmspec.targets.frames import FrameMemory, FrameSettings, FrameStop, Outputs
+from mmspec.targets.frames.frame_distributions import FREE, ParallelLaw
+from mmspec.targets.frames.frames import FrameMemory, FrameSettings, FrameStop, Outputs
 
 # (model, inputs, guidance) -> states, mask
 Encode = Callable[[Any, Mapping[str, Any], float], tuple[Tensor, Tensor | None]]

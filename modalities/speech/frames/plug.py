@@ -13,11 +13,11 @@ from transformers import AutoModelForTextToWaveform, AutoProcessor
 
 from mmspec.declared import answered_by
 from mmspec.decode import Parts
+from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.draft import Drafter
 from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.shapes import shape_of
 from mmspec.errors import check_number, described, refuse_fixed, unknown_message
-from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.modalities.speech.frames.asked import OWN, settings
 from mmspec.modalities.speech.frames.csm import CsmReader
 from mmspec.modalities.speech.frames.families import reader
@@ -25,8 +25,8 @@ from mmspec.modalities.speech.spoken import SpeakingLoop, Speech
 from mmspec.modality import Call, Loop, Session
 from mmspec.models.loading import load_causal, word_reader
 from mmspec.recipe import Kit, Recipe, pair, resolve
-from mmspec.targets.frames import FrameRequest, FrameSettings, FrameTarget
-from mmspec.targets.inputs import check_inputs
+from mmspec.targets.frames.frames import FrameRequest, FrameSettings, FrameTarget
+from mmspec.targets.tokens.inputs import check_inputs
 from mmspec.verifiers.joint_frames import JointFrames
 
 INPUTS = CsmReader.inputs

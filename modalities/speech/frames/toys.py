@@ -24,7 +24,7 @@ from transformers import (
 
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
-from mmspec.laws.sampling import guide
+from mmspec.distributions.sampling import guide
 from mmspec.models.random_weights import random_model
 from mmspec.recipe import Recipe
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mmspec.modalities import asking, examining_tokens
+from mmspec.modalities.common import asking, examining_tokens
 from mmspec.modalities.speech.recognition import RecognitionSettings, hearing, own_generate
 from mmspec.modalities.speech.recognition.families import reader
 from mmspec.modalities.speech.recognition.plug import load, session

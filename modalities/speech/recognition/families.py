@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mmspec.modalities import readers
-from mmspec.targets.family import Family
-from mmspec.targets.reader import Reader
+from mmspec.modalities.common import readers
+from mmspec.targets.readers.family import Family
+from mmspec.targets.readers.reader import Reader
 
 FAMILIES: Mapping[str, Family] = {"whisper": Family("Whisper", media=("input_features",))}
 

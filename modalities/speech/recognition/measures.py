@@ -10,11 +10,11 @@ from typing import Any
 
 from mmspec.bench.certificate import Check, Trial
 from mmspec.bench.workload import grouped
-from mmspec.modalities import measures
+from mmspec.modalities.common import measures
 from mmspec.modalities.speech.recognition import toys, word_errors
+from mmspec.modalities.speech.recordings import recordings
 from mmspec.modalities.speech.sound import Sound
-from mmspec.modalities.speech.zoo.recordings import recordings
-from mmspec.modalities.speech.zoo.speaking import RATE_HZ
+from mmspec.modalities.speech.utterances import RATE_HZ
 from mmspec.modality import Answer, Answers, Contestant, Selection, Workload
 from mmspec.recipe import Recipe
 

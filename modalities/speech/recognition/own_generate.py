@@ -18,11 +18,11 @@ from transformers.models.whisper.generation_whisper import WhisperGenerationMixi
 from mmspec import _hf
 from mmspec.draft import Round
 from mmspec.errors import described
+from mmspec.modalities.common.text import Text
 from mmspec.modalities.speech.recognition.encoded_once import EncodedOnce, encoded_once
-from mmspec.modalities.text import Text
 from mmspec.modality import Call, Loop
 from mmspec.stats import Stats
-from mmspec.targets.generation_settings import sampled
+from mmspec.targets.tokens.generation_settings import sampled
 
 # what its loop keeps no states for, or hands out piece by piece
 REFUSED = {

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import zoo
-from mmspec.modalities import tokens, whole
+from mmspec.modalities.common import tokens, whole
+from mmspec.modalities.common.text import Text, placed
 from mmspec.modalities.speech.recognition import own_generate
 from mmspec.modalities.speech.recognition.families import reader
 from mmspec.modalities.speech.recognition.transcribing import transcribe
-from mmspec.modalities.text import Text, placed
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe

@@ -19,7 +19,7 @@ from mmspec.errors import check_flag, refuse_fixed
 from mmspec.modalities.speech.recognition import hearing, own_generate
 from mmspec.modalities.speech.sound import Sound, sound
 from mmspec.stats import Stats
-from mmspec.targets.generation_settings import sampled
+from mmspec.targets.tokens.generation_settings import sampled
 
 OURS = ("sampling_rate", "language", "task", "timestamps", "prompt", "row_ids")
 TOLD = ("language", "task")

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from mmspec.distributions.repetition import RepetitionAware
 from mmspec.errors import check_flag, check_number, described, refuse_fixed
-from mmspec.laws.repetition import RepetitionAware
+from mmspec.modalities.common.tokens import BoundTokens, first
 from mmspec.modalities.speech.codecs import Codec
 from mmspec.modalities.speech.synthesis.layout import SpeechCodes
-from mmspec.modalities.tokens import BoundTokens, first
 
 OWN = ("text", "voice", "seconds", "repetition_aware")
 FIXED = ("suppress_tokens", "eos_token_id", "max_length")  # the layout of the vocabulary says them

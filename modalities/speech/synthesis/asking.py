@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModel
 
 from mmspec.errors import reading
-from mmspec.modalities import asking, examining, examining_tokens, readers, tokens
+from mmspec.modalities.common import asking, examining, examining_tokens, readers, tokens
 from mmspec.modalities.speech.asking import SpeakingAsker
 from mmspec.modalities.speech.codecs import Codec
 from mmspec.modalities.speech.synthesis import CODEC, SpeechSettings
@@ -18,7 +18,7 @@ from mmspec.modalities.speech.synthesis.layout import SpeechCodes
 from mmspec.modalities.speech.synthesis.plug import load, tokenizer
 from mmspec.modality import Finding
 from mmspec.recipe import Recipe
-from mmspec.targets.reader import Reader
+from mmspec.targets.readers.reader import Reader
 
 
 class SpeechAsker(SpeakingAsker):

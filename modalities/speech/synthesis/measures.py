@@ -14,12 +14,11 @@ from mmspec.bench import checks, constant
 from mmspec.bench.certificate import Check, Trial
 from mmspec.bench.workload import grouped, repeated
 from mmspec.drafters.plain import Silent
-from mmspec.modalities import measures
+from mmspec.modalities.common import measures
 from mmspec.modalities.speech.judging import OwnAudio, heard, timing
 from mmspec.modalities.speech.spoken import Speech
-from mmspec.modalities.speech.synthesis import toys
+from mmspec.modalities.speech.synthesis import held_out, toys
 from mmspec.modalities.speech.synthesis.plug import SpeechSession
-from mmspec.modalities.speech.synthesis.zoo import evaluate
 from mmspec.modality import Answer, Contestant, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
@@ -33,8 +32,8 @@ def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Wor
     asked for; else what the user asks for."""
     batch, prompts = selection.batch, selection.prompts
     if prompts is None and asker.source.startswith("zoo:"):
-        texts = grouped(evaluate.texts(selection.count, selection.seed * 10_000), batch)
-        speakers = grouped(evaluate.voices(selection.count), batch)
+        texts = grouped(held_out.texts(selection.count, selection.seed * 10_000), batch)
+        speakers = grouped(held_out.voices(selection.count), batch)
         pairs = zip(texts, speakers, strict=True)
         requests = [{"voice": voices, **asker.request(group)} for group, voices in pairs]
     else:

@@ -10,13 +10,13 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from mmspec import zoo
-from mmspec.modalities import readers, tokens
+from mmspec.modalities.common import readers, tokens
+from mmspec.modalities.common.text import Text
 from mmspec.modalities.speech.codecs import Codec, load_codec
 from mmspec.modalities.speech.spoken import SpeakingLoop, Speech
 from mmspec.modalities.speech.synthesis import CODEC
 from mmspec.modalities.speech.synthesis.asked import prepare
 from mmspec.modalities.speech.synthesis.layout import FlatFrames, SpeechCodes
-from mmspec.modalities.text import Text
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal, word_reader
 from mmspec.recipe import Recipe
@@ -49,7 +49,7 @@ class SpeechSession(tokens.TokenSession):
 
         Takes the text by place or as `text=`, or `input_ids` and `attention_mask` of prompts that
         end with the id that begins speech; `voice=` a name, or one per text; `max_new_tokens` codes
-        or `seconds` of sound; `repetition_aware=True` (see `mmspec.laws.repetition`), and settings
+        or `seconds` of sound; `repetition_aware=True` (see `mmspec.distributions.repetition`), and settings
         of `generate` beside, among them `seed` and `row_ids`. If nothing is said, codes are drawn,
         as greedy speech tends to loop, at the temperature of the model's generation configuration,
         1 where that has none. All that is no code is never said.

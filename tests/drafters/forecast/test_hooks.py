@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mmspec.drafters.forecast.features import stacked
 from mmspec.drafters.forecast.forecast import Newton
 from mmspec.drafters.forecast.hooks import Attached, Extrapolation, Forecasting
-from mmspec.targets.forecast_schedule import DecayingThreshold
+from mmspec.targets.continuous.forecast_schedule import DecayingThreshold
 from mmspec.verifiers.forecast_gate import ForecastGate, fixed_cadence
 from mmspec.verifiers.reflection import Reflection
 from tests.drafters.forecast.networks import PIPELINES, STEPS, dit, draw, flux

@@ -19,7 +19,7 @@ from diffusers import (
 from torch import Tensor
 
 from mmspec.modalities.diffusion.schedulers import Sampler, sampler
-from mmspec.targets.denoising import Prediction
+from mmspec.targets.continuous.denoising import Prediction
 from tests.covering import covering
 
 SPACINGS = ("leading", "linspace", "trailing")

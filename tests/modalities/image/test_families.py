@@ -16,8 +16,8 @@ from mmspec.codes.grid import Grid
 from mmspec.draft import Draft, Drafter, Kind
 from mmspec.modalities.image import chameleon
 from mmspec.modalities.image import families as image
-from mmspec.targets.context import Context
 from mmspec.targets.memory import block
+from mmspec.targets.tokens.context import Context
 from tests.covering import covering
 from tests.modalities import drawing
 from tests.toys import painters

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import mmspec
 from mmspec.api import Accelerated
 from mmspec.modalities.mar.reader import labels
-from mmspec.targets.patches import PatchSettings
+from mmspec.targets.continuous.patches import PatchSettings
 from mmspec.verifiers.path_ratio import PathRatio
 from tests.toys.mar import PLAN, mar
 

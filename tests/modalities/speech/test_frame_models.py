@@ -12,10 +12,10 @@ from transformers import CsmProcessor, EncodecFeatureExtractor, PreTrainedTokeni
 
 import mmspec
 from mmspec.decode import BrokenLogits
-from mmspec.laws.noise import KeyedNoise
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.modalities.speech.frames import toys
 from mmspec.modalities.speech.frames.asked import settings
-from mmspec.targets.frames import FrameRequest, FrameTarget
+from mmspec.targets.frames.frames import FrameRequest, FrameTarget
 from tests.covering import covering, promised
 from tests.toys import voices
 

@@ -8,10 +8,10 @@ from shutil import which
 import pytest
 import torch
 
-from mmspec.modalities.speech.zoo import speaking
-from mmspec.modalities.speech.zoo.recordings import RECORDINGS, record, recordings
-from mmspec.modalities.speech.zoo.sentences import LONGEST, sentence, split_of
-from mmspec.modalities.speech.zoo.speaking import RATE_HZ, Room, Voice, speak, utterance
+from mmspec.modalities.speech import utterances as speaking
+from mmspec.modalities.speech.recordings import RECORDINGS, record, recordings
+from mmspec.modalities.speech.sentences import LONGEST, sentence, split_of
+from mmspec.modalities.speech.utterances import RATE_HZ, Room, Voice, speak, utterance
 
 needs_espeak = pytest.mark.skipif(which("espeak-ng") is None, reason="espeak-ng is not here")
 

@@ -15,7 +15,7 @@ from mmspec import registry
 from mmspec.codes.actions import ActionCodes, ActionSpace
 from mmspec.drafters.neural.action_slots import ACTION_SLOTS
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.modalities.families import reader
+from mmspec.modalities.common.families import reader
 from mmspec.trees import Tree
 from tests import toys
 from tests.covering import covering

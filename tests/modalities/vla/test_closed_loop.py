@@ -13,7 +13,7 @@ import mmspec
 from mmspec import recipes
 from mmspec.codes.trajectories import Trajectories
 from mmspec.drafters.neural.action_slots import ACTION_SLOTS
-from mmspec.modalities.families import reader
+from mmspec.modalities.common.families import reader
 from mmspec.modalities.vla.rollout import Rollout
 from mmspec.modalities.vla.worlds import make_world
 from tests.drafters.heads import untrained

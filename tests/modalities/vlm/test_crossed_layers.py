@@ -14,8 +14,8 @@ from mmspec import recipes
 from mmspec.bench.tiny import random_drafter
 from mmspec.modalities.vlm import survey
 from mmspec.modalities.vlm.tiny_requests import requests
-from mmspec.targets.hooks import LayerStatesHook
-from mmspec.targets.kv_view import gathered
+from mmspec.targets.readers.hooks import LayerStatesHook
+from mmspec.targets.readers.kv_view import gathered
 from tests.toys.readers import backbone
 
 NEW: dict[str, Any] = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}

@@ -4,7 +4,7 @@ A stranger's recipe. Exact.
 """
 
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 from tests.toys.bigram_head import BIGRAM, bigram

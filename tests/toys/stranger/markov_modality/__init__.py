@@ -12,13 +12,15 @@ ZOO = (
     Entry(
         "weather",
         "Sun, clouds and rain: a chain of three states.",
-        "markov_modality.training",
+        trainer="markov_modality.training",
+        loader="markov_modality.loading",
         drafter="weather-drafter",
     ),
     Entry(
         "weather-drafter",
         "What 200 days of the same weather look like.",
-        "markov_modality.training",
+        trainer="markov_modality.training",
+        loader="markov_modality.loading",
         target="weather",
     ),
 )

@@ -10,7 +10,7 @@ from markov_modality.loading import chain
 from markov_modality.model import MarkovChain
 from markov_modality.session import Walked, session
 from markov_modality.settings import MarkovSettings
-from mmspec.modalities.examining import both, fitting, is_refused
+from mmspec.modalities.common.examining import both, fitting, is_refused
 from mmspec.modality import Finding
 
 

@@ -14,7 +14,7 @@ from markov_modality.model import MarkovChain, is_chain
 from markov_modality.walking import AnotherChain, ChainTable
 from mmspec.draft import Drafter
 from mmspec.drafters.growth import Chain
-from mmspec.drafters.length import Fixed
+from mmspec.drafters.lengths.length import Fixed
 from mmspec.recipe import DraftModelKind, Kit, Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -18,7 +18,7 @@ from mmspec.bench import checks
 from mmspec.bench.certificate import Check, Trial
 from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
 from mmspec.bench.workload import grouped, repeated
-from mmspec.laws.noise import KeyedNoise
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.modality import Answer, Answers, Quality, Selection, Workload
 from mmspec.recipe import Recipe
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from markov_modality.model import MarkovChain
 from markov_modality.walking import ChainTable, WalkRequest
 from mmspec.decode import Parts
+from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.draft_models import draft_model
 from mmspec.drafters.shapes import shape_of
-from mmspec.laws.noise import KeyedNoise, fresh_seed
 from mmspec.modality import Call, Loop, setting, settings_of
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import Stats

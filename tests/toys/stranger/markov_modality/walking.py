@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from markov_modality.model import MarkovChain
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.laws.categorical import Categorical
-from mmspec.laws.noise import KeyedNoise
 
 
 @dataclass(frozen=True)

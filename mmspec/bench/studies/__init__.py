@@ -1,0 +1,1 @@
+"""Studies: each measures one question over a grid of settings."""

@@ -1,0 +1,1 @@
+"""Logits become distributions here and nowhere else, and distributions become tokens."""

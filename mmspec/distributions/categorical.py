@@ -1,0 +1,175 @@
+"""Laws over a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mmspec.distributions.noise import Keys
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A law over a vocabulary: scores, and the probabilities that they stand for.
+
+    `scores` are log-probabilities up to a constant per entry; -inf is impossible. With `hard` the
+    law is a point mass on the highest score (greedy decoding): `scores` still rank the other
+    tokens. Both are worked out when first asked for; probabilities that are known already are
+    handed back bit for bit, by parts of the law, too.
+    """
+
+    given: Tensor | Callable[[], Tensor]  # (..., V) float scores, or what makes them
+    hard: bool = False
+    known: Tensor | None = None  # (..., V) probabilities, where they need no working out
+    trouble: ClassVar[str] = "logits are NaN or all -inf"
+
+    @classmethod
+    def of(cls, weights: Tensor) -> Categorical:
+        """From weights (..., V), normalised or not."""
+        return cls(weights.log())
+
+    @classmethod
+    def having(cls, probs: Tensor) -> Categorical:
+        """The law with these very probabilities (..., V), which sum to 1."""
+        return cls(probs.log, known=probs)
+
+    @cached_property
+    def scores(self) -> Tensor:  # (..., V)
+        """Log-probabilities up to a constant; with `hard` they only rank."""
+        return self.given if isinstance(self.given, Tensor) else self.given()
+
+    @property
+    def batch(self) -> torch.Size:
+        return (self.scores if self.known is None else self.known).shape[:-1]
+
+    @property
+    def size(self) -> int:
+        return (self.scores if self.known is None else self.known).shape[-1]
+
+    @cached_property
+    def log_probs(self) -> Tensor:  # (..., V)
+        """Normalised log-probabilities."""
+        if self.hard:
+            return self.probs.log()
+        return self.scores.log_softmax(-1)
+
+    @cached_property
+    def probs(self) -> Tensor:  # (..., V)
+        """Probabilities; exactly 0 and 1 for a point mass."""
+        if self.known is not None:
+            return self.known
+        if self.hard:
+            best = self.scores.argmax(-1, keepdim=True)
+            return torch.zeros_like(self.scores).scatter_(-1, best, 1.0)
+        return self.scores.softmax(-1)
+
+    @property
+    def mode(self) -> Tensor:  # (...)
+        """The likeliest token: what greedy decoding says."""
+        return self.scores.argmax(-1)
+
+    def prob(self, x: Tensor) -> Tensor:  # (...) -> (...)
+        """The probability of x."""
+        return self.probs.gather(-1, x[..., None]).squeeze(-1)
+
+    def log_prob(self, x: Tensor) -> Tensor:  # (...) -> (...)
+        return self.log_probs.gather(-1, x[..., None]).squeeze(-1)
+
+    def sample(self, keys: Keys) -> Tensor:  # (...) -> (...)
+        """The Gumbel-max draw; a point mass needs no noise."""
+        return self.perturbed(keys).argmax(-1)
+
+    def perturbed(self, keys: Keys) -> Tensor:  # (..., V)
+        """Scores plus Gumbel noise.
+
+        Its argmax is a sample, its top-k a sample without replacement.
+        """
+        if self.hard:
+            return self.scores
+        return self.scores + keys.gumbel(self.size)
+
+    def residual(self, other: Categorical) -> Categorical:
+        """The law proportional to (p - q)+; p itself where that is nowhere positive.
+
+        That of a point mass is the point mass, whatever q: its `scores` go on ranking.
+        """
+        return self if self.hard else Categorical.having(residual(self.probs, other.probs))
+
+    def evaluated(self, like: Tensor | None = None) -> Categorical:
+        """The same law with its probabilities known, in the dtype and on the device of `like`."""
+        return Categorical(
+            self.given, self.hard, self.probs if like is None else self.probs.to(like)
+        )
+
+    def broken(self, mask: Tensor | None = None) -> Tensor:  # law (B, M) -> (B,) bool
+        """Rows in which some place has NaN, no possible token, or an infinite best score.
+
+        `mask` (B, M) leaves padded places out. One reduction and no host synchronisation: read the
+        answer back together with the verdict.
+        """
+        broken = ~self.scores.amax(-1).isfinite()  # amax passes NaN on, -inf where all is -inf
+        if mask is not None:
+            broken = broken & mask
+        return broken.flatten(1).any(-1)
+
+    def entropy(self) -> Tensor:  # (...), nats
+        """Shannon entropy."""
+        probs = self.probs
+        return -(probs * probs.clamp_min(torch.finfo(probs.dtype).tiny).log()).sum(-1)
+
+    def __getitem__(self, index: Any) -> Categorical:
+        if self.known is None:
+            return Categorical(self.scores[index], self.hard)
+        return Categorical(lambda: self.scores[index], self.hard, self.known[index])
+
+    @staticmethod
+    def where(chosen: Tensor, one: Categorical, other: Categorical) -> Categorical:
+        """Entry by entry one law or the other; `chosen` (...) is bool.
+
+        Where a point mass meets a law that is none, probabilities are all that is left of both.
+        """
+        if one is other:
+            return one
+        each = chosen[..., None]
+        probs = torch.where(each, one.probs, other.probs)
+        if one.hard != other.hard:
+            return Categorical.having(probs)
+        return Categorical(lambda: torch.where(each, one.scores, other.scores), one.hard, probs)
+
+    @staticmethod
+    def stack(laws: Sequence[Categorical], dim: int = 1) -> Categorical:
+        """Join laws of equal batch shape along a new batch axis; probabilities are made anew."""
+        return Categorical(torch.stack([law.scores for law in laws], dim), laws[0].hard)
+
+    @staticmethod
+    def cat(laws: Sequence[Categorical], dim: int = 1) -> Categorical:
+        """Join laws along an existing batch axis; probabilities are made anew."""
+        if len(laws) == 1:
+            return laws[0]
+        return Categorical(torch.cat([law.scores for law in laws], dim), laws[0].hard)
+
+
+def quantile(weights: Tensor, uniform: Tensor) -> Tensor:  # (..., V), (..., C) -> (..., C)
+    """The tokens at these quantiles: draws by the inverse distribution function.
+
+    Weights need not be normalised. Cheaper than a race where no coupling is wanted.
+    """
+    mass = weights.double().cumsum(-1)
+    place = (uniform * mass[..., -1:]).expand(*mass.shape[:-1], -1).contiguous()
+    return torch.searchsorted(mass, place, right=True).clamp_max(weights.shape[-1] - 1)
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:  # (..., V), (..., V) -> (..., V)
+    """norm((p - q)+), and p itself where p equals q (Leviathan et al. 2023, eq. for p')."""
+    return normalised((p - q).clamp_min(0), p)
+
+
+def normalised(weights: Tensor, spare: Tensor) -> Tensor:  # (..., V) x2 -> (..., V)
+    """The probabilities of some weights, and `spare` where all of them are 0."""
+    mass = weights.sum(-1, keepdim=True)
+    return torch.where(mass > 0, weights / mass.clamp_min(torch.finfo(weights.dtype).tiny), spare)

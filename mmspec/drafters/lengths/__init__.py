@@ -1,0 +1,1 @@
+"""Draft lengths: fixed, learned, or stopped by confidence."""

@@ -1,0 +1,1 @@
+"""Draft trees: how they grow, and how many nodes they get."""

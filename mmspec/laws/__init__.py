@@ -1,1 +1,0 @@
-"""Logits become laws here and nowhere else, and laws become tokens."""

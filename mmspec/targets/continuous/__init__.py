@@ -1,0 +1,1 @@
+"""Targets of continuous tokens: denoising chains and image patches."""

@@ -1,0 +1,1 @@
+"""How a model of transformers is read: prompts, blocks of draft tokens, features for drafters."""

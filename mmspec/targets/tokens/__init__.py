@@ -1,0 +1,1 @@
+"""The target of token decoding, and what a request to it holds."""

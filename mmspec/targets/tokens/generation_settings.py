@@ -1,0 +1,330 @@
+"""Generation settings as `generate()` merges them, and what becomes of every one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor
+
+from mmspec import _hf
+from mmspec.distributions.sampling import DOUBLED, Sampling
+from mmspec.errors import check_flag, check_number, described
+
+SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+
+
+def sampled(settings: dict[str, Any]) -> dict[str, Any]:
+    """`do_sample` follows from a sampling setting; temperature 0 means greedy."""
+    if settings.get("temperature") == 0:
+        settings = {k: v for k, v in settings.items() if k not in SAMPLED}
+        return {**settings, "do_sample": False}
+    if "do_sample" not in settings and any(settings.get(name) is not None for name in SAMPLED):
+        return {**settings, "do_sample": True}
+    return settings
+
+
+def resolve(
+    model: Any,
+    settings: Mapping[str, Any],
+    prompt_length: int,
+    device: torch.device,
+    *,
+    batch: int = 1,
+    config: GenerationConfig | None = None,
+    inputs: Tensor | None = None,
+    embeds: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    processors: Sequence[LogitsProcessor] = (),
+    prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
+) -> tuple[Sampling, GenerationConfig]:
+    """Merge generation settings as `generate()` does: settings > `config` > the model's own >
+    defaults.
+
+    `prompt_length` counts the ids of the padded decoder prompt. `inputs` (B, L) is what encoder
+    penalties look at, `embeds` (B, L, D) a prompt of embeddings, and `attention_mask` (B, L) what
+    tells padding from prompt; all may be missing. The config that comes back is resolved: lengths
+    are absolute, special tokens are tensors.
+    """
+    _refuse_unknown(model, {**_entries(config), **settings})
+    check_values(settings)
+    merged = _hf.merge_config(model, config, settings)
+    refuse_modes(model, merged)
+    _hf.set_special_tokens(model, merged, device, batch, attention_mask is not None)
+    if attention_mask is None and inputs is not None and not model.config.is_encoder_decoder:
+        attention_mask = _inferred_mask(model, merged, inputs)
+    if attention_mask is not None and bool((attention_mask == 1).all()):
+        attention_mask = None  # as generate() does: no padding, nothing to skip
+    said = (settings, {} if config is None else vars(config), vars(model.generation_config))
+    merged = _hf.set_lengths(
+        model,
+        merged,
+        prompt_length,
+        default_max=all(entries.get("max_length") is None for entries in said),
+        default_min=all(entries.get("min_length") is None for entries in said),
+        embeds=embeds,
+    )
+    do_sample = bool(merged.do_sample)
+    if do_sample and merged.temperature is not None:
+        Sampling(do_sample=True, temperature=merged.temperature)  # our message rather than theirs
+        merged.temperature = float(merged.temperature)
+    made = _hf.logits_processors(
+        model,
+        merged,
+        prompt_length,
+        device,
+        inputs=inputs,
+        attention_mask=attention_mask,
+        extra=processors,
+        prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+    )
+    return Sampling.from_processors(made, do_sample), merged
+
+
+def check_parts(own: Mapping[str, Any]) -> None:
+    """Refuse functions, and lists of them, that are none; by their name. Raises ValueError."""
+    for name in ("stopping_criteria", "logits_processor"):
+        given = own.get(name)
+        if given is not None and not (
+            isinstance(given, list | tuple) and all(callable(one) for one in given)
+        ):
+            raise ValueError(
+                f"{name}={described(given)} is no list of functions; give one, as transformers has "
+                "them"
+            )
+    allowed, config = own.get("prefix_allowed_tokens_fn"), own.get("generation_config")
+    if allowed is not None and not callable(allowed):
+        raise ValueError(
+            f"prefix_allowed_tokens_fn={allowed!r} cannot be called; give a function of a row and "
+            "its ids"
+        )
+    if config is not None and not isinstance(config, GenerationConfig):
+        raise ValueError(
+            f"generation_config={described(config)} is none; give a GenerationConfig, or its "
+            "settings by name"
+        )
+    try:
+        assert own.get("streamer") is None or (own["streamer"].put and own["streamer"].end)
+    except AttributeError:
+        raise ValueError(
+            f"streamer={described(own['streamer'])} lacks put() or end(); give a streamer of "
+            "transformers"
+        ) from None
+
+
+def _inferred_mask(model: Any, config: GenerationConfig, ids: Tensor) -> Tensor | None:
+    """What padding says where no mask is given; the target asks the model's own config alone."""
+    mask, own = _hf.inferred_mask(model, ids, config), _hf.inferred_mask(model, ids)
+    same = mask is own if mask is None or own is None else torch.equal(mask, own)
+    if not same:
+        raise ValueError(
+            f"input_ids hold pad_token_id={config.pad_token_id}, which is not the model's own "
+            f"({model.generation_config.pad_token_id}), and no attention_mask tells padding from "
+            "text; pass the tokenizer's attention_mask"
+        )
+    return mask
+
+
+def check_values(settings: Mapping[str, Any]) -> None:
+    """Our message for values out of range; transformers ignores some of them in silence."""
+    for name, value in settings.items():
+        if value is not None and name in KINDS:
+            KINDS[name](name, value)
+    new = settings.get("max_new_tokens")
+    if new is not None and new < 1:
+        raise ValueError(f"max_new_tokens={new} leaves nothing to generate; give at least 1")
+    names = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+    Sampling(do_sample=True, **{n: settings[n] for n in names if settings.get(n) is not None})
+
+
+def _entries(config: GenerationConfig | None) -> dict[str, Any]:
+    """What a user's configuration says beyond the library's fields."""
+    if config is None:
+        return {}
+    known = vars(_hf.default_config())
+    return {name: value for name, value in vars(config).items() if name not in known}
+
+
+def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
+    own = vars(_hf.default_config()).keys() | vars(model.generation_config).keys()
+    known = own - {"transformers_version"}
+    for name in settings:
+        if name in _REFUSED_ARGUMENTS:
+            raise ValueError(f"{name} is not a generation setting here: {_REFUSED_ARGUMENTS[name]}")
+        if name not in known or name.startswith("_"):
+            public = sorted(field for field in known if not field.startswith("_"))
+            close = get_close_matches(name, public, 1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            shown = name or repr(name)
+            raise ValueError(
+                f"{shown} is not a generation setting; {hint}known: {', '.join(public)}"
+            )
+
+
+def refuse_modes(model: Any, config: GenerationConfig) -> None:
+    """Refuse what cannot be speculated or given, and every field that is not known here.
+
+    A configuration may carry entries of its own, as Whisper's does: `generate()` does not read
+    them, and neither do we.
+    """
+    fields, neutral = vars(_hf.default_config()), _hf.default_settings(model)
+    for name, value in vars(config).items():
+        if name in (*HONOURED, *HARMLESS) or name.startswith("_"):
+            continue
+        unset, why = REFUSED.get(name, (None, ""))
+        if value is None or value in (unset, neutral.get(name)):
+            continue
+        if why:
+            raise ValueError(f"{name}={value} (given, or the model's own) is not supported: {why}")
+        if name in fields:
+            raise ValueError(
+                f"{name}={value} is not known here, so it would be ignored; drop it, or use "
+                "model.generate()"
+            )
+    if config.get_generation_mode() == "contrastive_search":
+        raise ValueError(
+            f"penalty_alpha={config.penalty_alpha} asks for contrastive search, which scores "
+            "candidates against hidden states and cannot be speculated; pass penalty_alpha=None"
+        )
+
+
+def _whole(name: str, value: Any) -> None:
+    check_number(name, value, -math.inf, whole=True)
+
+
+def _positive(name: str, value: Any) -> None:
+    check_number(name, value, 1e-8, example=1.1)
+
+
+def _one_id(name: str, value: Any) -> None:
+    check_number(name, value, 0, whole=True)
+
+
+def _ids(name: str, value: Any) -> None:
+    """One id, or several."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    for one in value if isinstance(value, list | tuple) else (value,):
+        _one_id(name, one)
+
+
+def _id_list(name: str, value: Any) -> None:
+    if not isinstance(value, list | tuple | Tensor):
+        raise ValueError(f"{name}={value!r} is no list of ids; give one, such as [5, 7]")
+    _ids(name, value)
+
+
+def _texts(name: str, value: Any) -> None:
+    if not isinstance(value, str) and not all(isinstance(one, str) for one in _listed(name, value)):
+        raise ValueError(f"{name}={value!r} is neither a text nor a list of texts; give one")
+
+
+def _words(name: str, value: Any) -> None:
+    for one in _listed(name, value):
+        _id_list(name, one)
+
+
+def _decay(name: str, value: Any) -> None:
+    pair = _listed(name, value)
+    if len(pair) != 2:
+        raise ValueError(f"{name}={value!r} is no start and factor; give both, such as (5, 1.1)")
+    _one_id(name, pair[0])
+    _positive(name, pair[1])
+
+
+def _listed(name: str, value: Any) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name}={value!r} is no list; give one")
+    return value
+
+
+# what a setting has to be where its range is not checked elsewhere; None is always "not set"
+KINDS: Mapping[str, Callable[[str, Any], None]] = {
+    **dict.fromkeys(("max_new_tokens", "max_length", "num_beams", "num_return_sequences"), _whole),
+    **dict.fromkeys(("min_new_tokens", "min_length", "no_repeat_ngram_size"), _one_id),
+    **dict.fromkeys(("forced_bos_token_id", "bos_token_id", "pad_token_id"), _one_id),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "max_time"), _positive),
+    **dict.fromkeys(("temperature", "penalty_alpha", "guidance_scale"), check_number),
+    **dict.fromkeys(("eos_token_id", "forced_eos_token_id"), _ids),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), _id_list),
+    **dict.fromkeys(("do_sample", "use_cache", "return_dict_in_generate"), check_flag),
+    **dict.fromkeys(("output_scores", "output_logits", "output_attentions"), check_flag),
+    **dict.fromkeys(("output_hidden_states", "renormalize_logits"), check_flag),
+    "bad_words_ids": _words,
+    "exponential_decay_length_penalty": _decay,
+    "stop_strings": _texts,
+}
+
+_LENGTH = "give the draft's length instead: accelerate(model, drafter=..., length=...)"
+_REFUSED_ARGUMENTS = {
+    "assistant_model": "give the small model to accelerate(model, drafter=...)",
+    "assistant_tokenizer": "prepare it with the drafter: accelerate(model, drafter=...)",
+    "negative_prompt_ids": DOUBLED,
+    "negative_prompt_attention_mask": DOUBLED,
+    "custom_generate": "call model.generate(..., custom_generate=...) instead",
+    "synced_gpus": "one process decodes here; drop it",
+    **dict.fromkeys(
+        ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+        _LENGTH,
+    ),
+}
+
+# What becomes of every field of a GenerationConfig; whatever stands in none of these is refused.
+HONOURED = (
+    *("bad_words_ids", "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id"),
+    *("do_sample", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "eos_token_id"),
+    *("epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id"),
+    *("forced_eos_token_id", "max_length", "max_new_tokens", "max_time", "min_length"),
+    *("min_new_tokens", "min_p", "no_repeat_ngram_size", "output_logits", "output_scores"),
+    *("pad_token_id", "remove_invalid_values", "renormalize_logits"),
+    *("repetition_penalty", "return_dict_in_generate", "sequence_bias", "stop_strings"),
+    *("suppress_tokens", "temperature", "top_h", "top_k", "top_p", "typical_p"),
+    "watermarking_config",
+)
+# These change no token: `generate()` reads them with beams or an assistant only, or for its own
+# cache, which we do not use.
+HARMLESS = (
+    *("assistant_confidence_threshold", "assistant_ensemble_weight", "assistant_lookbehind"),
+    *("disable_compile", "diversity_penalty", "early_stopping", "length_penalty", "low_memory"),
+    *("max_matching_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule"),
+    *(
+        "penalty_alpha",
+        "speculation_type",
+        "target_lookbehind",
+        "transformers_version",
+        "use_cache",
+    ),
+)
+_BEAMS = "a row follows one path, not beams; pass {}=1"
+_CACHE = "tokens are kept in a cache that can roll back; drop it, or pass past_key_values="
+_PER_STEP = "a forward here reads several tokens at once and keeps no states of each; drop it"
+_SELF = "choose a recipe that drafts so: accelerate(model, recipe=...)"
+REFUSED: dict[str, tuple[Any, str]] = {  # the value that asks for nothing, and why or what instead
+    "assistant_early_exit": (None, _SELF),
+    "cache_config": (None, _CACHE),
+    "cache_implementation": ("dynamic", _CACHE),
+    "compile_config": (None, "compile the model itself: accelerate(torch.compile(model))"),
+    "constraints": (None, "constraints need beam search; use prefix_allowed_tokens_fn"),
+    "continuous_batching_config": (None, "batches are not rebuilt here; drop it"),
+    "dola_layers": (None, "DoLa contrasts layers of every step; pass dola_layers=None"),
+    "force_words_ids": (None, "constraints need beam search; use prefix_allowed_tokens_fn"),
+    "guidance_scale": (1, f"{DOUBLED}; pass guidance_scale=None"),
+    "is_assistant": (False, "a drafter is no assistant of generate(); drop it"),
+    "max_cache_len": (None, _CACHE),
+    "num_beam_groups": (1, _BEAMS.format("num_beam_groups")),
+    "num_beams": (1, _BEAMS.format("num_beams")),
+    "num_return_sequences": (1, "repeat the inputs instead and pass num_return_sequences=1"),
+    "output_attentions": (False, _PER_STEP),
+    "output_hidden_states": (False, _PER_STEP),
+    "prefill_chunk_size": (None, "a prompt is read in one forward; drop it"),
+    "prompt_lookup_num_tokens": (
+        None,
+        "that is a recipe here; drop it for accelerate(model, 'prompt-lookup', length=...)",
+    ),
+    "token_healing": (False, "it rewrites the prompt; heal the prompt beforehand"),
+    "use_mtp": (False, _SELF),
+}

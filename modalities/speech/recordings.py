@@ -1,0 +1,70 @@
+"""Recordings of held-out sentences that come with the package, so that none need be made."""
+
+from __future__ import annotations
+
+import json
+import wave
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import count, islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmspec.modalities.speech.sentences import sentence
+from mmspec.modalities.speech.utterances import RATE_HZ, utterance
+from mmspec.zoo.catalogue import FOLDER
+
+RECORDINGS = FOLDER / "recordings"
+COUNT = 13
+_SHORTEST = 28  # characters; shorter ones leave nothing to speculate on
+_FULL_SCALE = 1 << 15
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A WAV file of one held-out sentence (mono, 16 bit, `RATE_HZ`), and what is said in it."""
+
+    path: Path
+    text: str
+
+    def waveform(self) -> Tensor:  # -> (T,) in [-1, 1]
+        with wave.open(str(self.path)) as file:
+            samples = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2")
+        return torch.from_numpy(samples / np.float32(_FULL_SCALE))
+
+
+def recordings() -> tuple[Recording, ...]:
+    """All of them, in an order that does not change."""
+    listed = json.loads((RECORDINGS / "recordings.json").read_text(encoding="utf-8"))
+    return tuple(Recording(RECORDINGS / name, one["text"]) for name, one in listed.items())
+
+
+def record(folder: Path = RECORDINGS) -> None:
+    """Make the recordings again. Raises RuntimeError where espeak-ng is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = {}
+    for seed in islice(_seeds(), COUNT):
+        said = utterance(seed, "held-out")
+        name = f"held-out-{seed:02}.wav"
+        with wave.open(str(folder / name), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(RATE_HZ)
+            samples = (said.waveform * (_FULL_SCALE - 1)).round().numpy().astype("<i2")
+            file.writeframes(samples.tobytes())
+        listed[name] = {"text": said.text, "seed": seed, "voice": asdict(said.voice)}
+    text = json.dumps(listed, indent=2) + "\n"
+    (folder / "recordings.json").write_text(text, encoding="utf-8")
+
+
+def _seeds() -> Iterator[int]:
+    """Seeds of held-out sentences that are long enough, each sentence once."""
+    seen: set[str] = set()
+    for seed in count():
+        text = sentence(seed, "held-out")
+        if len(text) >= _SHORTEST and text not in seen:
+            seen.add(text)
+            yield seed

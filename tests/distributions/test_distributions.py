@@ -1,0 +1,248 @@
+"""Laws: what is drawn follows what is said, and residuals are (p - q)+ normalised."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from mmspec.distributions.categorical import Categorical, quantile, residual
+from mmspec.distributions.gaussian import Gaussian, GaussianResidual
+from mmspec.distributions.noise import KeyedNoise, Keys
+from mmspec.draft import categorical
+
+CPU = torch.device("cpu")
+COUNT = 40_000
+
+
+def keys(count: int = COUNT, seed: int = 0) -> Keys:
+    noise = KeyedNoise.seeded(seed, 1, CPU).shared(torch.arange(count)[None])
+    return Keys(noise.key[0])
+
+
+def test_a_categorical_law_is_normalised_when_asked() -> None:
+    law = Categorical(torch.tensor([[1.0, 2.0, 3.0, -torch.inf]]) + 70)
+    assert law.batch == (1,)
+    assert law.size == 4
+    expected = torch.tensor([[1.0, 2.0, 3.0, -torch.inf]]).softmax(-1)
+    assert_close(law.probs, expected)
+    assert_close(law.log_probs.exp(), expected)
+    assert_close(law.log_prob(torch.tensor([1])), expected[:, 1].log())
+    assert_close(Categorical.of(7 * expected).probs, expected)
+
+
+def test_a_point_mass_keeps_its_ranking() -> None:
+    law = Categorical(torch.tensor([[0.1, 0.7, 0.2]]), hard=True)
+    assert law.probs.tolist() == [[0, 1, 0]]
+    assert law.log_probs.tolist() == [[-torch.inf, 0, -torch.inf]]
+    assert law.sample(keys(1)).tolist() == [1]
+    assert law.perturbed(keys(1)).argsort(descending=True).tolist() == [[1, 2, 0]]
+    assert float(law.entropy()) == pytest.approx(0, abs=1e-6)
+
+
+def test_given_probabilities_are_handed_back_bit_for_bit() -> None:
+    probs = torch.rand(2, 3, 7, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    law = Categorical.having(probs)
+    assert law.probs is probs
+    assert (law.batch, law.size) == ((2, 3), 7)
+    assert torch.equal(law[:, 1:].probs, probs[:, 1:])
+    assert torch.equal(law[:, 1:].scores, probs[:, 1:].log())
+    x = probs.argmax(-1)
+    assert torch.equal(law.prob(x), probs.amax(-1))
+    assert torch.equal(law.mode, x)
+    assert torch.equal(law.sample(Keys(x)), Categorical.of(probs).sample(Keys(x)))
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_parts_of_an_evaluated_law_take_its_probabilities_along(hard: bool) -> None:
+    law = Categorical(torch.randn(2, 3, 7), hard)
+    known = law.evaluated()
+    assert known.scores is law.scores
+    assert known.hard is hard
+    part = known[:, 1]
+    assert part.known is not None
+    assert torch.equal(part.probs, law.probs[:, 1])
+    assert torch.equal(part.scores, law.scores[:, 1])
+    assert torch.equal(part.perturbed(keys(2)), law[:, 1].perturbed(keys(2)))
+    wide = law.evaluated(torch.zeros(1, dtype=torch.float64))
+    assert torch.equal(wide.probs, law.probs.double())
+
+
+def test_what_is_left_of_a_point_mass_is_that_point_mass() -> None:
+    law = Categorical(torch.randn(4, 7), hard=True)
+    for q in (torch.rand(4, 7).softmax(-1), law.probs):
+        assert law.residual(Categorical.having(q)) is law
+        assert torch.equal(law.probs, residual(law.probs, q))
+
+
+def test_laws_are_chosen_entry_by_entry() -> None:
+    chosen = torch.tensor([True, False])
+    soft, other = Categorical(torch.randn(2, 5)), Categorical.having(torch.rand(2, 5).softmax(-1))
+    assert Categorical.where(chosen, soft, soft) is soft
+    mixed = Categorical.where(chosen, soft, other)
+    assert torch.equal(mixed.probs, torch.stack((soft.probs[0], other.probs[1])))
+    assert torch.equal(mixed.scores, torch.stack((soft.scores[0], other.scores[1])))
+    hard, second = (Categorical(torch.randn(2, 5), hard=True) for _ in range(2))
+    ranked = Categorical.where(chosen, hard, second)
+    assert ranked.hard
+    assert torch.equal(ranked.probs, torch.stack((hard.probs[0], second.probs[1])))
+    assert torch.equal(ranked.scores, torch.stack((hard.scores[0], second.scores[1])))
+    met = Categorical.where(chosen, hard, soft)
+    assert not met.hard
+    assert torch.equal(met.probs, torch.stack((hard.probs[0], soft.probs[1])))
+    assert met.sample(keys(2))[0] == hard.mode[0]
+
+
+def test_entropy_is_that_of_the_law() -> None:
+    law = Categorical(torch.tensor([[0.0, 0.0, -torch.inf], [5.0, -torch.inf, -torch.inf]]))
+    assert_close(law.entropy(), torch.tensor([2.0, 1.0]).log(), atol=1e-6, rtol=0)
+
+
+def test_indexing_stacking_and_joining_act_on_the_batch() -> None:
+    scores = torch.randn(2, 3, 5)
+    law = Categorical(scores, hard=True)
+    assert law[:, 0].batch == (2,)
+    assert law[:, [0, 2]].hard
+    columns = [law[:, step] for step in range(3)]
+    assert_close(Categorical.stack(columns).scores, scores)
+    assert_close(Categorical.cat([law[:, :1], law[:, 1:]]).scores, scores)
+    assert Categorical.cat([law]) is law
+    assert Categorical.stack(columns).hard
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "expected"),
+    [
+        ([0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [1.0, 0.0, 0.0]),
+        ([0.5, 0.4, 0.1], [0.1, 0.2, 0.7], [2 / 3, 1 / 3, 0.0]),
+        ([0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.5, 0.5, 0.0]),  # nothing left: p itself
+        ([0.5, 0.3, 0.2], [0.0, 0.0, 1.0], [0.625, 0.375, 0.0]),
+    ],
+)
+def test_a_residual_is_what_p_has_more(
+    p: list[float], q: list[float], expected: list[float]
+) -> None:
+    wide = [torch.tensor(row, dtype=torch.float64) for row in (p, q, expected)]
+    assert_close(residual(wide[0], wide[1]), wide[2], atol=1e-12, rtol=0)
+    law = Categorical.of(wide[0]).residual(Categorical.of(wide[1]))
+    assert_close(law.probs, wide[2], atol=1e-12, rtol=0)
+
+
+def test_rejection_with_the_residual_gives_p_back() -> None:
+    p, q = (torch.rand(50, 7, dtype=torch.float64) for _ in range(2))
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    kept = torch.minimum(p, q)
+    back = kept + (1 - kept.sum(-1, keepdim=True)) * residual(p, q)
+    assert_close(back, p, atol=1e-12, rtol=0)
+
+
+def test_a_token_has_a_share_of_the_quantiles_that_is_its_weight() -> None:
+    weights = torch.tensor([[0.0, 3.0, 0.0, 1.0, 4.0, 0.0], [8.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
+    uniform = (torch.arange(8000, dtype=torch.float64) + 0.5) / 8000
+    found = quantile(weights, uniform.expand(2, -1))
+    counts = [torch.bincount(row, minlength=6).tolist() for row in found]
+    assert counts == [[0, 3000, 0, 1000, 4000, 0], [8000, 0, 0, 0, 0, 0]]
+    assert quantile(weights[:1], torch.ones(1, 1, dtype=torch.float64)).item() < 6
+
+
+def test_the_same_keys_couple_two_laws() -> None:
+    """Gumbel-max coupling: equal laws draw equal tokens, near ones nearly always."""
+    scores = torch.randn(6)
+    p = Categorical(scores.expand(COUNT, -1))
+    same = Categorical(scores.expand(COUNT, -1) + 3)
+    near = Categorical((scores + 0.05 * torch.randn(6)).expand(COUNT, -1))
+    assert torch.equal(p.sample(keys()), same.sample(keys()))
+    agreement = float((p.sample(keys()) == near.sample(keys())).float().mean())
+    assert 0.95 < agreement < 1
+    # sum_x 1 / sum_z max(p_z / p_x, q_z / q_x) (Daliri et al. 2025); standard error below 0.001
+    a, b = p.probs[0], near.probs[0]
+    worst = torch.maximum(a[None] / a[:, None], b[None] / b[:, None])
+    assert agreement == pytest.approx(float((1 / worst.sum(-1)).sum()), abs=0.006)
+
+
+def test_a_gaussian_has_its_density_and_draws() -> None:
+    mean = torch.tensor([[0.5, -1.0], [2.0, 0.0]])
+    law = Gaussian(mean, torch.tensor([0.5, 2.0]), events=1)
+    assert law.batch == (2,)
+    x = torch.tensor([[0.0, 0.0], [2.0, 1.0]])
+    reference = torch.distributions.Normal(mean, torch.tensor([0.5, 2.0]).expand_as(mean))
+    assert_close(law.log_prob(x), reference.log_prob(x).sum(-1))
+    assert law[1].batch == ()
+    assert_close(law[1].log_prob(x[1]), law.log_prob(x)[1])
+    many = Gaussian(mean[:1].expand(COUNT, -1), torch.tensor([0.5, 2.0]), events=1)
+    drawn = many.sample(keys())  # standard errors: 0.01 and 0.007 at most
+    assert_close(drawn.mean(0), mean[0], atol=0.05, rtol=0)
+    assert_close(drawn.std(0), torch.tensor([0.5, 2.0]), atol=0.035, rtol=0)
+
+
+def test_the_same_keys_move_two_gaussians_together() -> None:
+    left = Gaussian(torch.zeros(9, 3), torch.ones(()), events=1)
+    right = Gaussian(torch.full((9, 3), 0.25), torch.ones(()), events=1)
+    moved = right.sample(keys(9)) - left.sample(keys(9))
+    assert_close(moved, torch.full((9, 3), 0.25))
+
+
+def test_a_gaussian_without_spread_is_its_mean() -> None:
+    law = Gaussian(torch.randn(4, 2, 3), torch.zeros(()), events=2)
+    assert law.batch == (4,)
+    assert torch.equal(law.sample(keys(4)), law.mean)
+
+
+PAIRS = [((0.0, 1.0), (1.0, 1.0)), ((0.0, 1.0), (0.5, 2.0)), ((1.0, 1.5), (0.0, 0.7))]
+
+
+@pytest.mark.parametrize(("p", "q"), PAIRS)
+def test_a_gaussian_residual_follows_its_density(
+    p: tuple[float, float], q: tuple[float, float]
+) -> None:
+    """One dimension against the integrated density: chi-square, one false alarm in a million."""
+    laws = [
+        Gaussian(torch.full((COUNT, 1), mean), torch.tensor(std), events=1) for mean, std in (p, q)
+    ]
+    law = laws[0].residual(laws[1])
+    assert isinstance(law, GaussianResidual)
+    assert law.batch == (COUNT,)
+    drawn = law.sample(keys(seed=3))[:, 0].double()
+    edges = torch.linspace(-8, 8, 16_001, dtype=torch.float64)
+    middle = (edges[1:] + edges[:-1]) / 2
+    dense = [torch.distributions.Normal(*pair).log_prob(middle).exp() for pair in (p, q)]
+    mass = (dense[0] - dense[1]).clamp_min(0)
+    expected = (mass / mass.sum()).view(-1, 500).sum(-1) * COUNT
+    counts = torch.histc(drawn, 32, -8, 8)
+    usual = expected >= 5
+    assert float(counts[~usual].sum()) <= float(expected[~usual].sum()) + 12
+    assert p_value(counts[usual], expected[usual]) > 1e-6
+
+
+def test_rejection_with_gaussian_residuals_gives_p_back() -> None:
+    """Draw from q, accept with min(1, p/q), else the residual: the mixture is p again."""
+    p = Gaussian(torch.zeros(COUNT, 1), torch.tensor(1.0), events=1)
+    q = Gaussian(torch.full((COUNT, 1), 0.8), torch.tensor(1.3), events=1)
+    base = keys(seed=5)
+    x = q.sample(base)
+    accepted = base.split(99).uniform() < (p.log_prob(x) - q.log_prob(x)).exp()
+    final = torch.where(accepted[:, None], x, p.residual(q).sample(base.split(7)))
+    uniforms = torch.special.ndtr(final[:, 0].double())
+    counts = torch.histc(uniforms, 20, 0, 1)
+    assert p_value(counts, torch.full_like(counts, COUNT / 20)) > 1e-6
+
+
+def test_the_residual_of_equal_gaussians_does_not_exist() -> None:
+    law = Gaussian(torch.zeros(2, 1), torch.tensor(1.0), events=1)
+    with pytest.raises(ValueError, match="equal Gaussians does not exist; accept instead"):
+        GaussianResidual(law, law, most_trials=20).sample(keys(2))
+
+
+def test_rules_over_a_vocabulary_refuse_other_laws() -> None:
+    with pytest.raises(TypeError, match="categorical law is needed here, but the law is Gaussian"):
+        categorical(Gaussian(torch.zeros(1, 1), torch.tensor(1.0), events=1))
+    with pytest.raises(TypeError, match="NoneType"):
+        categorical(None)
+
+
+def p_value(counts: Tensor, expected: Tensor) -> float:
+    """Of Pearson's chi-square."""
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    half = torch.tensor((counts.numel() - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(half, statistic / 2))

@@ -1,0 +1,1 @@
+"""Programs for working on the repository; not part of the installed package."""
