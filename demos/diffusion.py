@@ -5,7 +5,7 @@
 
 Writes a sheet of pictures with the same seeds, and a plot of how far each round of a recipe moved.
 Columns behind "plain" have its noise: exact recipes leave its picture where a draft is rejected,
-for another one of the same law. Columns behind "pipeline" have the noise of its own loop.
+for another one of the same distribution. Columns behind "pipeline" have the noise of its own loop.
 """
 
 from __future__ import annotations

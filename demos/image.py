@@ -7,7 +7,7 @@
 Writes a sheet of pictures, all with the same seed, and a map of the round that each patch of the
 first one came in. Below a picture: calls of the target, how many of the facts of its prompt a
 parser finds in it (prompts of the zoo), and how likely the target finds its codes. Coupled recipes
-draw plain's very picture; other exact ones another of the same law; lossy ones say so.
+draw plain's very picture; other exact ones another of the same distribution; lossy ones say so.
 """
 
 from __future__ import annotations

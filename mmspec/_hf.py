@@ -265,7 +265,9 @@ def prompt_positions(model: Any, inputs: Mapping[str, Any]) -> Tensor:  # (B, L)
 _GRIDS = ("image", "video")
 
 
-def places_by_itself(model: Any, inputs: Mapping[str, Any], unseen: Collection[str]) -> bool:
+def position_ids_are_generated(
+    model: Any, inputs: Mapping[str, Any], unseen: Collection[str]
+) -> bool:
     """Whether `position_ids` among inputs of a `custom_generate` hook are those of `generate()`.
 
     It makes them before it calls the hook where nobody gave any, and without the inputs that it

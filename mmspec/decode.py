@@ -50,7 +50,7 @@ class ContextLike(Protocol):
     @property
     def finished(self) -> tuple[bool, ...]: ...
     @property
-    def scores(self) -> Scores | None: ...  # a law known without a forward
+    def scores(self) -> Scores | None: ...  # a distribution known without a forward
     @property
     def prefix(self) -> Callable[[int], Tensor] | None: ...  # a row's ids, for stop conditions
     def generated(self, row: int) -> int: ...
@@ -118,7 +118,7 @@ def decode(parts: Parts, request: RequestLike) -> Iterator[Round]:
         if called and scores is not None:
             clock.to("draft")
             desk.observe(context, draft, scores, kept)
-        yield replace(kept, seconds=clock.read(), fallback=desk.excuse())
+        yield replace(kept, seconds=clock.read(), fallback=desk.pop_failure())
         clock.resume()
         index += 1
 
@@ -233,15 +233,15 @@ def _broken(draft: Draft, scores: Scores | None) -> Tensor:  # (B,) bool
     if scores is None:
         return torch.zeros(draft.batch, dtype=torch.bool, device=draft.tokens.device)
     if not draft.padded:
-        return scores.law.broken()
+        return scores.distribution.broken()
     root = draft.mask.new_ones(draft.batch, 1)
-    return scores.law.broken(torch.cat((root, draft.mask), 1))
+    return scores.distribution.broken(torch.cat((root, draft.mask), 1))
 
 
 def _refuse(index: int, row: int, context: ContextLike, scores: Scores) -> None:
     tokens = context.emitted()
     raise BrokenLogits(
-        f"the target's {scores.law.trouble} in round {index} (row {row}, after "
+        f"the target's {scores.distribution.trouble} in round {index} (row {row}, after "
         f"{len(tokens[row])} new tokens, which are on this exception as .tokens); run the model "
         "in a wider dtype or check its inputs",
         index,
@@ -269,7 +269,7 @@ class GuardedDrafter:
             lambda drafter: drafter.observe(context, self.state, draft, scores, kept)
         )
 
-    def excuse(self) -> str | None:
+    def pop_failure(self) -> str | None:
         """Why the drafter was retired, once."""
         failure, self.failure = self.failure, None
         return failure

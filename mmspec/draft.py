@@ -28,7 +28,7 @@ from mmspec.errors import nothing_drawn, without_draft
 from mmspec.trees import Tree, all_real, children_of, reach_of
 
 if TYPE_CHECKING:
-    from mmspec.distributions.distribution import Law
+    from mmspec.distributions.distribution import Distribution
     from mmspec.distributions.noise import Noise
 
 
@@ -54,9 +54,9 @@ class Reading:
 class Draft:
     """A forest of proposals, one tree per row.
 
-    `law` row i is the drafter's law at the parent of node i, before any sibling was removed:
-    siblings share a row's content. None means the verifier has no use for it (DET and RACE
-    proposals). `tree` is set when every row has the same topology; then `parents` repeats it.
+    `distribution` row i is the drafter's distribution at the parent of node i, before any sibling
+    was removed: siblings share a row's content. None means the verifier has no use for it (DET and
+    RACE proposals). `tree` is set when every row has the same topology; then `parents` repeats it.
 
     A node off the mask is read and spoken about like any other, but is no proposal: it cannot be
     kept. That is padding, a place that holds noise, or a token behind a gap (`Reading.ahead`).
@@ -66,18 +66,24 @@ class Draft:
     parents: Tensor  # (B, N) int64 node index, -1 = hangs from the context
     mask: Tensor  # (B, N) bool, False = no proposal; then its descendants are none either
     kind: Kind
-    law: Law | None = None  # batch shape (B, N)
+    distribution: Distribution | None = None  # batch shape (B, N)
     tree: Tree | None = None  # the shared topology, when there is one
     padded: bool = True  # whether `mask` may hide anything; False spares looking at it
     reading: Reading | None = None  # None = tokens at their depths
-    extras: object = None  # what some verifiers ask for besides: `laws.Driving`, `islands.Cells`
+    extras: object = (
+        None  # what some verifiers ask for besides: `distributions.Driving`, `islands.Cells`
+    )
 
     @classmethod
     def chain(
-        cls, tokens: Tensor, kind: Kind, law: Law | None = None, mask: Tensor | None = None
+        cls,
+        tokens: Tensor,
+        kind: Kind,
+        distribution: Distribution | None = None,
+        mask: Tensor | None = None,
     ) -> Draft:
         """Wrap proposals (B, N) that follow each other."""
-        return cls.of(Tree.chain(tokens.shape[1]), tokens, kind, law, mask)
+        return cls.of(Tree.chain(tokens.shape[1]), tokens, kind, distribution, mask)
 
     @classmethod
     def of(
@@ -85,14 +91,14 @@ class Draft:
         tree: Tree,
         tokens: Tensor,
         kind: Kind,
-        law: Law | None = None,
+        distribution: Distribution | None = None,
         mask: Tensor | None = None,
         extras: object = None,
     ) -> Draft:
         """Wrap proposals (B, N) laid out as `tree`."""
         real = all_real(tokens.shape[0], tokens.shape[1], tokens.device) if mask is None else mask
         parents = tree.parents_on(tokens.device).expand(tokens.shape[0], -1)
-        return cls(tokens, parents, real, kind, law, tree, mask is not None, extras=extras)
+        return cls(tokens, parents, real, kind, distribution, tree, mask is not None, extras=extras)
 
     @classmethod
     def empty(
@@ -153,8 +159,10 @@ class Draft:
 class Scores:
     """What the target says about a draft."""
 
-    law: Law  # target law p, batch shape (B, N + 1): row 0 follows the context, row i + 1 node i
-    position: Tensor  # (B, N + 1) absolute position of the token that each law row speaks of
+    distribution: Distribution  # target distribution p, batch shape (B, N + 1): row 0 follows the context, row i + 1 node i
+    position: (
+        Tensor  # (B, N + 1) absolute position of the token that each distribution row speaks of
+    )
     features: Mapping[str, Tensor] = field(default_factory=dict)  # (B, N + 1, ...) as asked for
     calls: int = 1  # forwards it took
 
@@ -254,8 +262,8 @@ class Drafter(ABC):
         return frozenset()
 
     @declared
-    def records_law(self) -> bool:
-        """Whether drafts carry the laws that their tokens were drawn from."""
+    def records_distribution(self) -> bool:
+        """Whether drafts carry the distributions that their tokens were drawn from."""
         return True
 
     def drawing(self, kind: Kind) -> Drafter:  # the same, drawing that kind only
@@ -285,7 +293,7 @@ class Verifier(ABC):
     @property
     @abstractmethod
     def lossless(self) -> bool:
-        """Whether the output law is the target's; a walk is as lossless as its rule."""
+        """Whether the output distribution is the target's; a walk is as lossless as its rule."""
 
     @property
     @abstractmethod
@@ -341,7 +349,7 @@ class Verifier(ABC):
 
 
 class Rule(Protocol):
-    """Acceptance maths on laws of batch shape (...); knows no trees, caches, models.
+    """Acceptance maths on distributions of batch shape (...); knows no trees, caches, models.
 
     Under greedy decoding `p` is a point mass, whose `scores` still rank the other tokens. A rule
     that asks for ranks returns `p` or `p.residual(q)`, so that they are there for the next sibling.
@@ -376,8 +384,10 @@ class Gate(ABC):
     def skip(self, context: Any, draft: Draft) -> Verdict | None: ...  # `next` is None in it
 
 
-def categorical(law: Law | None) -> Categorical:
-    """Narrow a law to a categorical one; rules over a vocabulary know no other."""
-    if not isinstance(law, Categorical):
-        raise TypeError(f"a categorical law is needed here, but the law is {type(law).__name__}")
-    return law
+def categorical(distribution: Distribution | None) -> Categorical:
+    """Narrow a distribution to a categorical one; rules over a vocabulary know no other."""
+    if not isinstance(distribution, Categorical):
+        raise TypeError(
+            f"a categorical distribution is needed here, but the distribution is {type(distribution).__name__}"
+        )
+    return distribution

@@ -91,7 +91,7 @@ def refuse_fixed(given: Mapping[str, Any], names: Iterable[str], call: str, why:
 
 
 def check_vocabulary(what: str, counted: int, size: int, remedy: str) -> None:
-    """Refuse laws over another vocabulary than a table counts. Raises ValueError."""
+    """Refuse distributions over another vocabulary than a table counts. Raises ValueError."""
     if size != counted:
         raise ValueError(
             f"{what} counts {counted} token ids, but the target's vocabulary has {size}; {remedy}"

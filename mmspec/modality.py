@@ -204,7 +204,7 @@ class Answer:
     values: Any  # what is compared by ==: new tokens per row, codes; None where nothing is
     count: int  # what seconds are divided by, alike for all contestants: tokens, codes, pictures
     calls: float  # of the target, prefill aside
-    exact: bool = True  # whether the law of the output is claimed to be the target's
+    exact: bool = True  # whether the distribution of the output is claimed to be the target's
     output: Any = None  # what a judge looks at
     stats: Stats | None = None
     network_rows: float | None = None  # that all calls together computed, where they are counted

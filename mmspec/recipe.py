@@ -38,7 +38,8 @@ class DraftModelKind(ABC):
     """A sort of draft model: how one is told, loaded, bound to a target, and saved.
 
     Stands in the file of its drafter; nobody else knows which sorts there are. A *target* is what
-    reads the user's model (`mmspec.targets.readers.reader.Reader`, or what a modality has in its place).
+    reads the user's model (`mmspec.targets.readers.reader.Reader`, or what a modality has in its
+    place).
     """
 
     @property
@@ -144,7 +145,9 @@ class Recipe:
     gate: Gate | Deferred[Gate] | None = None
     paper: str = ""
     reconstructed: str = ""  # what is not from the paper or its code
-    records_law: bool = True  # whether drafts carry the laws that their tokens were drawn from
+    records_distribution: bool = (
+        True  # whether drafts carry the distributions that their tokens were drawn from
+    )
     decodes: str = "tokens"  # ids; "latents": a chain; "patches": continuous tokens; as a modality
     kv: Any | None = None  # of the target's, that the drafter reads; None = it reads none
     hears: bool = False  # whether it needs a CTC head on the target's encoder
@@ -153,8 +156,8 @@ class Recipe:
 
     @property
     def exact(self) -> bool:
-        """Whether the output law is the target's."""
-        return self.verifier.lossless and self.gate is None and self.records_law
+        """Whether the output distribution is the target's."""
+        return self.verifier.lossless and self.gate is None and self.records_distribution
 
     @property
     def takes_drafter(self) -> bool:

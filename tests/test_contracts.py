@@ -56,7 +56,11 @@ def test_defaults_are_as_declared() -> None:
     bare, lookup = Bare(), PromptLookup()
     assert (bare.rule, bare.trees, bare.words) == (None, True, "Bare")
     assert (bare.looks_ahead, bare.blind, bare.random) == (False, False, False)
-    assert (lookup.sees, lookup.wants, lookup.records_law) == ("nothing", frozenset(), True)
+    assert (lookup.sees, lookup.wants, lookup.records_distribution) == (
+        "nothing",
+        frozenset(),
+        True,
+    )
     assert (lookup.trees, lookup.carries) == (False, False)
     assert lookup.drawing(Kind.DET) is lookup
     assert Nothing().wants == frozenset()
@@ -95,7 +99,16 @@ def test_a_drafter_draws_the_kind_it_is_told() -> None:
 def names() -> set[str]:
     """All that the contracts declare."""
     found = {name for contract in CONTRACTS for name in vars(contract) if name[0] != "_"}
-    assert {"sees", "wants", "trees", "carries", "records_law", "kinds", "rule", "words"} <= found
+    assert {
+        "sees",
+        "wants",
+        "trees",
+        "carries",
+        "records_distribution",
+        "kinds",
+        "rule",
+        "words",
+    } <= found
     return found | {"lossless", "can_branch"}
 
 

@@ -258,8 +258,10 @@ def settled(draft: Draft, scores: Scores, stop: Stop) -> Round:
 
 def said(*tokens: int, size: int = 8) -> Scores:
     """A greedy target that says the same in two rows, whatever was drafted."""
-    law = one_hot(torch.tensor([tokens] * 2), torch.zeros(size))
-    return Scores(Categorical(law, hard=True), torch.arange(1, 1 + len(tokens)).expand(2, -1))
+    distribution = one_hot(torch.tensor([tokens] * 2), torch.zeros(size))
+    return Scores(
+        Categorical(distribution, hard=True), torch.arange(1, 1 + len(tokens)).expand(2, -1)
+    )
 
 
 def test_a_path_is_cut_where_its_tokens_are() -> None:
@@ -278,14 +280,14 @@ def test_padding_is_neither_proposed_nor_kept_nor_broken(tree: Tree) -> None:
     mask = torch.tensor([[True, True, True], [True, False, False]])
     drafted = torch.tensor([[3, 4, 5]] * 2) if tree.is_chain else torch.tensor([[3, 7, 4]] * 2)
     scores = said(3, 4, 5, 6)
-    assert isinstance(scores.law, Categorical)
-    scores.law.scores[1, 2:] = torch.nan
+    assert isinstance(scores.distribution, Categorical)
+    scores.distribution.scores[1, 2:] = torch.nan
     draft = Draft.of(tree, drafted, Kind.DET, mask=mask)
     kept = settled(draft, scores, Stop(9))
     whole = (3, 4, 5, 6) if tree.is_chain else (3, 4, 6)
     assert kept.tokens == (whole, (3, 4))
     assert (kept.drafted, kept.accepted) == ((3, 1), (len(whole) - 1, 1))
-    scores.law.scores[1, 1] = torch.nan  # behind the one real node
+    scores.distribution.scores[1, 1] = torch.nan  # behind the one real node
     with pytest.raises(BrokenLogits, match="row 1"):
         settled(draft, scores, Stop(9))
 

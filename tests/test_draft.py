@@ -23,7 +23,9 @@ TREES = [
 
 def own(draft: Draft) -> Draft:
     """The same draft without the knowledge that rows share their topology."""
-    return Draft(draft.tokens, draft.parents, draft.mask, draft.kind, draft.law, None, draft.padded)
+    return Draft(
+        draft.tokens, draft.parents, draft.mask, draft.kind, draft.distribution, None, draft.padded
+    )
 
 
 @pytest.mark.parametrize("tree", TREES, ids=lambda tree: str(tree.parents))
@@ -59,13 +61,13 @@ def test_long_paths_are_followed_to_the_root(length: int) -> None:
 
 
 def test_a_chain_is_a_chain() -> None:
-    law = Categorical(torch.randn(2, 3, 5))
-    draft = Draft.chain(torch.zeros(2, 3).long(), Kind.IID, law)
+    distribution = Categorical(torch.randn(2, 3, 5))
+    draft = Draft.chain(torch.zeros(2, 3).long(), Kind.IID, distribution)
     assert draft.is_chain
     assert (draft.batch, draft.nodes) == (2, 3)
     assert not draft.padded
     assert bool(draft.mask.all())
-    assert draft.law is law
+    assert draft.distribution is distribution
     assert draft.parents.tolist() == [[-1, 0, 1]] * 2
     assert not own(draft).is_chain  # nobody knows without looking at the parents
     assert not Draft.of(Tree.branching([2]), torch.zeros(1, 2).long(), Kind.WOR).is_chain

@@ -44,7 +44,17 @@ FLOORS = (
 )
 RANK = {room: rank for rank, rooms in enumerate(FLOORS) for room in rooms}
 MEASURING = (
-    *("checkpoints", "held_out", "asking", "examining", "examining_tokens", "files", "sheets", "steps_map", "scenes"),
+    *(
+        "checkpoints",
+        "held_out",
+        "asking",
+        "examining",
+        "examining_tokens",
+        "files",
+        "sheets",
+        "steps_map",
+        "scenes",
+    ),
     *("animation", "judging", "listening", "teaching", "verdict", "video_rag"),
     *("measures", "toys", "baselines", "certificates", "mixture", "sample_tests", "row_costs"),
     *("picture_distance", "likelihood", "survey", "tiny_configs", "tiny_requests"),

@@ -213,9 +213,9 @@ def gap(logits: Tensor, tokens: Tensor, start: int, seed: int | None) -> float:
 
 
 @pytest.mark.parametrize(
-    "settings", [PURE, {"temperature": 1.7, "top_k": 20}], ids=["law", "warped"]
+    "settings", [PURE, {"temperature": 1.7, "top_k": 20}], ids=["distribution", "warped"]
 )
-def test_plain_decoding_draws_from_the_law(settings: dict[str, Any]) -> None:
+def test_plain_decoding_draws_from_the_distribution(settings: dict[str, Any]) -> None:
     """Chi-square of 6 000 first tokens; it fails by chance once in a million seeds."""
     model, count = pair("llama")[0], 6000
     prompt = toys.inputs("llama")["input_ids"][:, -3:]
@@ -235,20 +235,20 @@ def test_plain_decoding_draws_from_the_law(settings: dict[str, Any]) -> None:
     assert fit(drawn, logits.softmax(-1)) > 1e-6
 
 
-def test_the_chi_square_notices_another_law() -> None:
-    law = torch.full((20,), 0.05, dtype=torch.float64)
-    other = law.clone()
+def test_the_chi_square_notices_another_distribution() -> None:
+    distribution = torch.full((20,), 0.05, dtype=torch.float64)
+    other = distribution.clone()
     other[:2] = torch.tensor([0.065, 0.035])
     random = torch.Generator().manual_seed(0)
-    assert fit(torch.multinomial(law, 6000, True, generator=random), law) > 1e-3
-    assert fit(torch.multinomial(other, 6000, True, generator=random), law) < 1e-6
+    assert fit(torch.multinomial(distribution, 6000, True, generator=random), distribution) > 1e-3
+    assert fit(torch.multinomial(other, 6000, True, generator=random), distribution) < 1e-6
 
 
-def fit(drawn: Tensor, law: Tensor) -> float:
+def fit(drawn: Tensor, distribution: Tensor) -> float:
     """p-value of Pearson's chi-square; rare tokens share one bin."""
-    assert bool((law[drawn] > 0).all())
-    counts = torch.bincount(drawn, minlength=len(law)).double()
-    expected = law * len(drawn)
+    assert bool((distribution[drawn] > 0).all())
+    counts = torch.bincount(drawn, minlength=len(distribution)).double()
+    expected = distribution * len(drawn)
     rare = expected < 5
     counts = torch.cat((counts[~rare], counts[rare].sum()[None]))
     expected = torch.cat((expected[~rare], expected[rare].sum()[None]))

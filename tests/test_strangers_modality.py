@@ -1,7 +1,8 @@
 """A modality of another package: all that mmspec offers works on it, and nothing here names it.
 
 `tests/toys/stranger` holds that package as pip would have installed it: Markov chains, whose every
-law is known, with a draft chain. It is found by its entry points once the folder is on the path.
+distribution is known, with a draft chain. It is found by its entry points once the folder is on the
+path.
 """
 
 from __future__ import annotations

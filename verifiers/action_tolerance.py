@@ -98,7 +98,7 @@ class ActionWalk(Verifier):
         return self.lossless
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, law=False)
+        check(self, draft, distribution=False)
         if self.now is None:
             raise ValueError("a tolerance goes by the component of a token; call within() first")
         own = target_tokens(draft, scores, noise)

@@ -36,7 +36,7 @@ class AllOrNothing(Verifier):
         verdict = Recursive(self.rule).verify(draft, scores, noise)
         assert verdict.next is not None
         whole = verdict.length == draft.mask.sum(-1)
-        first = noise.pick(categorical(scores.law)[:, 0].probs, Lane.OTHER)
+        first = noise.pick(categorical(scores.distribution)[:, 0].probs, Lane.OTHER)
         return replace(
             verdict,
             path=torch.where(whole[:, None], verdict.path, -1),

@@ -33,7 +33,7 @@ class Block(Verifier):
         check(self, draft, trees=False)
         if not draft.nodes:
             return nothing(scores, noise)
-        p = categorical(scores.law).probs
+        p = categorical(scores.distribution).probs
         q = proposals(draft, p).probs
         index = torch.arange(1, draft.nodes + 1, device=p.device)
         batch = torch.arange(draft.batch, device=p.device)

@@ -87,7 +87,7 @@ class Groups:
         return p / self.shares * zero.index_add(-1, self.token, weights[..., self.group])
 
     def check(self, size: int) -> None:
-        """Refuse laws over another vocabulary."""
+        """Refuse distributions over another vocabulary."""
         check_vocabulary("the grouping", self.vocabulary, size, "make it for that vocabulary")
 
 
@@ -96,10 +96,10 @@ class CoarseGroups:
     """Accept with min(1, P(g)/Q(g)), g a group of x drawn evenly (PCG, 2025, arXiv 2511.13732).
 
     After a rejection a group is drawn from norm((P - Q)+) and one of its tokens as p has them. The
-    law of the group is P, exactly: only which of its tokens stands for a group follows the draft.
-    What is accepted does not depend on the group beyond its mean, so it is the mean that is tested.
-    Lossy in tokens; groups of one are `Exact`, a single group emits the draft. With a point mass p
-    the tokens that share groups with the target's pass. Reconstructed: how groups are made.
+    distribution of the group is P, exactly: only which of its tokens stands for a group follows the
+    draft. What is accepted does not depend on the group beyond its mean, so it is the mean that is
+    tested. Lossy in tokens; groups of one are `Exact`, a single group emits the draft. With a point
+    mass p the tokens that share groups with the target's pass. Reconstructed: how groups are made.
     """
 
     groups: Groups

@@ -14,11 +14,11 @@ from mmspec.distributions.categorical import Categorical
 class ConfidenceFloor:
     """Accept x where max q >= `floor`, whatever the target says (Raj et al. 2024).
 
-    q is the drafter's own law also under greedy decoding: the softmax of the scores behind the
-    point mass. The target corrects the first token that was not sure enough, and says the next one;
-    it is not asked about the others, so that the law of a token z is q(z) where q is sure and p(z)
-    elsewhere. Lossy. 0 emits the draft, anything above 1 refuses it. Proposals without a law
-    (`Kind.DET`) are sure by what they are, and pass any floor up to 1.
+    q is the drafter's own distribution also under greedy decoding: the softmax of the scores behind
+    the point mass. The target corrects the first token that was not sure enough, and says the next
+    one; it is not asked about the others, so that the distribution of a token z is q(z) where q is
+    sure and p(z) elsewhere. Lossy. 0 emits the draft, anything above 1 refuses it. Proposals
+    without a distribution (`Kind.DET`) are sure by what they are, and pass any floor up to 1.
 
     Raises ValueError for a floor below 0.
     """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.distributions.categorical import Categorical
-from mmspec.distributions.distribution import Law
+from mmspec.distributions.distribution import Distribution
 from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.verifiers.walk import check, longest
@@ -20,8 +20,8 @@ from mmspec.verifiers.walk import check, longest
 class Coupled(Verifier):
     """Keep what equals the target's own token (Gumbel-max coupling; Daliri et al. 2025).
 
-    The target's token after a node is a function of (seed, row, position) and its law, so the
-    output is that of plain decoding with the same seed, token for token, whatever was drafted:
+    The target's token after a node is a function of (seed, row, position) and its distribution, so
+    the output is that of plain decoding with the same seed, token for token, whatever was drafted:
     lossless for every kind, every tree, categorical and continuous tokens. Point masses draw no
     noise: greedy decoding. RACE proposals use the same noise and agree with probability sum_x 1 /
     sum_z max(p_z/p_x, q_z/q_x). Of duplicate siblings the one with the longest continuation is
@@ -33,7 +33,7 @@ class Coupled(Verifier):
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.DET, Kind.IID, Kind.WOR, Kind.HUB)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, law=False)
+        check(self, draft, distribution=False)
         own = target_tokens(draft, scores, noise)
         if draft.is_chain or not draft.nodes:
             hits = _equal(own[:, :-1], draft.tokens)
@@ -51,15 +51,15 @@ class Coupled(Verifier):
 
 def target_tokens(draft: Draft, scores: Scores, noise: Noise) -> Tensor:  # (B, N + 1, *E)
     """What the target says after the context and after every node."""
-    law: Law = scores.law
-    if isinstance(law, Categorical):
-        if law.hard:
-            return law.scores.argmax(-1)
+    distribution: Distribution = scores.distribution
+    if isinstance(distribution, Categorical):
+        if distribution.hard:
+            return distribution.scores.argmax(-1)
         if draft.tree is not None and not draft.is_chain:  # noise per depth, not per node
-            first, level = _levels(draft.tree.depths, law.scores.device)
-            gumbel = noise.shared(scores.position[:, first]).gumbel(law.size)
-            return (law.scores + gumbel[:, level]).argmax(-1)
-    return law.sample(noise.shared(scores.position))
+            first, level = _levels(draft.tree.depths, distribution.scores.device)
+            gumbel = noise.shared(scores.position[:, first]).gumbel(distribution.size)
+            return (distribution.scores + gumbel[:, level]).argmax(-1)
+    return distribution.sample(noise.shared(scores.position))
 
 
 def _equal(left: Tensor, right: Tensor) -> Tensor:  # (B, N, *E) x2 -> (B, N)

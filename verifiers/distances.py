@@ -27,7 +27,7 @@ class MeasuredStep:
     """One step of a rule."""
 
     accept: Tensor  # (..., V) acceptance of every token
-    output: Tensor  # (..., V) law of the token that comes out
+    output: Tensor  # (..., V) distribution of the token that comes out
     rejected: Tensor  # (...) probability of a correction
     over_accepted: Tensor  # (...) E
     distance: Tensor  # (...) total variation between output and p
@@ -38,14 +38,16 @@ def measure(
 ) -> MeasuredStep:
     """Play every token through `rule`, `chunk` of them at a time.
 
-    Laws are probabilities (..., V), or `Categorical`, where a hard one is greedy decoding.
+    Distributions are probabilities (..., V), or `Categorical`, where a hard one is greedy decoding.
     """
-    laws = [one if isinstance(one, Categorical) else Categorical.having(one) for one in (p, q)]
-    p, q = (one.probs for one in laws)
+    distributions = [
+        one if isinstance(one, Categorical) else Categorical.having(one) for one in (p, q)
+    ]
+    p, q = (one.probs for one in distributions)
     accept = torch.empty_like(p)
     output = torch.zeros_like(p)
     for x in torch.arange(p.shape[-1], device=p.device).split(chunk):
-        wanted, proposed = (_repeated(one, len(x)) for one in laws)
+        wanted, proposed = (_repeated(one, len(x)) for one in distributions)
         tested = x.expand(*p.shape[:-1], len(x))
         accept[..., x] = rule.accept(wanted, proposed, tested)
         missed = q[..., x] * (1 - accept[..., x])
@@ -60,14 +62,16 @@ def measure(
     )
 
 
-def _repeated(law: Categorical, count: int) -> Categorical:  # (...) -> (..., count)
-    """The law, `count` times along a new last axis."""
-    shape = (*law.batch, count, law.size)
+def _repeated(distribution: Categorical, count: int) -> Categorical:  # (...) -> (..., count)
+    """The distribution, `count` times along a new last axis."""
+    shape = (*distribution.batch, count, distribution.size)
 
     def wide(values: Tensor) -> Tensor:
         return values[..., None, :].expand(shape)
 
-    return Categorical(lambda: wide(law.scores), law.hard, wide(law.probs))
+    return Categorical(
+        lambda: wide(distribution.scores), distribution.hard, wide(distribution.probs)
+    )
 
 
 def over_accepted(p: Tensor, q: Tensor, accept: Tensor) -> Tensor:  # (..., V) x3 -> (...)

@@ -54,7 +54,7 @@ class EditTolerance(Verifier):
         return f"longest beginning within {self.tau} edits a token"
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, law=False, trees=False)
+        check(self, draft, distribution=False, trees=False)
         own = target_tokens(draft, scores, noise)
         wanted = own[:, :-1]
         same = (draft.tokens == wanted) & draft.mask

@@ -18,9 +18,9 @@ class EntropyGate(Gate):
     """Keep a row's chain unverified if no entropy of it exceeds `threshold` nats.
 
     Of a drafter that says how unsure it was of a whole draft (CTC-SSD, Saon et al. 2026) that, else
-    of the laws its tokens were drawn from (UGSD, Xue et al. 2026), which greedy drafting keeps
-    behind its point masses. Every row decides for itself: those that are unsure keep nothing and
-    draft again. Lossy; a threshold below 0 never skips.
+    of the distributions its tokens were drawn from (UGSD, Xue et al. 2026), which greedy drafting
+    keeps behind its point masses. Every row decides for itself: those that are unsure keep nothing
+    and draft again. Lossy; a threshold below 0 never skips.
     """
 
     threshold: float
@@ -36,10 +36,10 @@ class EntropyGate(Gate):
 
 
 def unsure(draft: Draft) -> Tensor:  # (B,) nats
-    """The highest entropy of a draft; infinite where its laws are not known."""
+    """The highest entropy of a draft; infinite where its distributions are not known."""
     if isinstance(draft.extras, Uncertainty):
         return draft.extras.nats.to(draft.tokens.device)
-    if draft.law is None:
+    if draft.distribution is None:
         return torch.full(draft.tokens.shape[:1], torch.inf, device=draft.tokens.device)
-    each = entropies(categorical(draft.law).scores.float().log_softmax(-1))
+    each = entropies(categorical(draft.distribution).scores.float().log_softmax(-1))
     return each.masked_fill(~draft.mask, -torch.inf).amax(-1)

@@ -27,7 +27,7 @@ def excess(r: Tensor, w: Tensor) -> Tensor:
 
 
 def draw(r: Tensor, w: Tensor, uniform: Tensor) -> Tensor:
-    """s from the law proportional to (w phi(s - r) - phi(s))+, falling in `uniform` (0, 1).
+    """s from the distribution proportional to (w phi(s - r) - phi(s))+, falling in `uniform` (0, 1).
 
     By bisection of the closed form of its tail, so that it costs no network call and no trial.
     """

@@ -25,8 +25,8 @@ class GaussianRatio(Verifier):
     accepts as often and needs no tries.
 
     Raises ValueError for trees, for states without their `Driving`, for steps without noise, and
-    after `most_tries` tries: with nearly equal laws, where a refusal is as rare as the tries are
-    many.
+    after `most_tries` tries: with nearly equal distributions, where a refusal is as rare as the
+    tries are many.
     """
 
     most_tries: int = 100_000
@@ -64,7 +64,7 @@ def density_ratio(p: Gaussian, q: Gaussian, driving: Tensor, mask: Tensor) -> Te
 
 def redrawn(
     p: Gaussian, q: Gaussian, node: Tensor, rows: Tensor, noise: Noise, most_tries: int
-) -> Tensor:  # laws (B, N), (B,), (R,) -> (R, *E)
+) -> Tensor:  # distributions (B, N), (B,), (R,) -> (R, *E)
     """Draws from norm((p - q)+) at the refused `node` of some rows."""
     if not len(rows):
         return p.mean[rows, 0]
@@ -74,5 +74,9 @@ def redrawn(
     return left.sample(Keys(fresh.key[rows, 0]))
 
 
-def _wide(law: Gaussian) -> Gaussian:
-    return Gaussian(law.mean.double(), law.std.double().expand_as(law.mean), law.events)
+def _wide(distribution: Gaussian) -> Gaussian:
+    return Gaussian(
+        distribution.mean.double(),
+        distribution.std.double().expand_as(distribution.mean),
+        distribution.events,
+    )

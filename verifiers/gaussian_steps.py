@@ -1,6 +1,6 @@
-"""What verifiers of Gaussian steps share: the two laws of every drafted state, side by side.
+"""What verifiers of Gaussian steps share: the two distributions of every drafted state, side by side.
 
-With one standard deviation s the two laws differ along a line only. In units of s,
+With one standard deviation s the two distributions differ along a line only. In units of s,
 
     x = mu_q + s z,   D = (mu_q - mu_p) / s,   r = |D|,   S = <z, -D> / r,
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.distributions.distribution import Law
+from mmspec.distributions.distribution import Distribution
 from mmspec.distributions.gaussian import Driving, Gaussian
 from mmspec.distributions.noise import Keys, Noise
 from mmspec.draft import Draft, Scores, Verdict, Verifier
@@ -28,7 +28,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True)
 class Steps:
-    """The laws that led to every node of a draft, and the noise it was made with."""
+    """The distributions that led to every node of a draft, and the noise it was made with."""
 
     p: Gaussian  # (B, N) of the target, at the parent of the node
     q: Gaussian  # (B, N) of the draft
@@ -48,7 +48,7 @@ class Steps:
 
 
 def steps(verifier: Verifier, draft: Draft, scores: Scores, *, trees: bool = False) -> Steps:
-    """Line up the laws of a draft.
+    """Line up the distributions of a draft.
 
     Raises ValueError for kinds that the verifier would get wrong, for trees where it takes chains,
     for a missing `Driving`, and where the two standard deviations differ or are 0.
@@ -63,8 +63,8 @@ def steps(verifier: Verifier, draft: Draft, scores: Scores, *, trees: bool = Fal
     return Steps(p, q, spread(p), noise)
 
 
-def one_deviation(p: Gaussian, q: Gaussian) -> Tensor:  # laws (B, N) -> (B, N) bool
-    """Where both laws have the same positive standard deviation, number by number."""
+def one_deviation(p: Gaussian, q: Gaussian) -> Tensor:  # distributions (B, N) -> (B, N) bool
+    """Where both distributions have the same positive standard deviation, number by number."""
     std, other = spread(p), spread(q)
     same = ((std - other).abs() <= ROUNDING * std) & (std > 0)
     return same.flatten(2).all(-1)
@@ -73,7 +73,7 @@ def one_deviation(p: Gaussian, q: Gaussian) -> Tensor:  # laws (B, N) -> (B, N) 
 def pairs(
     verifier: Verifier, draft: Draft, scores: Scores, *, trees: bool = False
 ) -> tuple[Gaussian, Gaussian, Tensor]:  # (B, N), (B, N), (B, N, *E)
-    """The laws of the target and of the draft at every node, and its noise; errors as above."""
+    """The distributions of the target and of the draft at every node, and its noise; errors as above."""
     check(verifier, draft, trees=trees)
     if not isinstance(draft.extras, Driving):
         raise ValueError(
@@ -81,11 +81,11 @@ def pairs(
             "it from rounded states is biased); set Draft.extras to a Driving"
         )
     driving = draft.extras.noise
-    law, q = gaussian(scores.law), gaussian(draft.law)
+    distribution, q = gaussian(scores.distribution), gaussian(draft.distribution)
     if draft.is_chain:
-        return law[:, :-1], q, driving
+        return distribution[:, :-1], q, driving
     rows = torch.arange(draft.batch, device=draft.parents.device)[:, None]
-    return law[rows, draft.parents + 1], q, driving
+    return distribution[rows, draft.parents + 1], q, driving
 
 
 def line(step: Steps) -> tuple[Tensor, Tensor]:  # (...) x2 float64
@@ -103,20 +103,24 @@ def residual(step: Steps, w: Tensor, uniform: Tensor) -> Tensor:  # (B,) x2 -> (
     return step.p.mean + step.std * (step.noise - fit(shift / r.clamp_min(_TINY), away) * away)
 
 
-def gaussian(law: Law | None) -> Gaussian:
-    """Narrow a law to a Gaussian one."""
-    if not isinstance(law, Gaussian):
-        raise TypeError(f"a Gaussian law is needed here, but the law is {type(law).__name__}")
-    return law
+def gaussian(distribution: Distribution | None) -> Gaussian:
+    """Narrow a distribution to a Gaussian one."""
+    if not isinstance(distribution, Gaussian):
+        raise TypeError(
+            f"a Gaussian distribution is needed here, but the distribution is {type(distribution).__name__}"
+        )
+    return distribution
 
 
-def spread(law: Gaussian) -> Tensor:  # law (B, N) -> (B, N, 1 ..) or (B, N, *E)
+def spread(distribution: Gaussian) -> Tensor:  # distribution (B, N) -> (B, N, 1 ..) or (B, N, *E)
     """The standard deviations, with no more entries than they need."""
-    std = law.std.reshape(*(1,) * (law.mean.dim() - law.std.dim()), *law.std.shape)
-    for axis in range(-law.events, 0):
+    std = distribution.std.reshape(
+        *(1,) * (distribution.mean.dim() - distribution.std.dim()), *distribution.std.shape
+    )
+    for axis in range(-distribution.events, 0):
         if std.stride(axis) == 0:  # one number, expanded
             std = std.narrow(axis, 0, 1)
-    return std.expand(*law.batch, *std.shape[len(law.batch) :])
+    return std.expand(*distribution.batch, *std.shape[len(distribution.batch) :])
 
 
 def dot(left: Tensor, right: Tensor, events: int) -> Tensor:  # (..., *E) x2 -> (...) float64
@@ -134,7 +138,7 @@ def own(scores: Scores, row: Tensor, noise: Noise) -> Tensor:  # (B,) -> (B, *E)
     """The target's own next state at `row`, as plain decoding draws it."""
     index = torch.arange(len(row), device=row.device), row
     keys = noise.shared(scores.position[index][:, None])
-    return gaussian(scores.law)[index].sample(Keys(keys.key[:, 0]))
+    return gaussian(scores.distribution)[index].sample(Keys(keys.key[:, 0]))
 
 
 def plain(draft: Draft, scores: Scores, noise: Noise) -> Verdict:

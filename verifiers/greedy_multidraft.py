@@ -39,7 +39,7 @@ class GreedyMultiDraft(SiblingDescent):
 
 
 def drawn_last(family: Siblings) -> tuple[Tensor, Tensor, Tensor]:  # (B,), (B,), (B, V)
-    """The one child that was drawn, whether it is there, and the law it was drawn from."""
+    """The one child that was drawn, whether it is there, and the distribution it was drawn from."""
     slot = family.last.clamp_min(0)[:, None]
     x = family.tokens.gather(1, slot).squeeze(1)
     there = family.real.gather(1, slot).squeeze(1)

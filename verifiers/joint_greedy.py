@@ -21,7 +21,7 @@ class JointGreedy(Verifier):
     without one is matched against the decoder alone. What comes out is joint greedy decoding,
     whatever was drafted: lossy against the decoder's own, exact where the scorer's weight is 0.
 
-    Raises ValueError for sampling, which the joint score has no law for.
+    Raises ValueError for sampling, which the joint score has no distribution for.
     """
 
     lossless: ClassVar[bool] = False
@@ -30,14 +30,14 @@ class JointGreedy(Verifier):
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         check(self, draft, trees=False)
-        law, joint = categorical(scores.law), draft.extras
-        if not law.hard:
+        distribution, joint = categorical(scores.distribution), draft.extras
+        if not distribution.hard:
             raise ValueError(
                 "a joint score of CTC head and decoder is decoded greedily; drop temperature and "
                 "do_sample"
             )
-        each = law.scores.float().log_softmax(-1)  # (B, N + 1, V)
-        own = law.scores.argmax(-1).tolist()
+        each = distribution.scores.float().log_softmax(-1)  # (B, N + 1, V)
+        own = distribution.scores.argmax(-1).tolist()
         lengths, following = [], []
         for row, count in enumerate(draft.mask.sum(-1).tolist()):
             drafted, pushed, place = draft.tokens[row, :count].tolist(), 0, 0

@@ -27,7 +27,7 @@ class KSeq(SiblingDescent):
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID,)
 
     def step(self, draft: Draft) -> Step:
-        chosen = draft.law is None or categorical(draft.law).hard
+        chosen = draft.distribution is None or categorical(draft.distribution).hard
         return match if chosen else _step
 
 

@@ -27,14 +27,14 @@ class Pool:
 
 
 class ResidualRule(Protocol):
-    """Where the next token, or the next sibling's test, gets its law from.
+    """Where the next token, or the next sibling's test, gets its distribution from.
 
     `pool` finds the neighbours of x, for those who ask.
     """
 
     def __call__(
         self, p: Categorical, q: Categorical, x: Tensor, pool: Callable[[], Pool]
-    ) -> Categorical: ...  # laws (...) x2, (...) -> law (...)
+    ) -> Categorical: ...  # distributions (...) x2, (...) -> distribution (...)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ClearedTarget:
 
     As released for dynamic trees of LlamaGen and Anole, where q is a point mass, and for every tree
     of Lumina-mGPT. All k neighbours go, and one more, whenever one could be pooled. Falls back to p
-    where nothing is left; the released code to a uniform law over the whole vocabulary.
+    where nothing is left; the released code to a uniform distribution over the whole vocabulary.
     """
 
     def __call__(
@@ -63,8 +63,8 @@ class ClearedTarget:
         return Categorical.having(normalised(left, p.probs))
 
 
-def _cleared(law: Tensor, pool: Pool) -> Tensor:  # (..., V) -> (..., V)
-    """`law` without the neighbours, where at least one was pooled."""
+def _cleared(distribution: Tensor, pool: Pool) -> Tensor:  # (..., V) -> (..., V)
+    """`distribution` without the neighbours, where at least one was pooled."""
     goes = (pool.real & (pool.size > 0)[..., None]).expand_as(pool.tokens)
-    kept = torch.where(goes, 0, law.gather(-1, pool.tokens))
-    return law.scatter(-1, pool.tokens, kept)
+    kept = torch.where(goes, 0, distribution.gather(-1, pool.tokens))
+    return distribution.scatter(-1, pool.tokens, kept)

@@ -15,12 +15,12 @@ from mmspec.distributions.categorical import Categorical
 class LikelihoodFloor:
     """Accept x where p(x) >= `floor` (CTC-SSD, Saon et al. 2026).
 
-    p is the model's own law also under greedy decoding: the softmax of the scores behind the point
-    mass. Corrections come from p, so that decoding resumes behind the tokens accepted; a token z
-    comes out with q(z) [p(z) >= floor] + (1 - q(those likely enough)) p(z). Lossy; greedy decoding
-    with a floor above 0.5 is exact, because what has more than half of the mass is the mode. 0
-    emits the draft, anything above 1 refuses it. Ids that are `unchecked` pass: the published code
-    does not look at the end of a draft.
+    p is the model's own distribution also under greedy decoding: the softmax of the scores behind
+    the point mass. Corrections come from p, so that decoding resumes behind the tokens accepted; a
+    token z comes out with q(z) [p(z) >= floor] + (1 - q(those likely enough)) p(z). Lossy; greedy
+    decoding with a floor above 0.5 is exact, because what has more than half of the mass is the
+    mode. 0 emits the draft, anything above 1 refuses it. Ids that are `unchecked` pass: the
+    published code does not look at the end of a draft.
 
     Raises ValueError for a floor below 0.
     """

@@ -25,7 +25,8 @@ class LocalIslands(Verifier):
     refused cell is committed, with the target's token there, drawn with the noise of its position.
     `Verdict.failed` tells the drafter what else it may not keep. Lossy: cells are accepted whatever
     became of those before them. Of every committed token the over-accepted mass is reported: a
-    total variation where the draft has its law, and else 1 - p, because it came from a point mass.
+    total variation where the draft has its distribution, and else 1 - p, because it came from a
+    point mass.
     """
 
     rule: Rule
@@ -41,14 +42,14 @@ class LocalIslands(Verifier):
             )
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, trees=False, law=False)
-        law = categorical(scores.law)
-        failed, over = self._judged(draft, law.evaluated()[:, :-1], noise)
+        check(self, draft, trees=False, distribution=False)
+        distribution = categorical(scores.distribution)
+        failed, over = self._judged(draft, distribution.evaluated()[:, :-1], noise)
         taken = (draft.mask & ~failed).cumprod(-1)
         length = taken.sum(-1)
         row = length[:, None]
         rows = torch.arange(draft.batch, device=row.device)[:, None]
-        own = law[rows, row].sample(noise.shared(scores.position.gather(1, row)))
+        own = distribution[rows, row].sample(noise.shared(scores.position.gather(1, row)))
         path = taken * (torch.arange(draft.nodes, device=row.device) + 1) - 1
         return Verdict(path, length, own[:, 0], (over * taken).sum(-1), failed=failed)
 
@@ -63,10 +64,10 @@ class LocalIslands(Verifier):
                 "LocalIslands judges cells by where they stand, but the draft does not say; use it "
                 "with a drafter that sets Draft.extras to Cells, as recipe 'mulo-sd' has it"
             )
-        if draft.law is None:
+        if draft.distribution is None:
             q = Categorical.having(one_hot(draft.tokens, p.probs))
         else:
-            q = categorical(draft.law).evaluated(p.probs)
+            q = categorical(draft.distribution).evaluated(p.probs)
         passes = noise.flip(self.rule.accept(p, q, draft.tokens), Lane.ACCEPT)
         failed = around(draft.extras.places, ~passes & draft.mask, self.reach)
         sure = torch.ones_like(p.probs[..., 0])

@@ -27,15 +27,15 @@ class Longest(Verifier):
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET, Kind.WOR, Kind.IID, Kind.HUB, Kind.RACE)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, law=False)
+        check(self, draft, distribution=False)
         if not draft.nodes:
             return nothing(scores, noise)
-        law = categorical(scores.law)
+        distribution = categorical(scores.distribution)
         batch = torch.arange(draft.batch, device=draft.tokens.device)
-        p = law[batch[:, None], draft.parents + 1]
+        p = distribution[batch[:, None], draft.parents + 1]
         passed = noise.flip(self.rule.accept(p, p, draft.tokens), Lane.ACCEPT)
         tie = p.prob(draft.tokens).clamp_min(torch.finfo(p.probs.dtype).tiny).log()
         path, length, row = longest(draft, passed, tie)
-        end = law[batch, row]
+        end = distribution[batch, row]
         left = self.rule.residual(end, end, end.probs.argmax(-1))
         return Verdict(path, length, noise.pick(left.probs, Lane.RESIDUAL))

@@ -40,19 +40,19 @@ class MultiDraw(Verifier):
         return self.draws == 1
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, law=False)
+        check(self, draft, distribution=False)
         if not draft.nodes:
             return nothing(scores, noise)
-        law = categorical(scores.law).evaluated()
+        distribution = categorical(scores.distribution).evaluated()
         batch = torch.arange(draft.batch, device=draft.tokens.device)
-        passed, first = self._walk(draft, law, noise)
+        passed, first = self._walk(draft, distribution, noise)
         above = draft.parents + 1
-        likely = law[batch[:, None], above].prob(draft.tokens)
+        likely = distribution[batch[:, None], above].prob(draft.tokens)
         tie = likely.clamp_min(torch.finfo(likely.dtype).tiny).log()
         path, length, row = longest(draft, passed, tie)
         return Verdict(path, length, first[batch, row])
 
-    def _walk(self, draft: Draft, law: Categorical, noise: Noise) -> tuple[Tensor, Tensor]:
+    def _walk(self, draft: Draft, distribution: Categorical, noise: Noise) -> tuple[Tensor, Tensor]:
         """The nodes (B, N) reached through drawn tokens, and the first draw after each row."""
         batch = torch.arange(draft.batch, device=draft.tokens.device)
         depths, deep = draft.depths(), depth_of(draft)
@@ -64,7 +64,7 @@ class MultiDraw(Verifier):
             count = self.draws if depth < deep else 1  # below the leaves nothing can match
             for column, (at, live) in enumerate(zip(reached.T, open_.T, strict=True)):
                 lane = Lane.WALK + STRIDE * depth + column * self.draws
-                weights = law[batch, at].probs
+                weights = distribution[batch, at].probs
                 drawn = torch.stack([noise.pick(weights, lane + j) for j in range(count)], 1)
                 first[batch, at] = torch.where(live, drawn[:, 0], first[batch, at])
                 node, found = _matching(draft, at, drawn)

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distributions.distribution import Law
+from mmspec.distributions.distribution import Distribution
 from mmspec.distributions.noise import Keys, Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.targets.continuous.paths import PathLaw, PathResidual
+from mmspec.targets.continuous.paths import PathDistribution, PathResidual
 from mmspec.verifiers.gaussian_steps import chain, fit
 from mmspec.verifiers.walk import check
 
@@ -24,9 +24,9 @@ class PathRatio(Verifier):
 
         accept with min(1, P(x) / Q(x)),   else draw from norm((P - Q)+) by thinning P:
 
-    a maximal coupling of the two laws of paths. (CSpD compares one Gaussian at the end of two
-    different paths instead.) A step is kept if all its cells are; in the first one that is not, the
-    cells refused are drawn anew, and steps behind it, which read them, are dropped. After full
+    a maximal coupling of the two distributions of paths. (CSpD compares one Gaussian at the end of
+    two different paths instead.) A step is kept if all its cells are; in the first one that is not,
+    the cells refused are drawn anew, and steps behind it, which read them, are dropped. After full
     acceptance comes the target's own step, with the noise of its cells.
 
     What is decided about a cell depends on the noise of that cell alone, and a cell refused takes
@@ -36,8 +36,8 @@ class PathRatio(Verifier):
     the path: with a mismatch r in each a path passes with about (1 - 0.4 r)^T, here with
     2 Phi(-r T^.5 / 2).
 
-    Raises ValueError for trees, for drafts without a law, and for heads whose sampler adds no noise
-    in some step: their paths have no density.
+    Raises ValueError for trees, for drafts without a distribution, and for heads whose sampler adds
+    no noise in some step: their paths have no density.
     """
 
     most_tries: int = 1 << 14
@@ -48,11 +48,11 @@ class PathRatio(Verifier):
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         check(self, draft, trees=False)
-        p, position = path_law(scores.law), scores.position
+        p, position = path_distribution(scores.distribution), scores.position
         if not draft.nodes:
             none = torch.zeros(draft.batch, dtype=torch.int64, device=draft.tokens.device)
             return chain(draft, none, own(p[:, 0], position[:, 0], noise))
-        q = path_law(draft.law)
+        q = path_distribution(draft.distribution)
         ratio = p[:, :-1].log_prob(draft.tokens) - q.log_prob(draft.tokens)  # (B, N, K)
         hits = noise.flip(ratio.clamp_max(0).exp(), Lane.ACCEPT)
         length = (hits.all(-1) & draft.mask).cumprod(-1).sum(-1)
@@ -67,7 +67,9 @@ class PathRatio(Verifier):
         following = own(after, position[rows, length], noise)
         return chain(draft, length, torch.where(fit(whole, kept) > 0, following, kept))
 
-    def _redrawn(self, p: PathLaw, q: PathLaw, refused: Tensor, noise: Noise) -> Tensor:
+    def _redrawn(
+        self, p: PathDistribution, q: PathDistribution, refused: Tensor, noise: Noise
+    ) -> Tensor:
         """Paths from the residual (B, K, S, *E) where `refused` (B, K), zeros elsewhere."""
         width = refused.shape[1]
         index = torch.arange(width, device=refused.device)
@@ -78,13 +80,15 @@ class PathRatio(Verifier):
         return paths
 
 
-def own(p: PathLaw, position: Tensor, noise: Noise) -> Tensor:  # (B, K) -> (B, K, S, *E)
+def own(p: PathDistribution, position: Tensor, noise: Noise) -> Tensor:  # (B, K) -> (B, K, S, *E)
     """The target's own paths, as plain sampling draws them."""
     return p.sample(Keys(noise.shared(position).key))
 
 
-def path_law(law: Law | None) -> PathLaw:
-    """Narrow a law to one of paths."""
-    if not isinstance(law, PathLaw):
-        raise TypeError(f"a law of paths is needed here, but the law is {type(law).__name__}")
-    return law
+def path_distribution(distribution: Distribution | None) -> PathDistribution:
+    """Narrow a distribution to one of paths."""
+    if not isinstance(distribution, PathDistribution):
+        raise TypeError(
+            f"a distribution of paths is needed here, but the distribution is {type(distribution).__name__}"
+        )
+    return distribution

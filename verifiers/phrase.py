@@ -21,9 +21,10 @@ class PhraseJoint(Verifier):
     """Accept the longest known phrase with min(1, prod p/q), else its tokens one by one.
 
     SJD-PV, Yu et al. 2026; reconstructed: the longest match within a row of the grid, if there is
-    one, and token-wise tests of a refused phrase up to its end, with `Exact`. Tokens whose law is a
-    point mass were never scored and take part in no phrase. Lossy: a refused phrase gets a second
-    chance under the same q. An empty trie is `Recursive` on a chain, draw for draw, and so exact.
+    one, and token-wise tests of a refused phrase up to its end, with `Exact`. Tokens whose
+    distribution is a point mass were never scored and take part in no phrase. Lossy: a refused
+    phrase gets a second chance under the same q. An empty trie is `Recursive` on a chain, draw for
+    draw, and so exact.
     """
 
     trie: Trie
@@ -52,7 +53,7 @@ class PhraseJoint(Verifier):
         check(self, draft, trees=False)
         if not draft.nodes:
             return nothing(scores, noise)
-        p = categorical(scores.law).evaluated()
+        p = categorical(scores.distribution).evaluated()
         q = proposals(draft, p.probs)
         drawn = q.prob(draft.tokens)
         phrase = self.trie.matches(draft.tokens, draft.mask & (drawn < 1), self.room(draft.tokens))

@@ -70,7 +70,7 @@ class Recursive(Verifier):
         return replace(verdict, excess=torch.stack(over).sum(0))
 
     def _chain(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        p = categorical(scores.law).evaluated()
+        p = categorical(scores.distribution).evaluated()
         q = proposals(draft, p.probs)
         x, batch = draft.tokens, torch.arange(draft.batch, device=draft.tokens.device)
         index = torch.arange(draft.nodes, device=x.device)
@@ -96,7 +96,7 @@ class Recursive(Verifier):
 def _siblings(
     rule: Rule, family: Siblings, kind: Kind, hits: Coins
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The slot accepted, the law of the next token if none was, and the over-accepted mass (B,)."""
+    """The slot accepted, the distribution of the next token if none was, and the over-accepted mass (B,)."""
     p, q = family.p, family.q
     slot = torch.full_like(family.last, -1)
     over = torch.zeros_like(p.probs[:, 0])

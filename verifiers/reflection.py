@@ -34,18 +34,18 @@ class Reflection(Verifier):
 
         min(1, p(x) / q(x)) = min(1, exp(-(<z, D> + r^2 / 2))),
 
-    and the first one refused becomes mu_p + s (z - 2 <z, e> e). Its law is the target's, and no
-    coupling accepts more often than this, 2 Phi(-r / 2) = 1 - TV. Neither a new draw nor a new call
-    is spent. After full acceptance comes the target's own state, as in plain decoding.
+    and the first one refused becomes mu_p + s (z - 2 <z, e> e). Its distribution is the target's,
+    and no coupling accepts more often than this, 2 Phi(-r / 2) = 1 - TV. Neither a new draw nor a
+    new call is spent. After full acceptance comes the target's own state, as in plain decoding.
 
     Why rounds may share noise: what is decided about a state depends on its own noise alone, so
     that of the states behind the first refused one is still unused and may drive the next draft.
     It stays exact as long as nothing that was seen *in* those refused states is used again.
 
-    A step whose two laws differ in their standard deviations, as a network's that predicts its own,
-    cannot be reflected. It is accepted by the same rule, with full densities, and refused it is
-    drawn anew from norm((p - q)+) (`GaussianRatio`), which is maximal too. Which of the two serves
-    a state is known before its noise is looked at, so chains may have steps of both kinds.
+    A step whose two distributions differ in their standard deviations, as a network's that predicts
+    its own, cannot be reflected. It is accepted by the same rule, with full densities, and refused
+    it is drawn anew from norm((p - q)+) (`GaussianRatio`), which is maximal too. Which of the two
+    serves a state is known before its noise is looked at, so chains may have steps of both kinds.
 
     Raises ValueError for trees, for states without their `Driving`, and for steps without noise.
     """
@@ -78,7 +78,7 @@ class Reflection(Verifier):
 
 
 def acceptance(step: Steps) -> Tensor:  # (B, N) float64
-    """min(1, p / q) of every state; 1 where the laws are equal."""
+    """min(1, p / q) of every state; 1 where the distributions are equal."""
     away, events = step.away, step.p.events
     exponent = dot(step.noise, away, events) + dot(away, away, events) / 2
     return (-exponent).clamp_max(0).exp()

@@ -12,7 +12,7 @@ from mmspec.distributions.gaussian import Driving, Gaussian
 from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.verifiers.gaussian_steps import fit
-from mmspec.verifiers.path_ratio import own, path_law
+from mmspec.verifiers.path_ratio import own, path_distribution
 from mmspec.verifiers.walk import check
 
 FACTORS = ("code", "path", "none")
@@ -30,15 +30,15 @@ class ReleasedRatio(Verifier):
 
     over the steps before. Otherwise y ~ N(mu_p, sigma_p^2) is kept with (1 - q(y) / (F p(y)))+.
 
-    What makes it another law than the target's, one by one:
+    What makes it another distribution than the target's, one by one:
     - the last step adds no noise, so x is mu_q itself and no draw from the Gaussian compared;
-    - the two paths differ, so neither Gaussian is the law of x given the path it came by;
+    - the two paths differ, so neither Gaussian is the distribution of x given the path it came by;
     - `tau` = 42 tempers the distance in the test, but not the normaliser, nor the residual;
     - F is upside down: aligned steps have densities in 1 / sigma, so paths would carry its inverse
       (`factor="path"`; "none" leaves it out);
     - cells are judged one by one and redrawn in place, though drafted cells behind them have read
       what was redrawn; nothing is dropped;
-    - the target reads none of the draft: this is its law with fewer, wider steps;
+    - the target reads none of the draft: this is its distribution with fewer, wider steps;
     - after `tries` the zero vector is kept; `fallback=True` keeps the target's own token instead.
 
     tau=1, factor="none" and a single noisy step leave speculative sampling, which is exact.
@@ -64,14 +64,14 @@ class ReleasedRatio(Verifier):
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         check(self, draft, trees=False)
-        p = path_law(scores.law)
+        p = path_distribution(scores.distribution)
         none = torch.zeros(draft.batch, 0, dtype=torch.int64, device=draft.tokens.device)
         if not draft.nodes:
             return Verdict(none, none.sum(-1), own(p[:, 0], scores.position[:, 0], noise))
         assert isinstance(draft.extras, Driving)
         p, x = p[:, :-1], draft.tokens[..., -1, :]
         paths, theirs = p.walk(draft.extras.noise)
-        mine, drafted = _last(theirs), path_law(draft.law).along(draft.tokens)
+        mine, drafted = _last(theirs), path_distribution(draft.distribution).along(draft.tokens)
         ours, factor = _last(drafted), self._factor(theirs, drafted)
         away = (_squared(mine, x) - _squared(ours, x)) / self.tau**2
         ratio = factor + ours.std.log().sum(-1) - mine.std.log().sum(-1) - away / 2
@@ -110,11 +110,13 @@ class ReleasedRatio(Verifier):
         return found
 
 
-def _last(law: Gaussian) -> Gaussian:  # events (S, C) -> (C)
-    """The law of the last state."""
-    return Gaussian(law.mean[..., -1, :].double(), law.std[..., -1, :].double(), 1)
+def _last(distribution: Gaussian) -> Gaussian:  # events (S, C) -> (C)
+    """The distribution of the last state."""
+    return Gaussian(
+        distribution.mean[..., -1, :].double(), distribution.std[..., -1, :].double(), 1
+    )
 
 
-def _squared(law: Gaussian, x: Tensor) -> Tensor:
+def _squared(distribution: Gaussian, x: Tensor) -> Tensor:
     """Squared distance in standard deviations."""
-    return ((x - law.mean) / law.std).square().sum(-1)
+    return ((x - distribution.mean) / distribution.std).square().sum(-1)

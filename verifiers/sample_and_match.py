@@ -27,7 +27,7 @@ class SampleAndMatch(Verifier):
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET, Kind.WOR, Kind.IID, Kind.HUB, Kind.RACE)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, law=False)
+        check(self, draft, distribution=False)
         return descend(draft, scores, noise, match)
 
 

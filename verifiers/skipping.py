@@ -98,9 +98,10 @@ class Skipping(Gate):
 
     Dong et al. 2026 (VVS). The path is drawn uniformly per row and cut to the mean length of the
     row's paths; the target reads what was kept together with the next draft, so that its memory and
-    laws are those of the text again. Never twice in a row, nor before a row has more than `warm_up`
-    new tokens. Lossy: what is kept has the drafter's law, and in a tree of likely tokens not even
-    that. Unlike the published code it follows no image rows when it counts rounds.
+    distributions are those of the text again. Never twice in a row, nor before a row has more than
+    `warm_up` new tokens. Lossy: what is kept has the drafter's distribution, and in a tree of
+    likely tokens not even that. Unlike the published code it follows no image rows when it counts
+    rounds.
     """
 
     policy: Policy

@@ -47,10 +47,12 @@ class ToleranceWindow(Verifier):
         return self.tolerance == 0
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, trees=False, law=False)
+        check(self, draft, trees=False, distribution=False)
         if not draft.nodes:
             return plain(draft, scores, noise)
-        target = gaussian(scores.law).sample(noise.shared(scores.position))  # (B, N + 1, *E)
+        target = gaussian(scores.distribution).sample(
+            noise.shared(scores.position)
+        )  # (B, N + 1, *E)
         moved = (target[:, :-1] - draft.tokens).cumsum(1)
         scale = scores.features["scale"][:, 1:].flatten(2)[..., 0]  # (B, N), of the next step
         close = moved.square().flatten(2).mean(-1) <= (self.tolerance * scale) ** 2

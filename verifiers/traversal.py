@@ -48,10 +48,10 @@ class _Walk:
 
     def __init__(self, draft: Draft, scores: Scores, noise: Noise, tree: Tree) -> None:
         self.draft, self.noise, self.tree = draft, noise, tree
-        self.law = categorical(scores.law)
+        self.distribution = categorical(scores.distribution)
         self.open = torch.ones(draft.batch, dtype=torch.bool, device=draft.tokens.device)
         self.row = torch.zeros(draft.batch, dtype=torch.int64, device=draft.tokens.device)
-        self.weights = torch.zeros_like(self.law[:, 0].probs)
+        self.weights = torch.zeros_like(self.distribution[:, 0].probs)
         self.hits = noise.coins(Lane.WALK + torch.arange(tree.nodes + 1, device=self.row.device))
 
     def run(self) -> Verdict:
@@ -61,7 +61,7 @@ class _Walk:
 
     def visit(self, row: int, rho: Tensor) -> None:
         """Try everything below a row of `scores`, then the row; `rho` (B,) is its path ratio."""
-        p, kind, kids = self.law[:, row].probs, self.draft.kind, self.tree.kids[row]
+        p, kind, kids = self.distribution[:, row].probs, self.draft.kind, self.tree.kids[row]
         q = self.drafted(kids[0], p) if kids else p
         for kid in kids:
             x, real = self.draft.tokens[:, kid], self.draft.mask[:, kid]
@@ -76,9 +76,9 @@ class _Walk:
         self.settle(row, p, rho)
 
     def drafted(self, kid: int, p: Tensor) -> Tensor:  # (B, V)
-        if self.draft.law is None:
+        if self.draft.distribution is None:
             return one_hot(self.draft.tokens[:, kid], p)
-        return categorical(self.draft.law)[:, kid].probs.to(p)
+        return categorical(self.draft.distribution)[:, kid].probs.to(p)
 
     def settle(self, row: int, p: Tensor, rho: Tensor) -> None:
         """Accept the row with probability rho; the context always accepts what is left."""

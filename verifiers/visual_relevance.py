@@ -80,7 +80,7 @@ class VisualRelevance(Verifier):
         return replace(self, anchors=shared[_ANCHORS])
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, law=False)
+        check(self, draft, distribution=False)
         if self.anchors is None:
             raise ValueError("relevance goes by visual tokens of the prompt; call within() first")
         own = target_tokens(draft, scores, noise)

@@ -22,8 +22,8 @@ STRIDE = 1 << 16  # lanes of one level; a level never has that many siblings
 class Siblings:
     """The node that each row has reached, and the children it may go on to."""
 
-    p: Categorical  # (B,) target law after the node
-    q: Categorical  # (B,) drafter's law there, in the dtype of p; p where the draft has none
+    p: Categorical  # (B,) target distribution after the node
+    q: Categorical  # (B,) drafter's distribution there, in the dtype of p; p where the draft has none
     tokens: Tensor  # (B, C) the children, in the order they were drawn
     real: Tensor  # (B, C) bool, False = no such child, padding, or the row has stopped
     last: Tensor  # (B,) slot of the last child that was drawn, padding included; -1 = none
@@ -50,12 +50,12 @@ class SiblingDescent(Verifier):
 
 def descend(draft: Draft, scores: Scores, noise: Noise, step: Step) -> Verdict:
     """Walk every row from the context downwards until `step` takes no child."""
-    law, drafted = categorical(scores.law), draft.law
+    distribution, drafted = categorical(scores.distribution), draft.distribution
     kids, device = draft.children(), draft.tokens.device
     rows = torch.arange(draft.batch, device=device)
     at = torch.zeros_like(rows)  # row of `scores` reached: 0 = context, i + 1 = node i
     open_ = torch.ones_like(rows, dtype=torch.bool)
-    weights = torch.zeros_like(law.scores[:, 0])
+    weights = torch.zeros_like(distribution.scores[:, 0])
     path: list[Tensor] = []
     deep = widths(draft)
     for depth, width in enumerate(deep):
@@ -65,7 +65,7 @@ def descend(draft: Draft, scores: Scores, noise: Noise, step: Step) -> Verdict:
         child = kids[rows, at, :width]
         node = child.clamp_min(0)
         real = (child >= 0) & draft.mask.gather(1, node) & open_[:, None]
-        p = q = law[rows, at]
+        p = q = distribution[rows, at]
         if drafted is not None:
             first = node.gather(1, real.int().argmax(-1, keepdim=True)).squeeze(1)
             q = categorical(drafted)[rows, first].evaluated(p.probs)
@@ -79,7 +79,7 @@ def descend(draft: Draft, scores: Scores, noise: Noise, step: Step) -> Verdict:
         at = torch.where(moved, chosen + 1, at)
         open_ = moved
     weights = torch.where(
-        open_[:, None], law[rows, at].probs, weights
+        open_[:, None], distribution[rows, at].probs, weights
     )  # bonus below a deepest leaf
     nodes = (
         torch.stack(path, 1) if path else torch.empty(draft.batch, 0, dtype=at.dtype, device=device)
@@ -158,13 +158,13 @@ def unread(kept: Tensor) -> Verdict:
 
 def nothing(scores: Scores, noise: Noise) -> Verdict:
     """The verdict on an empty draft: one token of the target."""
-    first = categorical(scores.law)[:, 0].probs
+    first = categorical(scores.distribution)[:, 0].probs
     none = torch.empty(first.shape[0], 0, dtype=torch.int64, device=first.device)
     return Verdict(none, none.sum(-1), noise.pick(first, Lane.RESIDUAL))
 
 
 def proposal(q: Categorical, x: Tensor, kind: Kind) -> Categorical:  # (...) x2 -> (...)
-    """The law x came from, given what was drawn before it: q, or a point mass where x was chosen.
+    """The distribution x came from, given what was drawn before it: q, or a point mass where x was chosen.
 
     A token that q cannot produce was chosen too (a greedy drafter's second child, siblings that
     outnumber the support of q); the point mass is exact for it, however it was chosen.
@@ -176,10 +176,10 @@ def proposal(q: Categorical, x: Tensor, kind: Kind) -> Categorical:  # (...) x2 
 
 
 def proposals(draft: Draft, like: Tensor) -> Categorical:  # (B, N)
-    """The proposal law of every node of a chain, in the dtype of `like` (..., V)."""
-    if draft.law is None or draft.kind is Kind.DET:
+    """The proposal distribution of every node of a chain, in the dtype of `like` (..., V)."""
+    if draft.distribution is None or draft.kind is Kind.DET:
         return Categorical.having(one_hot(draft.tokens, like))
-    return proposal(categorical(draft.law).evaluated(like), draft.tokens, draft.kind)
+    return proposal(categorical(draft.distribution).evaluated(like), draft.tokens, draft.kind)
 
 
 def ratio(wanted: Tensor, proposed: Tensor) -> Tensor:  # (...) x2 -> (...)
@@ -204,21 +204,25 @@ def one_hot(x: Tensor, like: Tensor) -> Tensor:  # (...), (..., V) -> (..., V)
     return zeros.scatter_(-1, x[..., None], 1)
 
 
-def at_token(law: Tensor, x: Tensor) -> Tensor:  # (..., V), (...) -> (...)
+def at_token(distribution: Tensor, x: Tensor) -> Tensor:  # (..., V), (...) -> (...)
     """The entry of x."""
-    return law.gather(-1, x[..., None]).squeeze(-1)
+    return distribution.gather(-1, x[..., None]).squeeze(-1)
 
 
-def check(verifier: Verifier, draft: Draft, *, trees: bool = True, law: bool = True) -> None:
-    """Refuse a draft that `verifier` would get wrong: its kind, its shape, its missing law."""
+def check(
+    verifier: Verifier, draft: Draft, *, trees: bool = True, distribution: bool = True
+) -> None:
+    """Refuse a draft that `verifier` would get wrong: its kind, its shape, its missing distribution."""
     if not draft.nodes:
         return
     name = type(verifier).__name__
     if draft.kind not in verifier.kinds:
         known = ", ".join(kind.name for kind in verifier.kinds)
         raise ValueError(f"{name} cannot verify {draft.kind.name} proposals; it accepts {known}")
-    if law and draft.law is None and draft.kind is not Kind.DET:
-        raise ValueError(f"{name} needs the law that the tokens were drawn from; set Draft.law")
+    if distribution and draft.distribution is None and draft.kind is not Kind.DET:
+        raise ValueError(
+            f"{name} needs the distribution that the tokens were drawn from; set Draft.distribution"
+        )
     if not trees and not draft.is_chain:
         raise ValueError(
             f"{name} verifies chains only; propose one token per depth with Draft.chain"

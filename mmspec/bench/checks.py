@@ -90,7 +90,9 @@ def seeded_equality(
 ) -> Check:
     """Samples against plain decoding with the same seed, which coupled noise promises."""
     if not plan.verifier.couples:
-        return Check("seeded equality", "skipped", "other draws of the same law; see enumeration")
+        return Check(
+            "seeded equality", "skipped", "other draws of the same distribution; see enumeration"
+        )
     if plain is None:
         return Check("seeded equality", "skipped", ITSELF)
     cases = [(requests[seed % len(requests)], seed) for seed in range(trial.seeds)]

@@ -1,4 +1,4 @@
-"""Proof by enumeration: the law that a verifier emits, against the target's own."""
+"""Proof by enumeration: the distribution that a verifier emits, against the target's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec.draft import Kind, Verifier
 from mmspec.trees import Tree
-from mmspec.verifiers.law import Table, ancestral, joint
+from mmspec.verifiers.enumeration import Table, ancestral, joint
 
 TOLERANCE = 1e-12
 VECTORS = (  # p, q: the oracle vectors of the verifiers' tests
@@ -24,7 +24,7 @@ VECTORS = (  # p, q: the oracle vectors of the verifiers' tests
 
 @dataclass(frozen=True)
 class Enumerated:
-    """The largest error over all cases, and the largest distance of the first two tokens' law."""
+    """The largest error over all cases, and the largest distance of the first two tokens' distribution."""
 
     cases: int
     error: float
@@ -50,7 +50,7 @@ def enumerate_verifier(
         raise ValueError("it takes no drafts but races, whose noise leaves nothing to enumerate")
     for kind in counted:
         for tree in _trees(verifier, kind):
-            for p, q in _laws(tree, size):
+            for p, q in _distributions(tree, size):
                 found = joint(p, q, verifier, tree, kind)
                 wanted = ancestral(p, tree.depth + 1)
                 error = max(error, float((found - wanted).abs().max()))
@@ -68,7 +68,7 @@ def _trees(verifier: Verifier, kind: Kind) -> list[Tree]:
     return [*chains, Tree.branching([2]), Tree.branching([2, 1])]
 
 
-def _laws(tree: Tree, size: int | None) -> Iterator[tuple[Table, Table]]:
+def _distributions(tree: Tree, size: int | None) -> Iterator[tuple[Table, Table]]:
     for p, q in VECTORS:
         if (tree.nodes < 4 or len(p) < 4) and size in (None, len(p)):
             yield torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)
@@ -77,7 +77,7 @@ def _laws(tree: Tree, size: int | None) -> Iterator[tuple[Table, Table]]:
 
 
 def _by_prefix(seed: int, size: int) -> Callable[[tuple[int, ...]], Tensor]:
-    """Laws that depend on the whole prefix, with zeros in them."""
+    """Distributions that depend on the whole prefix, with zeros in them."""
 
     def at(prefix: tuple[int, ...]) -> Tensor:
         draw = random.Random(f"{seed} {prefix}")

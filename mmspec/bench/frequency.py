@@ -1,4 +1,4 @@
-"""A frequency test of the real loop: what a recipe samples, against a tiny model's own law."""
+"""A frequency test of the real loop: what a recipe samples, against a tiny model's own distribution."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Frequencies:
     cells: int
     p_value: float
     distance: float
-    floor: float  # mean distance that as many samples of the right law have
+    floor: float  # mean distance that as many samples of the right distribution have
 
     def passes(self, alpha: float) -> bool:
         return self.p_value >= alpha
@@ -32,9 +32,9 @@ class Frequencies:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is sampled: (batch, first row id, seed) -> tokens (B, LENGTH), and their own law."""
+    """What is sampled: (batch, first row id, seed) -> tokens (B, LENGTH), and their own distribution."""
 
-    law: Tensor  # (V,) * LENGTH
+    distribution: Tensor  # (V,) * LENGTH
     sample: Callable[[int, int, int], Tensor]
 
 
@@ -46,9 +46,9 @@ def frequencies(
     progress: Progress = silent,
 ) -> Frequencies:
     """Sample through the whole loop, rows of a batch being independent."""
-    law = subject.law
-    size = law.shape[0]
-    counts = torch.zeros_like(law).flatten()
+    distribution = subject.distribution
+    size = distribution.shape[0]
+    counts = torch.zeros_like(distribution).flatten()
     drawn = 0
     while drawn < samples:
         tokens = subject.sample(batch, drawn, seed)
@@ -58,9 +58,9 @@ def frequencies(
         counts += torch.bincount(code, minlength=counts.numel())
         drawn += len(tokens)
         progress("sample", min(drawn, samples), samples)
-    statistic, cells = chi_square(counts, law.flatten() * drawn)
+    statistic, cells = chi_square(counts, distribution.flatten() * drawn)
     pairs = counts.reshape(size * size, -1).sum(1) / drawn
-    wanted = law.reshape(size * size, -1).sum(1)
+    wanted = distribution.reshape(size * size, -1).sum(1)
     floor = (wanted * (1 - wanted) / drawn * 2 / torch.pi).sqrt().sum() / 2
     return Frequencies(
         drawn,
@@ -83,7 +83,7 @@ def chi_square(counts: Tensor, expected: Tensor) -> tuple[float, int]:
 
 
 def p_value(statistic: float, freedom: int) -> float:
-    """Chance of a larger statistic under the right law."""
+    """Chance of a larger statistic under the right distribution."""
     if freedom < 1:
         return 1.0
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""Tests of samples of numbers: against other samples, and against the normal law.
+"""Tests of samples of numbers: against other samples, and against the normal distribution.
 
-Every function gives a p-value: the chance of something as odd, were the law right. Several numbers
-looked at together count as one test (Bonferroni).
+Every function gives a p-value: the chance of something as odd, were the distribution right. Several
+numbers looked at together count as one test (Bonferroni).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def moments(left: Tensor, right: Tensor) -> float:  # (n, d), (m, d)
 
 
 def kolmogorov(left: Tensor, right: Tensor) -> tuple[float, float]:  # (n,), (m,)
-    """The two-sample statistic, and its p-value by Kolmogorov's limit law."""
+    """The two-sample statistic, and its p-value by Kolmogorov's limit distribution."""
     both = torch.cat((left, right)).sort().values
     levels = [
         torch.searchsorted(one.sort().values, both, right=True).double() / len(one)
@@ -60,7 +60,7 @@ def standard_normal_p_values(found: Tensor) -> list[float]:
 
 
 def uniform_p_value(levels: Tensor) -> float:  # (n,)
-    """Kolmogorov-Smirnov test of numbers against the uniform law on (0, 1)."""
+    """Kolmogorov-Smirnov test of numbers against the uniform distribution on (0, 1)."""
     return kolmogorov_p_value(uniform_gap(levels) * len(levels) ** 0.5)
 
 

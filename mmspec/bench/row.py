@@ -23,7 +23,7 @@ class Row(Report):
     """
 
     recipe: str
-    exact: bool | None = None  # what is claimed of the output's law
+    exact: bool | None = None  # what is claimed of the output's distribution
     drafter: str | None = None
     calls: float | None = None  # of the target per request, prefill aside
     fewer_calls: float | None = None  # those of plain decoding over these

@@ -1,4 +1,4 @@
-"""Tiny random language models: few enough tokens that every law can be counted."""
+"""Tiny random language models: few enough tokens that every distribution can be counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT = (1, 2, 3, 1, 2)  # repeats itself, so that drafters that copy find some
 
 
 def tiny(vocabulary: int = 5, layers: int = 2, seed: int = 0) -> Any:
-    """A Llama of random wide weights in float32, whose laws are neither flat nor peaked."""
+    """A Llama of random wide weights in float32, whose distributions are neither flat nor peaked."""
     import transformers
 
     config = transformers.LlamaConfig(
@@ -49,7 +49,7 @@ def random_drafter(plan: Recipe, target: Any, seed: int = 0) -> Any:
 def joint(
     model: Any, length: int, prompt: Sequence[int] = PROMPT, ids: range | None = None
 ) -> Tensor:  # (V,) * length
-    """The model's own law of its next `length` tokens, by trying all of them.
+    """The model's own distribution of its next `length` tokens, by trying all of them.
 
     Where there are `ids`, nothing else can be said.
     """
@@ -58,8 +58,8 @@ def joint(
     for depth in range(length):
         prefixes = [[*prompt, *more] for more in product(said, repeat=depth)]
         logits = model(input_ids=torch.tensor(prefixes)).logits[:, -1].double()
-        laws = logits[:, said.start : said.stop].softmax(-1)
-        mass = mass[..., None] * laws.reshape(*mass.shape, len(said))
+        distributions = logits[:, said.start : said.stop].softmax(-1)
+        mass = mass[..., None] * distributions.reshape(*mass.shape, len(said))
     return mass
 
 

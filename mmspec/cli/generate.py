@@ -103,7 +103,7 @@ def _compared(
 
 
 def _same(fast: Accelerated, work: Workload, seed: int) -> bool | None:
-    """Whether plain decoding gives the very same; None where only the law is promised."""
+    """Whether plain decoding gives the very same; None where only the distribution is promised."""
     if not fast.recipe.exact or not fast.recipe.verifier.couples:
         return None
     mine, plain = (one.answer(work.timed[0], seed) for one in (work.fast(fast), work.plain))

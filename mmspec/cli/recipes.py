@@ -43,8 +43,10 @@ def recipes(
     elif markdown:
         typer.echo(as_markdown(listed))
     else:
-        keys = ("name", "modality", "law", "needs drafter", "draft execution", "summary")
-        lines = [[{**row, "law": law(row)}[key] for key in keys] for row in listed]
+        keys = ("name", "modality", "distribution", "needs drafter", "draft execution", "summary")
+        lines = [
+            [{**row, "distribution": distribution(row)}[key] for key in keys] for row in listed
+        ]
         table(lines, "recipe", "modality", "output", "drafter", "draft", "idea")
 
 
@@ -77,10 +79,10 @@ def as_markdown(listed: list[dict[str, Any]]) -> str:
     for row in listed:
         drafter = "needed" if row["needs drafter"] else "none"
         cells = [f"`{row['name']}`", ", ".join(row["modality"]), row["summary"]]
-        cells += [*(row[axis] for axis in AXES), law(row), drafter, row["paper"]]
+        cells += [*(row[axis] for axis in AXES), distribution(row), drafter, row["paper"]]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 
 
-def law(row: dict[str, Any]) -> str:
+def distribution(row: dict[str, Any]) -> str:
     return "exact" if row["exact"] else "lossy"

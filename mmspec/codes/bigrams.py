@@ -1,4 +1,4 @@
-"""Which token follows which: counts of neighbours in a text, as a law of transitions."""
+"""Which token follows which: counts of neighbours in a text, as a distribution of transitions."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class CodeTokens:
         return codes.scatter(0, self.ids, torch.arange(len(self.ids), device=self.ids.device))
 
     def check(self, size: int) -> None:
-        """Refuse laws over another vocabulary."""
+        """Refuse distributions over another vocabulary."""
         remedy = f"build it with Codebook(vectors, ids, vocabulary={size})"
         check_vocabulary("the codebook", self.vocabulary, size, remedy)
 

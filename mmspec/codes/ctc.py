@@ -28,7 +28,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """How unsure a drafter was of a whole draft, where its laws do not tell (`Draft.extras`)."""
+    """How unsure a drafter was of a whole draft, where its distributions do not tell (`Draft.extras`)."""
 
     nats: Tensor  # (B,) float
 

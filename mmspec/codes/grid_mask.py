@@ -1,4 +1,4 @@
-"""Where a token stands in a picture decides what it may be: a law processor over places."""
+"""Where a token stands in a picture decides what it may be: a distribution processor over places."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class GridMask:
     """Forces the structural tokens of a grid and leaves only codes in its cells.
 
     The answer depends on absolute positions alone, so it holds for every node of a window or tree
-    at once, and for the laws p and q alike: a structural token has probability 1 in both, is
-    drafted where it belongs and always accepted. Behind the picture only codes are left as well.
-    Exact: it is part of the law, not of the verification.
+    at once, and for the distributions p and q alike: a structural token has probability 1 in both,
+    is drafted where it belongs and always accepted. Behind the picture only codes are left as well.
+    Exact: it is part of the distribution, not of the verification.
     """
 
     grid: Grid

@@ -28,11 +28,11 @@ class Resampler(Protocol):
 
 @runtime_checkable
 class Lawful(Protocol):
-    """Likewise, but going up it says a law of every token, given those before it."""
+    """Likewise, but going up it says a distribution of every token, given those before it."""
 
     # (B, h, w), (B, H, W), (B,) -> logits (B, ratio, W, V) of the rows below small row `row`; of
     # the large picture only what stands before a token counts for it
-    def law(self, small: Tensor, large: Tensor, row: Tensor) -> Tensor: ...
+    def distribution(self, small: Tensor, large: Tensor, row: Tensor) -> Tensor: ...
     def down(self, tokens: Tensor) -> Tensor: ...  # (B, h * ratio, w * ratio) -> (B, h, w)
 
 
@@ -103,7 +103,7 @@ class ThroughPixels:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """Laws of codes from a `CodeResampler`; tokens that are no codes are impossible.
+    """Distributions of codes from a `CodeResampler`; tokens that are no codes are impossible.
 
     Raises ValueError for a model of another ratio, or one trained between other codebooks.
     """
@@ -128,7 +128,7 @@ class Trained:
                     ", or give another upsampler="
                 )
 
-    def law(self, small: Tensor, large: Tensor, row: Tensor) -> Tensor:
+    def distribution(self, small: Tensor, large: Tensor, row: Tensor) -> Tensor:
         codes = self.fine.codes[large].clamp_min(0)
         logits = self.model.up(self.coarse.codes[small], codes, row)
         shape = (*logits.shape[:-1], self.fine.vocabulary)

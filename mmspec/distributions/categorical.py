@@ -1,4 +1,4 @@
-"""Laws over a vocabulary."""
+"""Distributions over a vocabulary."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mmspec.distributions.noise import Keys
 
 @dataclass(frozen=True)
 class Categorical:
-    """A law over a vocabulary: scores, and the probabilities that they stand for.
+    """A distribution over a vocabulary: scores, and the probabilities that they stand for.
 
     `scores` are log-probabilities up to a constant per entry; -inf is impossible. With `hard` the
-    law is a point mass on the highest score (greedy decoding): `scores` still rank the other
-    tokens. Both are worked out when first asked for; probabilities that are known already are
-    handed back bit for bit, by parts of the law, too.
+    distribution is a point mass on the highest score (greedy decoding): `scores` still rank the
+    other tokens. Both are worked out when first asked for; probabilities that are known already are
+    handed back bit for bit, by parts of the distribution, too.
     """
 
     given: Tensor | Callable[[], Tensor]  # (..., V) float scores, or what makes them
@@ -35,7 +35,7 @@ class Categorical:
 
     @classmethod
     def having(cls, probs: Tensor) -> Categorical:
-        """The law with these very probabilities (..., V), which sum to 1."""
+        """The distribution with these very probabilities (..., V), which sum to 1."""
         return cls(probs.log, known=probs)
 
     @cached_property
@@ -94,19 +94,19 @@ class Categorical:
         return self.scores + keys.gumbel(self.size)
 
     def residual(self, other: Categorical) -> Categorical:
-        """The law proportional to (p - q)+; p itself where that is nowhere positive.
+        """The distribution proportional to (p - q)+; p itself where that is nowhere positive.
 
         That of a point mass is the point mass, whatever q: its `scores` go on ranking.
         """
         return self if self.hard else Categorical.having(residual(self.probs, other.probs))
 
     def evaluated(self, like: Tensor | None = None) -> Categorical:
-        """The same law with its probabilities known, in the dtype and on the device of `like`."""
+        """The same distribution with its probabilities known, in the dtype and on the device of `like`."""
         return Categorical(
             self.given, self.hard, self.probs if like is None else self.probs.to(like)
         )
 
-    def broken(self, mask: Tensor | None = None) -> Tensor:  # law (B, M) -> (B,) bool
+    def broken(self, mask: Tensor | None = None) -> Tensor:  # distribution (B, M) -> (B,) bool
         """Rows in which some place has NaN, no possible token, or an infinite best score.
 
         `mask` (B, M) leaves padded places out. One reduction and no host synchronisation: read the
@@ -129,9 +129,10 @@ class Categorical:
 
     @staticmethod
     def where(chosen: Tensor, one: Categorical, other: Categorical) -> Categorical:
-        """Entry by entry one law or the other; `chosen` (...) is bool.
+        """Entry by entry one distribution or the other; `chosen` (...) is bool.
 
-        Where a point mass meets a law that is none, probabilities are all that is left of both.
+        Where a point mass meets a distribution that is none, probabilities are all that is left of
+        both.
         """
         if one is other:
             return one
@@ -142,16 +143,22 @@ class Categorical:
         return Categorical(lambda: torch.where(each, one.scores, other.scores), one.hard, probs)
 
     @staticmethod
-    def stack(laws: Sequence[Categorical], dim: int = 1) -> Categorical:
-        """Join laws of equal batch shape along a new batch axis; probabilities are made anew."""
-        return Categorical(torch.stack([law.scores for law in laws], dim), laws[0].hard)
+    def stack(distributions: Sequence[Categorical], dim: int = 1) -> Categorical:
+        """Join distributions of equal batch shape along a new batch axis; probabilities are made anew."""
+        return Categorical(
+            torch.stack([distribution.scores for distribution in distributions], dim),
+            distributions[0].hard,
+        )
 
     @staticmethod
-    def cat(laws: Sequence[Categorical], dim: int = 1) -> Categorical:
-        """Join laws along an existing batch axis; probabilities are made anew."""
-        if len(laws) == 1:
-            return laws[0]
-        return Categorical(torch.cat([law.scores for law in laws], dim), laws[0].hard)
+    def cat(distributions: Sequence[Categorical], dim: int = 1) -> Categorical:
+        """Join distributions along an existing batch axis; probabilities are made anew."""
+        if len(distributions) == 1:
+            return distributions[0]
+        return Categorical(
+            torch.cat([distribution.scores for distribution in distributions], dim),
+            distributions[0].hard,
+        )
 
 
 def quantile(weights: Tensor, uniform: Tensor) -> Tensor:  # (..., V), (..., C) -> (..., C)

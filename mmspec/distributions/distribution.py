@@ -1,8 +1,8 @@
-"""What every probability law of one token offers.
+"""What every probability distribution of one token offers.
 
-A law has a batch shape; indexing acts on it. `sample(keys)` is a deterministic function of the
-keys, so the same keys couple two laws: the target's token and the drafter's guess come from one
-piece of noise.
+A distribution has a batch shape; indexing acts on it. `sample(keys)` is a deterministic function of
+the keys, so the same keys couple two distributions: the target's token and the drafter's guess come
+from one piece of noise.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 from mmspec.distributions.noise import Keys
 
 
-class Law(Protocol):
+class Distribution(Protocol):
     """A distribution of one token per batch entry."""
 
     @property
     def batch(self) -> torch.Size: ...
     def log_prob(self, x: Tensor) -> Tensor: ...  # (..., *E) -> (...)
     def sample(self, keys: Keys) -> Tensor: ...  # keys (...) -> (..., *E)
-    def residual(self, other: Any) -> Any: ...  # the law proportional to (self - other)+
+    def residual(self, other: Any) -> Any: ...  # the distribution proportional to (self - other)+
     def broken(self, mask: Tensor | None = None) -> Tensor: ...  # (B, M) -> (B,) bool: unusable
     @property
-    def trouble(self) -> str: ...  # what is wrong with a broken law
+    def trouble(self) -> str: ...  # what is wrong with a broken distribution
     def __getitem__(self, index: Any) -> Any: ...

@@ -1,4 +1,4 @@
-"""Normal laws over a continuous event."""
+"""Normal distributions over a continuous event."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Gaussian:
     def batch(self) -> torch.Size:
         return self.mean.shape[: self.mean.dim() - self.events]
 
-    def broken(self, mask: Tensor | None = None) -> Tensor:  # law (B, M) -> (B,) bool
+    def broken(self, mask: Tensor | None = None) -> Tensor:  # distribution (B, M) -> (B,) bool
         """Rows in which some place has a mean that is not finite; `mask` (B, M) as above."""
         broken = ~self.mean.isfinite().flatten(2).all(-1)
         if mask is not None:
@@ -49,7 +49,7 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Driving:
-    """The normal noise that made the continuous tokens of a draft out of their laws.
+    """The normal noise that made the continuous tokens of a draft out of their distributions.
 
     Recovering it from the tokens would be biased: they are rounded. It goes into `Draft.extras`.
     """
@@ -59,9 +59,10 @@ class Driving:
 
 @dataclass(frozen=True)
 class GaussianResidual:
-    """The law proportional to (p - q)+ of two Gaussians, drawn by thinning p with 1 - min(1, q/p).
+    """The distribution proportional to (p - q)+ of two Gaussians, drawn by thinning p with 1 - min(1, q/p).
 
-    The expected number of trials is 1 / TV(p, q): the residual of equal laws does not exist.
+    The expected number of trials is 1 / TV(p, q): the residual of equal distributions does not
+    exist.
     """
 
     p: Gaussian

@@ -5,7 +5,7 @@ Every sampler that adds noise moves a state x to the next one by
     x' ~ N(a x + b x0, s^2),        x0 = what the model takes the clean sample to be,
 
 and samplers differ in the tables (a, b, s) alone. So one kernel serves them all, and a draft that
-knows an x0 (its own, or an old one of the target) has a law like the target's.
+knows an x0 (its own, or an old one of the target) has a distribution like the target's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Repetition-aware sampling as a law of one step (VALL-E 2, Chen et al. 2024; CosyVoice 2).
+"""Repetition-aware sampling as a distribution of one step (VALL-E 2, Chen et al. 2024; CosyVoice 2).
 
 A code is drawn from the nucleus; where it has occurred in the last few, it is thrown away and drawn
-anew from the whole law. Both draws together have a law in closed form, for the target as for the
-drafter.
+anew from the whole distribution. Both draws together have a distribution in closed form, for the
+target as for the drafter.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from mmspec.errors import check_number
 
 
 class RepetitionAware(LogitsProcessor):
-    """p(x) = n(x) [x is fresh] + n(W) f(x), of the nucleus n, the whole law f, and repeated W.
+    """p(x) = n(x) [x is fresh] + n(W) f(x), of the nucleus n, the whole distribution f, and repeated W.
 
     A code belongs to W where it is at least `share` of the last `window` tokens; n is f cut to
-    `top_k` and then `top_p`. Warpers behind it would change the law: leave them off.
+    `top_k` and then `top_p`. Warpers behind it would change the distribution: leave them off.
     """
 
     def __init__(
@@ -46,5 +46,5 @@ class RepetitionAware(LogitsProcessor):
         counts.scatter_add_(-1, last, torch.ones_like(last, dtype=counts.dtype))
         repeated = counts >= max(self.window * self.share, 1)
         thrown = (near * repeated).sum(-1, keepdim=True)
-        law = near.masked_fill(repeated, 0) + thrown * whole.softmax(-1)
-        return law.log()
+        distribution = near.masked_fill(repeated, 0) + thrown * whole.softmax(-1)
+        return distribution.log()

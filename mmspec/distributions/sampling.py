@@ -1,4 +1,4 @@
-"""Logits become laws here and nowhere else, the same way for the target's p and the drafter's q.
+"""Logits become distributions here and nowhere else, the same way for the target's p and the drafter's q.
 
 Whatever transformers' `generate()` does to the logits of one step happens here to every node of a
 draft at once: processors that look at the tokens before see each node's own path; warpers run on
@@ -57,7 +57,7 @@ class PlaceProcessor(Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How logits become laws.
+    """How logits become distributions.
 
     The order is that of `generate()`: `processors`, then temperature, top-k, top-p, min-p, typical,
     epsilon, eta. Greedy decoding (`do_sample=False`) runs the processors only. The neutral value of
@@ -122,7 +122,7 @@ class Sampling:
         settings: dict[str, Any] = {}
         if do_sample:
             if kept and type(kept[-1]) is LogitNormalization:
-                kept.pop()  # a law is normalised when asked
+                kept.pop()  # a distribution is normalised when asked
             rank = len(_WARPERS)
             while kept and (found := _as_setting(kept[-1], rank)) is not None:
                 rank, name, value = found
@@ -132,23 +132,26 @@ class Sampling:
 
     @property
     def needs_prefix(self) -> bool:
-        """Whether a law depends on the tokens before it."""
+        """Whether a distribution depends on the tokens before it."""
         return any(type(processor) not in _PREFIX_FREE for processor in self.processors)
 
-    def law(
+    def distribution(
         self, logits: Tensor, prefix: Prefix | None = None, position: Tensor | None = None
     ) -> Categorical:
-        """Laws of batch shape (B, M) from logits (B, M, V), in float32, or float64 if given.
+        """Distributions of batch shape (B, M) from logits (B, M, V), in float32, or float64 if given.
 
         `prefix(row, place)` are the tokens before that place as `generate()` shows them to
         processors, left padding of the prompt included. For a padded place any true prefix of the
-        row will do. `position` (B, M) is where the tokens that the laws speak of will stand, which
+        row will do. `position` (B, M) is where the tokens that the distributions speak of will
+        stand, which
         `places` ask for.
         """
         scores = _widen(logits)
         for change in self.places:
             if position is None:
-                raise ValueError(f"{type(change).__name__} looks at positions; give law() some")
+                raise ValueError(
+                    f"{type(change).__name__} looks at positions; give distribution() some"
+                )
             scores = change(scores, position)
         if self.processors:
             scores = self._process(scores, prefix)
@@ -176,7 +179,7 @@ class Sampling:
             if prefix is None:
                 names = sorted({type(p).__name__ for p in self.processors} - _NAMES_PREFIX_FREE)
                 raise ValueError(
-                    f"{', '.join(names)} look at the tokens before; give law() a prefix"
+                    f"{', '.join(names)} look at the tokens before; give distribution() a prefix"
                 )
             paths = [
                 prefix(row, place).to(scores.device)
@@ -200,8 +203,8 @@ def guide(cond: Tensor, uncond: Tensor | None, scale: float) -> Tensor:  # (...,
     """Classifier-free guidance of two branches scored in one doubled batch (Ho and Salimans 2022).
 
     u + s (c - u) on raw logits, before every processor. Taking logarithms of probabilities first
-    (Sanchez et al. 2023) moves all scores of a place by one number, so the law is the same. `scale`
-    1 is no guidance: the second branch is not looked at and may be None.
+    (Sanchez et al. 2023) moves all scores of a place by one number, so the distribution is the
+    same. `scale` 1 is no guidance: the second branch is not looked at and may be None.
     """
     if scale == 1:
         return cond
@@ -350,7 +353,7 @@ _ROW_FREE: frozenset[type[Any]] = frozenset(
 
 DOUBLED = (
     "drop it, or score both prompts as one doubled batch and combine them with "
-    "mmspec.distributions.sampling.guide before the law"
+    "mmspec.distributions.sampling.guide before the distribution"
 )
 _REFUSED_PROCESSORS = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "it keeps a key-value cache of its own that "

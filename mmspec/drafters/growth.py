@@ -1,8 +1,8 @@
 """Growing a draft out of an autoregressive draft model: chains and static trees.
 
-A *draft model* answers with laws: `listen` reads the committed tokens it has not read yet, `say`
-reads draft nodes behind them. What it read of a kept path it may keep; `shape` decides which nodes
-it reads at all.
+A *draft model* answers with distributions: `listen` reads the committed tokens it has not read yet,
+`say` reads draft nodes behind them. What it read of a kept path it may keep; `shape` decides which
+nodes it reads at all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mmspec.trees import Tree, narrowed, trimmed
 
 
 class DraftModel(ABC):
-    """An autoregressive source of draft laws."""
+    """An autoregressive source of draft distributions."""
 
     @property
     @abstractmethod
@@ -53,7 +53,7 @@ class DraftModel(ABC):
 
     @declared
     def parallel(self) -> bool:
-        """Whether nodes of one depth share their law, whatever stands before them."""
+        """Whether nodes of one depth share their distribution, whatever stands before them."""
         return False
 
     def begin(self, context: Context) -> Any:
@@ -63,7 +63,7 @@ class DraftModel(ABC):
     @abstractmethod
     def listen(
         self, context: Context, state: Any
-    ) -> Categorical: ...  # law (B, 1) behind the context
+    ) -> Categorical: ...  # distribution (B, 1) behind the context
     @abstractmethod
     def say(self, context: Context, state: Any, nodes: Nodes) -> Categorical: ...  # (B, n)
 
@@ -138,7 +138,7 @@ class News:
     kept: Round
     read: tuple[tuple[int, ...], ...]  # indices in reading order
     nodes_read: int  # how many nodes it read this round
-    laws: Sequence[Categorical]  # the laws it gave this round, in reading order
+    distributions: Sequence[Categorical]  # the distributions it gave this round, in reading order
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Sprout:
 
     draft: Draft
     places: Sequence[Sequence[int]]  # one row for all, or one per batch row
-    laws: list[Categorical]
+    distributions: list[Categorical]
 
 
 class Shape(ABC):
@@ -213,29 +213,31 @@ class Chain(Shape):
         budget = self.length.budget(own, context)
         if budget == 0:
             return nothing(context)
-        law = model.listen(context, state)
+        distribution = model.listen(context, state)
         tokens: list[Tensor] = []
-        laws: list[Categorical] = []
+        distributions: list[Categorical] = []
         alive: list[Tensor] = []
         for step in range(budget):
-            more = self.length.more(own, law)
+            more = self.length.more(own, distribution)
             if more is not None:
                 alive.append(more & alive[-1] if alive else more)
                 if not bool(alive[-1].any()):
                     alive.pop()
                     break
-            laws.append(law)
-            tokens.append(next_token(law, kind, context, step))
+            distributions.append(distribution)
+            tokens.append(next_token(distribution, kind, context, step))
             if step + 1 < budget:
                 layout = link(step, tokens[-1].device)
-                law = model.say(context, state, Nodes(tokens[-1], layout, tuple(tokens[:-1])))
+                distribution = model.say(
+                    context, state, Nodes(tokens[-1], layout, tuple(tokens[:-1]))
+                )
         if not tokens:
-            return nothing(context, laws)
+            return nothing(context, distributions)
         mask = torch.stack(alive, 1) if alive else None
-        law_of_nodes = Categorical.cat(laws) if kind in LAWFUL else None
-        draft = Draft.chain(torch.cat(tokens, 1), kind, law_of_nodes, mask)
+        distribution_of_nodes = Categorical.cat(distributions) if kind in LAWFUL else None
+        draft = Draft.chain(torch.cat(tokens, 1), kind, distribution_of_nodes, mask)
         read = min(len(tokens), budget - 1)
-        return Sprout(draft, [[*range(read)] + [-1] * (len(tokens) - read)], laws)
+        return Sprout(draft, [[*range(read)] + [-1] * (len(tokens) - read)], distributions)
 
     def observe(self, own: Any, news: News) -> Any:
         return self.length.observe(own, news.kept)
@@ -264,23 +266,27 @@ class StaticTree(Shape):
         plan = _plan(tree)
         position = context.position()
         tokens = torch.zeros(context.batch, tree.nodes, dtype=torch.int64, device=context.device)
-        law = model.listen(context, state)
-        laws = [law]
+        distribution = model.listen(context, state)
+        distributions = [distribution]
         read: tuple[Tensor, ...] = ()
         for depth, level in enumerate(plan):
-            index = _steps(context.device)[level.first : level.first + law.batch[1]]
-            drawn = draw(law, level.width, kind, context.noise, position + depth, index)
+            index = _steps(context.device)[level.first : level.first + distribution.batch[1]]
+            drawn = draw(distribution, level.width, kind, context.noise, position + depth, index)
             there = level.on(context.device)
             tokens.index_copy_(1, there.nodes, drawn.flatten(1)[:, there.slots])
             if level.inner:
                 nodes = Nodes(tokens[:, there.inner], there.layout, read)
-                law = model.say(context, state, nodes)
-                laws.append(law)
+                distribution = model.say(context, state, nodes)
+                distributions.append(distribution)
                 read += (nodes.tokens,)
-        law_of_nodes = None
+        distribution_of_nodes = None
         if kind in LAWFUL:
-            law_of_nodes = Categorical.cat(laws)[:, _parent_rows(tree, context.device)]
-        return Sprout(Draft.of(tree, tokens, kind, law_of_nodes), [_places(tree)], laws)
+            distribution_of_nodes = Categorical.cat(distributions)[
+                :, _parent_rows(tree, context.device)
+            ]
+        return Sprout(
+            Draft.of(tree, tokens, kind, distribution_of_nodes), [_places(tree)], distributions
+        )
 
 
 LAWFUL = (Kind.IID, Kind.WOR, Kind.HUB)
@@ -290,10 +296,10 @@ LAWFUL = (Kind.IID, Kind.WOR, Kind.HUB)
 class _TreeLevel:
     """What one level of a static tree draws and reads."""
 
-    first: int  # reading-order index of the first law of this level, root = 0
-    width: int  # children drawn per law
+    first: int  # reading-order index of the first distribution of this level, root = 0
+    width: int  # children drawn per distribution
     nodes: list[int]  # draft nodes filled here
-    slots: list[int]  # where they stand among the (laws x width) drawn tokens
+    slots: list[int]  # where they stand among the (distributions x width) drawn tokens
     inner: list[int]  # those of them that are read, because they have children
     depth: int
     visible: Tensor  # (1, inner, behind + inner) bool
@@ -357,22 +363,24 @@ def _places(tree: Tree) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _parent_rows(tree: Tree, device: torch.device) -> Tensor:  # (N,)
-    """The law that each node was drawn from, in reading order; 0 = behind the context."""
+    """The distribution that each node was drawn from, in reading order; 0 = behind the context."""
     places = _places(tree)
     rows = [0 if parent < 0 else 1 + places[parent] for parent in tree.parents]
     return torch.tensor(rows, device=device)
 
 
-def nothing(context: Context, laws: Sequence[Categorical] = ()) -> Sprout:
-    return Sprout(Draft.empty(context.batch, context.device), [()], list(laws))
+def nothing(context: Context, distributions: Sequence[Categorical] = ()) -> Sprout:
+    return Sprout(Draft.empty(context.batch, context.device), [()], list(distributions))
 
 
-def next_token(law: Categorical, kind: Kind, context: Context, step: int) -> Tensor:  # (B, 1)
+def next_token(
+    distribution: Categorical, kind: Kind, context: Context, step: int
+) -> Tensor:  # (B, 1)
     """The next token of a chain."""
-    if law.hard:
-        return law.scores.argmax(-1)
-    index = _steps(law.scores.device)[step : step + 1]
-    return draw(law, 1, kind, context.noise, context.position() + step, index)[:, :, 0]
+    if distribution.hard:
+        return distribution.scores.argmax(-1)
+    index = _steps(distribution.scores.device)[step : step + 1]
+    return draw(distribution, 1, kind, context.noise, context.position() + step, index)[:, :, 0]
 
 
 @lru_cache(maxsize=256)

@@ -31,7 +31,8 @@ class Oracle(OnTree):
     """Replays known answers, each token replaced by a wrong one with probability `corruption`.
 
     `answers[b]` are the new tokens of row b. `tree` is a shape or the length of a chain. In a tree
-    the right token is put at a rank drawn by a geometric law (the next rank with probability
+    the right token is put at a rank drawn by a geometric distribution (the next rank with
+    probability
     `spread`, up to the last sibling), so that paths other than the first are taken; `spread=0`
     always puts it first. What happens at a place of the answer is a function of (seed, row, place),
     however the place is reached.

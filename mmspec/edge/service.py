@@ -133,9 +133,9 @@ class Service:
             raise Garbled(f"more than the {talk.room} tokens that were asked for")
         self._keep(talk, accepted, tokens)
         draft = _chain(drafted, self.reader.device)
-        law = categorical(self.target.score(talk.context, draft).law)
+        distribution = categorical(self.target.score(talk.context, draft).distribution)
         talk.drafted = drafted
-        best = _best(law.scores, ranks).tolist()
+        best = _best(distribution.scores, ranks).tolist()
         return [told[: len(row) + 1] for told, row in zip(best, drafted, strict=True)]
 
     def _keep(self, talk: _Talk, accepted: list[int], tokens: list[list[int]]) -> None:

@@ -1,8 +1,8 @@
 """Trained up- and down-sampler between the codes of a small picture and those of a large one.
 
 Peruzzo et al. 2026 (MuLo-SD) train both through pixels. This one is trained on the codes: going up
-it says a law of every large code, which is what exact verification can make the most of. A large
-code is told from the small codes around its place and the large codes before it, near by:
+it says a distribution of every large code, which is what exact verification can make the most of. A
+large code is told from the small codes around its place and the large codes before it, near by:
 
     small codes, no row below its own       large codes: those before it, `reach` around
 
@@ -46,7 +46,7 @@ class CodeResamplerConfig(PretrainedConfig):
 
 
 class CodeResampler(PreTrainedModel):
-    """Codes of one size to laws of codes of the other.
+    """Codes of one size to distributions of codes of the other.
 
     `fine_mark` and `coarse_mark` are the first components of both codebooks' vectors: they tell
     codebooks apart, in whatever precision those are loaded.

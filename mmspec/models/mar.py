@@ -24,7 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.models.mar_head import PREDICTIONS, DiffusionHead, SampledHead
 from mmspec.targets.continuous.patches import CellQuery, PatchSettings, cell_keys, order
-from mmspec.targets.continuous.paths import PathLaw
+from mmspec.targets.continuous.paths import PathDistribution
 
 
 class MarConfig(PreTrainedConfig):
@@ -134,8 +134,10 @@ class MarForImageGeneration(MarPreTrainedModel):
         conditions: Tensor = self.decoder_norm(x)[:, buffer:] + self.head_positions
         return conditions
 
-    def law(self, sampled: SampledHead, asked: CellQuery, classes: Tensor) -> PathLaw:
-        """The law of the paths of the cells asked for, in pictures of `classes` (R,); batch (R, K).
+    def distribution(
+        self, sampled: SampledHead, asked: CellQuery, classes: Tensor
+    ) -> PathDistribution:
+        """The distribution of the paths of the cells asked for, in pictures of `classes` (R,); batch (R, K).
 
         With guidance every row is read twice, with its class and without.
         """
@@ -149,7 +151,7 @@ class MarForImageGeneration(MarPreTrainedModel):
         index = asked.cells.repeat(branches, 1)[..., None].expand(-1, -1, seen.shape[-1])
         condition = seen.gather(1, index).unflatten(0, (branches, count)).movedim(0, 2)
         scale = plan.scales(asked.reach, self.config.cells)[:, None].expand_as(asked.cells)
-        return PathLaw(sampled, condition, scale, asked.real)
+        return PathDistribution(sampled, condition, scale, asked.real)
 
     def sampled(self, plan: PatchSettings) -> SampledHead:
         """The head with the sampler of a plan."""
@@ -178,8 +180,10 @@ class MarForImageGeneration(MarPreTrainedModel):
             now = turns[:, begin:end]
             reach = torch.full((batch,), end, device=self.device)
             real = torch.ones_like(now, dtype=torch.bool)
-            law = self.law(sampled, CellQuery(latents, shown, now, real, rows, reach), classes)
-            tokens = law.sample(cell_keys(noise, now))[:, :, -1]
+            distribution = self.distribution(
+                sampled, CellQuery(latents, shown, now, real, rows, reach), classes
+            )
+            tokens = distribution.sample(cell_keys(noise, now))[:, :, -1]
             latents = latents.scatter(1, now[..., None].expand_as(tokens), tokens)
             shown = shown.scatter(1, now, True)
         return self.picture(latents)

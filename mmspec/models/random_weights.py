@@ -11,7 +11,7 @@ import torch
 def random_model(make: Callable[[], Any], seed: int) -> Any:
     """What `make` makes, in float32 and eval mode, with wide matrices.
 
-    Its laws are neither flat nor peaked, and what it says depends on everything it reads.
+    Its distributions are neither flat nor peaked, and what it says depends on everything it reads.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

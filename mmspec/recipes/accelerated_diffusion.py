@@ -2,8 +2,8 @@
 
 De Bortoli, Galashov, Gretton and Doucet 2025 (arXiv 2501.05370), with an independent draft model on
 the target's grid. The first step that the target would not take is mirrored at the plane between
-the two means. Exact: the law of the samples is that of the same stochastic sampler with the same
-number of steps.
+the two means. Exact: the distribution of the samples is that of the same stochastic sampler with
+the same number of steps.
 """
 
 from mmspec.drafters.denoising.small_denoiser import DRAFT_PIPELINE, small_denoiser

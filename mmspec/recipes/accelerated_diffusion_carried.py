@@ -2,9 +2,9 @@
 
 The window of ParaDiGMS (Shih et al. 2023) under the reflection coupling of De Bortoli et al. 2025.
 A call looks at a whole window; what it saw behind a rejection is not thrown away, but drafts the
-same steps again. Exact: the law of the samples is that of the same stochastic sampler, because a
-prediction made at a state is used for that step and later ones only, whose noise no decision has
-looked at yet. Takes the fewest calls of all recipes that need no draft model.
+same steps again. Exact: the distribution of the samples is that of the same stochastic sampler,
+because a prediction made at a state is used for that step and later ones only, whose noise no
+decision has looked at yet. Takes the fewest calls of all recipes that need no draft model.
 """
 
 from mmspec.drafters.denoising.frozen import with_old_predictions

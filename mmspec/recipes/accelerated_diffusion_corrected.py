@@ -2,9 +2,9 @@
 
 After De Bortoli, Galashov, Gretton and Doucet 2025 (arXiv 2501.05370): a frozen draft and a cheap
 correction, here the polynomial of degree `order` through what was seen at the last committed
-states. Exact: the law of the samples is that of the same stochastic sampler. An ideal denoiser's
-clean sample is a martingale, which nothing improves on: expect a gain over the frozen draft only
-for samplers with little noise, or networks that drift.
+states. Exact: the distribution of the samples is that of the same stochastic sampler. An ideal
+denoiser's clean sample is a martingale, which nothing improves on: expect a gain over the frozen
+draft only for samplers with little noise, or networks that drift.
 """
 
 from mmspec.drafters.denoising.extrapolated import extrapolated_prediction

@@ -1,7 +1,7 @@
 """Block verification: accept or reject a drafted chain as a whole instead of token by token.
 
-Sun et al. 2024 (ICLR 2025), algorithm 2. Exact in law and never shorter than speculative sampling;
-the gain grows with draft length and temperature. Greedy output is the target's own.
+Sun et al. 2024 (ICLR 2025), algorithm 2. Exact in distribution and never shorter than speculative
+sampling; the gain grows with draft length and temperature. Greedy output is the target's own.
 """
 
 from mmspec.drafters.growth import Chain

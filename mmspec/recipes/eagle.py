@@ -4,8 +4,8 @@ Li et al. 2024, "EAGLE: speculative sampling requires rethinking feature uncerta
 is a `mmspec.models.heads.feature_head.FeatureHead`, trained for this target by
 `mmspec.training.heads.EAGLE`: it continues the target's last hidden states and speaks through the
 target's embedding table and output head. Siblings are drawn without replacement and verified by
-recursive rejection, on the published tree of 25 nodes. Exact in law. Under guidance the head reads
-both branches and its logits are guided like the target's.
+recursive rejection, on the published tree of 25 nodes. Exact in distribution. Under guidance the
+head reads both branches and its logits are guided like the target's.
 """
 
 from mmspec.draft import Kind

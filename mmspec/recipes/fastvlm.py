@@ -18,7 +18,7 @@ from mmspec.training.kangaroo import FASTVLM
 RECIPE = replace(
     KANGAROO,
     execution=Chain(Confidence(threshold=0.4, most=5)),
-    optimisation="imitation of the target's last states, laws and tokens",
+    optimisation="imitation of the target's last states, distributions and tokens",
     training=FASTVLM,
     paper="Bajpai and Hanawal 2025",
     reconstructed="network, exit, length, threshold and loss; coupled sampling",

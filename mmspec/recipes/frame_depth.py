@@ -1,8 +1,9 @@
 """Speculative sampling of deep frames: codes are walked one by one, through frames.
 
 Leviathan et al. 2023, carried over: frames of a backbone and a depth decoder (CSM) are a flat
-sequence of codes, whose laws two passes give. Exact: the law is the target's, its draws are others
-than plain decoding's. Right for delay patterns, too, where `frame-joint` accepts more.
+sequence of codes, whose distributions two passes give. Exact: the distribution is the target's, its
+draws are others than plain decoding's. Right for delay patterns, too, where `frame-joint` accepts
+more.
 """
 
 from dataclasses import replace

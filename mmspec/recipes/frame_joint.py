@@ -1,8 +1,8 @@
 """Speculative sampling of delayed frames: one ratio tests all codes of a frame together.
 
 Leviathan et al. 2023, carried over: a frame of a delay pattern (MusicGen, Copet et al. 2023) is one
-draw from a product of laws. Exact: the law is the target's, its draws are others than plain
-decoding's.
+draw from a product of distributions. Exact: the distribution is the target's, its draws are others
+than plain decoding's.
 """
 
 from dataclasses import replace

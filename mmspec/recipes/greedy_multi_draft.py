@@ -2,7 +2,7 @@
 
 Near-optimal acceptance at O(V).
 
-Hu et al. 2025, "Towards optimal multi-draft speculative decoding". Exact in law.
+Hu et al. 2025, "Towards optimal multi-draft speculative decoding". Exact in distribution.
 """
 
 from mmspec.drafters.growth import StaticTree

@@ -33,7 +33,7 @@ WINDOWS: Mapping[str, Callable[[Kit], Drafter]] = {
 
 
 def jacobi_iteration(kit: Kit) -> Drafter:
-    """The target's own laws of the pass before."""
+    """The target's own distributions of the pass before."""
     suffix = kit.options["suffix"]
     if suffix not in WINDOWS:
         raise ValueError(f"suffix={suffix!r} is not known; choose one of {', '.join(WINDOWS)}")

@@ -1,7 +1,7 @@
-"""Hydra++: Hydra's heads behind a decoder layer of their own, taught by the target's laws.
+"""Hydra++: Hydra's heads behind a decoder layer of their own, taught by the target's distributions.
 
 Ankner et al. 2024, section 5. A layer in front of the heads reads the target's states of all tokens
-so far; 4 heads of 4 blocks learn the target's laws, not its tokens
+so far; 4 heads of 4 blocks learn the target's distributions, not its tokens
 (`mmspec.training.ahead.HYDRA_PP`). Exact: greedy and sampled output is plain
 decoding's. Reconstructed: the tree, which is Medusa's of 63 nodes; coupled noise for sampling.
 """
@@ -15,7 +15,7 @@ from mmspec.training.ahead import HYDRA_PP
 PARTS = {"hydra_head_arch": "prefix-mlp"}
 RECIPE = replace(
     HYDRA,
-    optimisation="cross entropy of every head against the target's laws",
+    optimisation="cross entropy of every head against the target's distributions",
     draft_model=(replace(HYDRA_HEADS, words="set of Hydra++ heads", parts=PARTS),),
     training=HYDRA_PP,
 )

@@ -1,8 +1,8 @@
-"""IbED: one draft model speaks for several views of the picture at once, and their laws are mixed.
+"""IbED: one draft model speaks for several views of the picture at once, and their distributions are mixed.
 
 Lee et al. 2024, "In-batch ensemble drafting: toward fast and robust speculative decoding for
 multimodal language models". Views: "pixels" (M), "nothing" (T), "pooled" (P, 2 x 2 image tokens
-averaged). The recorded law is the mixture, so it is exact at every temperature. All views
+averaged). The recorded distribution is the mixture, so it is exact at every temperature. All views
 draft as one batch; there is no caption view.
 """
 

@@ -22,7 +22,7 @@ RECIPE = Recipe(
     architecture=shallow_layers,
     execution=Chain(Confidence(threshold=0.6, most=6)),
     verifier=Coupled(),
-    optimisation="cross entropy against the target's laws",
+    optimisation="cross entropy against the target's distributions",
     sees=SEES,
     draft_model=(KANGAROO_ADAPTER,),
     training=KANGAROO,

@@ -1,7 +1,7 @@
 """Lenience: speculative sampling that lets the drafter be wrong by a factor.
 
 Leviathan et al. 2023, appendix; CS-Drafting (Chen et al. 2023). Accept with min(1, p / (ell q)).
-Lossy: the law m of a token obeys m <= p / ell; ell = 1 is speculative sampling, exact.
+Lossy: the distribution m of a token obeys m <= p / ell; ell = 1 is speculative sampling, exact.
 """
 
 from mmspec.drafters.growth import Chain

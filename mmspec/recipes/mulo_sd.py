@@ -5,18 +5,18 @@ drafter draws one row of a picture `ratio` times smaller, which is enlarged to t
 target's. One forward judges all their codes: one is kept where the target gives at least `tau` to
 it and its `neighbours` nearest codes together. The others, and what lies within `reach` rows and
 columns of them, are drawn anew by the target, island by island. Lossy: tau=0 keeps every draft,
-with tau above 1 the target draws everything. `over_accepted_mass` takes drafts without a law for
-point masses: it is an upper bound then. verifier="rejection" or "coupled" is exact, and discards
-nothing of a block but the refused codes.
+with tau above 1 the target draws everything. `over_accepted_mass` takes drafts without a
+distribution for point masses: it is an upper bound then. verifier="rejection" or "coupled" is
+exact, and discards nothing of a block but the refused codes.
 
 `drafter` is any model that draws a smaller grid; how much smaller follows from both models' sizes,
 or is `ratio`. It reads the target's prompt, which with Emu3 names the target's size. `upsampler` is
 a trained `mmspec.models.code_resampler.CodeResampler` or its folder, "pixels" (decode, resize,
 encode; for models with an encoder), "latent" (repeat the code; for models of one tokeniser), a
 `mmspec.codes.resampling.Resampler`, or "auto": what lies in the folder "resampler" of the draft
-model, else pixels where that can be. A trained one drafts from laws. Reconstructed: tau, neighbours
-and reach; islands are drawn without what is missing before them; the small picture is drawn code by
-code; the resampler learns codes and laws, not pixels.
+model, else pixels where that can be. A trained one drafts from distributions. Reconstructed: tau,
+neighbours and reach; islands are drawn without what is missing before them; the small picture is
+drawn code by code; the resampler learns codes and distributions, not pixels.
 """
 
 from mmspec.draft import Verifier

@@ -3,11 +3,11 @@
 The slots of `oft-draft` (Kim et al. 2025) under the tolerance of `spec-vla` (Wang et al. 2025),
 behind the draft of `hold-last-tolerance`: the last action rides on the prompt, which is read in any
 case, and where some of it is refused, slots draft all of the rest in one pass. Of what a slot says,
-the bin is proposed around which most of its law lies within the radius, and then that around which
-most of what is left; all slots together make a tree of the 24 likeliest nodes (with `length=` a
-chain of the first bins). Lossy; `radius=0` is exact. Options as of spec-vla: `radius` (9) for all
-components, or `radii` one for each (or for each group), `metric` "bins" or "physical", `strict`
-components that must be equal (the gripper, unless said), `keep` "draft" or "target". Put
+the bin is proposed around which most of its distribution lies within the radius, and then that
+around which most of what is left; all slots together make a tree of the 24 likeliest nodes (with
+`length=` a chain of the first bins). Lossy; `radius=0` is exact. Options as of spec-vla: `radius`
+(9) for all components, or `radii` one for each (or for each group), `metric` "bins" or "physical",
+`strict` components that must be equal (the gripper, unless said), `keep` "draft" or "target". Put
 `hold-last-tolerance` of the same radius beside it.
 
 Neither paper joins these parts: reconstructed as said under `oft-draft`, and the rest is ours.

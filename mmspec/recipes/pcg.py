@@ -1,11 +1,12 @@
 """PCG: groups of codes that sound alike are verified exactly, whichever code stands for one.
 
 "Principled coarse-graining" (2025), arXiv 2511.13732: a token's mass is split evenly over the
-groups that hold it, and speculative sampling decides about the group. Exact in the law of the
-group, lossy in tokens: an accepted token follows the draft. A group is what lies around a token:
-ids whose input embeddings have a cosine of at least `threshold` (with `codebook`, its vectors).
-Control ids of the model's configuration and those in `control` stay alone. A threshold above 1 is
-speculative sampling, exact. Reconstructed: the threshold, and one group around each token.
+groups that hold it, and speculative sampling decides about the group. Exact in the distribution of
+the group, lossy in tokens: an accepted token follows the draft. A group is what lies around a
+token: ids whose input embeddings have a cosine of at least `threshold` (with `codebook`, its
+vectors). Control ids of the model's configuration and those in `control` stay alone. A threshold
+above 1 is speculative sampling, exact. Reconstructed: the threshold, and one group around each
+token.
 """
 
 import torch

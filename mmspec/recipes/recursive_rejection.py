@@ -1,6 +1,6 @@
 """Recursive rejection sampling: a token tree whose siblings are drawn without replacement.
 
-Jeon et al. 2024 (RSD-C); Chen et al. 2024 (Sequoia). Exact in law.
+Jeon et al. 2024 (RSD-C); Chen et al. 2024 (Sequoia). Exact in distribution.
 """
 
 from mmspec.draft import Kind

@@ -6,11 +6,12 @@ not tokens yet and says which clean tokens belong there; a slot takes `steps` su
 schedule of Karras et al. 2022. It is meant for a model that was fine-tuned to read noise, and runs
 on any causal model, but without the fine-tuning noise tells it little and SJD is faster.
 
-Exact for the law of the model that decodes: only slots that have become clean, and stand before
-every noisy one, are verified. Against the model before its fine-tuning it is lossy, since that is
-another model. steps=0 is SJD. `encoding` (steps + 1, D) is what a fine-tuned model wants added to
-embeddings of each noise level, the clean one first. Reconstructed from a digest: the law stored
-with a freshly denoised token, the ends of the schedule, the form of the encoding.
+Exact for the distribution of the model that decodes: only slots that have become clean, and stand
+before every noisy one, are verified. Against the model before its fine-tuning it is lossy, since
+that is another model. steps=0 is SJD. `encoding` (steps + 1, D) is what a fine-tuned model wants
+added to embeddings of each noise level, the clean one first. Reconstructed from a digest: the
+distribution stored with a freshly denoised token, the ends of the schedule, the form of the
+encoding.
 """
 
 from mmspec.drafters.jacobi.carry_over import with_window
@@ -24,5 +25,5 @@ RECIPE = with_window(
     options={"steps": 20, "encoding": None},
     optimisation="the target is fine-tuned to read noise",
     paper="Teng et al. 2025 (SJD2)",
-    reconstructed="the law of a freshly denoised token, the schedule's ends, the encoding",
+    reconstructed="the distribution of a freshly denoised token, the schedule's ends, the encoding",
 )

@@ -1,6 +1,6 @@
 """SpecInfer: a token tree whose siblings are independent draws, verified by multi-step rejection.
 
-Miao et al. 2024, algorithm 2. Exact in law. Duplicated siblings count as separate draws.
+Miao et al. 2024, algorithm 2. Exact in distribution. Duplicated siblings count as separate draws.
 """
 
 from mmspec.draft import Kind

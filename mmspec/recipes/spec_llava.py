@@ -4,7 +4,7 @@ Huo et al. 2025, "Spec-LLaVA". Children are drafted that are likely enough besid
 siblings (structural pruning), and the likeliest nodes of all are verified (budget pruning). Exact.
 Reconstructed: a tenth of the best child's chance, 32 nodes and 8 levels; verified with coupled
 noise, where the paper takes the deepest path that matches. Its small models are distilled from the
-target's laws on its own answers.
+target's distributions on its own answers.
 """
 
 import math

@@ -1,6 +1,7 @@
 """SpecHub: two drafts per node around the drafter's favourite, and a closed-form transport plan.
 
-Sun et al. 2024 (EMNLP). Exact in law; the same acceptance as greedy multi-draft with two children.
+Sun et al. 2024 (EMNLP). Exact in distribution; the same acceptance as greedy multi-draft with two
+children.
 """
 
 from mmspec.drafters.growth import StaticTree

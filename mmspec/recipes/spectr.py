@@ -1,6 +1,7 @@
 """SpecTr: k independent drafts per node, accepted by k-sequential selection.
 
-Sun et al. 2023, algorithm 3 (k-SEQ). Exact in law; within 1 - 1/e of the optimal transport plan.
+Sun et al. 2023, algorithm 3 (k-SEQ). Exact in distribution; within 1 - 1/e of the optimal transport
+plan.
 """
 
 from mmspec.draft import Kind

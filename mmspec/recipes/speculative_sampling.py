@@ -1,7 +1,8 @@
 """Speculative sampling: accept a small model's draft with min(1, p/q), else correct it.
 
-Leviathan et al. 2023, algorithm 1; Chen et al. 2023. Exact in law; accepts more than coupled
-speculation, but its draws are not those of plain decoding. Greedy output is the target's own.
+Leviathan et al. 2023, algorithm 1; Chen et al. 2023. Exact in distribution; accepts more than
+coupled speculation, but its draws are not those of plain decoding. Greedy output is the target's
+own.
 """
 
 from mmspec.drafters.growth import Chain

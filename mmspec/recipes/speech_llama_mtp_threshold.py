@@ -17,7 +17,7 @@ from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.verifiers.confidence_floor import ConfidenceFloor
 from mmspec.verifiers.recursive import Recursive
 
-KINDS = (Kind.IID,)  # carry the heads' laws
+KINDS = (Kind.IID,)  # carry the heads' distributions
 
 
 def floor(kit: Kit) -> Verifier:

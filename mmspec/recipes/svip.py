@@ -1,4 +1,4 @@
-"""SVIP: draft on while the drafter is sure of itself, by the entropy of its law.
+"""SVIP: draft on while the drafter is sure of itself, by the entropy of its distribution.
 
 Zhang et al. 2024. Draft while sqrt(c H(q)) <= h, decided before each draw, so the output stays
 exact. AdaEDL (Agrawal et al. 2024) is the same predicate with its bound adapted to a wanted

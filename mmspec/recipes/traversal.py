@@ -1,6 +1,6 @@
 """Traversal verification: judge a token tree from its leaves upwards.
 
-Weng et al. 2025. Exact in law; never shorter than recursive rejection on the same tree.
+Weng et al. 2025. Exact in distribution; never shorter than recursive rejection on the same tree.
 """
 
 from mmspec.draft import Kind

@@ -124,7 +124,7 @@ def said_behind(head: AasdHead, read: ReadKv, own: int) -> Tensor:  # (B, T, D)
 def aasd_loss(
     reader: Reader, head: AasdHead, lesson: Lesson, longest: int = 5, state_weight: float = 1.0
 ) -> Tensor:  # ()
-    """Cross entropy against the target's laws, and smooth L1 of its last states.
+    """Cross entropy against the target's distributions, and smooth L1 of its last states.
 
     Yang et al. 2025: as in drafting, keys of the last 1 to `longest` tokens, drawn anew for every
     lesson, are the head's own, and those before them the target's. Reconstructed: the weights.

@@ -24,13 +24,13 @@ def hydra_loss(
 ) -> Tensor:  # ()
     """Cross entropy of head i against token t + 2 + i, in sum over heads.
 
-    `teacher` of it is against the target's own law in the place of the token (Hydra++: 1).
+    `teacher` of it is against the target's own distribution in the place of the token (Hydra++: 1).
     """
     read = read_lesson(reader, lesson, "hidden")
     length = lesson.tokens.shape[1]
     prefix = _prefix(heads, read.prompt.features[:, :-1], read.prompt.padding)[:, -length:]
     tokens = lesson.tokens.repeat(len(prefix) // len(lesson.tokens), 1)
-    embeds, laws = reader.embed(tokens.clamp_min(0)), reader.head(read.next)
+    embeds, distributions = reader.embed(tokens.clamp_min(0)), reader.head(read.next)
     total = torch.zeros((), device=prefix.device)
     for head in range(min(heads.reach, length - 1)):
         count = length - 1 - head  # places whose token lies in the lesson
@@ -40,9 +40,9 @@ def hydra_loss(
         if not bool(known.any()):
             continue
         said = heads(prefix[:, :count], heard)[known]
-        law = laws[:, head : head + count][known]
+        distribution = distributions[:, head : head + count][known]
         hard = functional.cross_entropy(said.float(), wanted[known])
-        total = total + (1 - teacher) * hard + teacher * soft_cross_entropy(said, law)
+        total = total + (1 - teacher) * hard + teacher * soft_cross_entropy(said, distribution)
     return total
 
 

@@ -22,10 +22,10 @@ def dream_loss(
     lesson: Lesson,
     noise: float = 0.1,
     state_weight: float = 0.2,
-    law_weight: float = 1.0,
+    distribution_weight: float = 1.0,
     middle_weight: float = 1.0,
 ) -> Tensor:  # ()
-    """Smooth L1 of the states, divergence of the laws, and smooth L1 of the middle.
+    """Smooth L1 of the states, divergence of the distributions, and smooth L1 of the middle.
 
     Hu et al. 2025. The middle, what the cross-attention gives, is to be the state that enters the
     early layer of least attention entropy, chosen for each token. The divergence is a mean over the
@@ -44,7 +44,7 @@ def dream_loss(
     )
     wanted = read.next[read.real]
     loss = state_weight * functional.smooth_l1_loss(own, wanted)
-    loss = loss + law_weight * mean_divergence(reader.head(own), reader.head(wanted))
+    loss = loss + distribution_weight * mean_divergence(reader.head(own), reader.head(wanted))
     early = narrow.offer(length)[read.real]
     return loss + middle_weight * functional.smooth_l1_loss(middle, early)
 

@@ -44,10 +44,11 @@ def elastic_loss(
 ) -> Tensor:  # ()
     """Smooth L1 of the states and `weight` cross entropy, weighed over branches by the gate.
 
-    Huang et al. 2025: teacher states and laws are made as they are needed. Every branch drafts the
-    lesson, and what they cost is weighed by Gumbel-softmax samples of the gate at `temperature`, 0
-    being one sampled branch. Reconstructed: all numbers; branches are weighed by their losses, not
-    by what they give; a slot costs `price` times its share, without which no picture is thinned.
+    Huang et al. 2025: teacher states and distributions are made as they are needed. Every branch
+    drafts the lesson, and what they cost is weighed by Gumbel-softmax samples of the gate at
+    `temperature`, 0 being one sampled branch. Reconstructed: all numbers; branches are weighed by
+    their losses, not by what they give; a slot costs `price` times its share, without which no
+    picture is thinned.
     """
     read = read_lesson(reader, lesson, *told_to(head, reader))
     found = branch_costs(reader, head, read, noise, weight)
@@ -67,14 +68,14 @@ def branch_costs(
     has_pictures = ids is not None and bool(
         torch.isin(ids, ids.new_tensor(reader.placeholder_ids)).any()
     )
-    laws = reader.head(read.next).float().softmax(-1)
+    distributions = reader.head(read.next).float().softmax(-1)
     counts = read.real.sum(-1).clamp_min(1)
     losses, slots = [], []
     for branch in BRANCHES if has_pictures else BRANCHES[:1]:
         laid = head_prompt(head.forced(branch), reader, prompt)
         own = through_prompt(head, laid)[:, -length:]
         gap = functional.smooth_l1_loss(own, read.next, reduction="none").mean(-1)
-        spoken = (laws * reader.head(own).float().log_softmax(-1)).sum(-1)
+        spoken = (distributions * reader.head(own).float().log_softmax(-1)).sum(-1)
         each = (gap - weight * spoken).masked_fill(~read.real, 0.0)
         losses.append(each.sum(-1) / counts)
         slots.append(laid.seen.sum(-1) / prompt.embeds.shape[1])

@@ -51,13 +51,14 @@ def head_loss(
 ) -> Tensor:  # ()
     """EAGLE's loss over a lesson (Li et al. 2024, section 4.2), in which states are continued.
 
-    Smooth L1 between the states, plus `weight` times the cross entropy against the target's law,
-    over the tokens of the lesson; the states that go in carry uniform noise of +-`noise`.
+    Smooth L1 between the states, plus `weight` times the cross entropy against the target's
+    distribution, over the tokens of the lesson; the states that go in carry uniform noise of
+    +-`noise`.
     """
     out, wanted = said_and_wanted(reader, head, lesson, noise)
-    law = reader.head(wanted).float().softmax(-1)
+    distribution = reader.head(wanted).float().softmax(-1)
     said = reader.head(out).float().log_softmax(-1)
-    spoken: Tensor = (law * said).sum(-1).mean()
+    spoken: Tensor = (distribution * said).sum(-1).mean()
     return functional.smooth_l1_loss(out, wanted) - weight * spoken
 
 

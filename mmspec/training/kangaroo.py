@@ -18,7 +18,7 @@ from mmspec.training.trainable import HeadTraining
 
 
 def kangaroo_loss(reader: Reader, adapter: KangarooAdapter, lesson: Lesson) -> Tensor:  # ()
-    """Cross entropy of the adapter's law behind each token against the target's own."""
+    """Cross entropy of the adapter's distribution behind each token against the target's own."""
     said, read = _said(reader, adapter, lesson)
     return soft_cross_entropy(reader.head(said[read.real]), reader.head(read.next[read.real]))
 

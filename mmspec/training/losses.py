@@ -1,4 +1,4 @@
-"""Losses of heads against the laws of their target; logits (n, V) each, means over n."""
+"""Losses of heads against the distributions of their target; logits (n, V) each, means over n."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def soft_cross_entropy(said: Tensor, wanted: Tensor) -> Tensor:  # (n, V) x2 -> 
 
 def top_cross_entropy(said: Tensor, wanted: Tensor, count: int) -> Tensor:
     """The same over the target's `count` likeliest tokens alone (HASS, Zhang et al. 2024)."""
-    law, index = wanted.float().softmax(-1).topk(min(count, wanted.shape[-1]), -1)
-    loss: Tensor = -(law * said.float().log_softmax(-1).gather(-1, index)).sum(-1).mean()
+    distribution, index = wanted.float().softmax(-1).topk(min(count, wanted.shape[-1]), -1)
+    loss: Tensor = -(distribution * said.float().log_softmax(-1).gather(-1, index)).sum(-1).mean()
     return loss
 
 
 def mean_divergence(said: Tensor, wanted: Tensor) -> Tensor:
     """KL(p || q), in mean over the vocabulary as well (DREAM)."""
-    law, own = wanted.float().log_softmax(-1), said.float().log_softmax(-1)
-    return (law.exp() * (law - own)).mean()
+    distribution, own = wanted.float().log_softmax(-1), said.float().log_softmax(-1)
+    return (distribution.exp() * (distribution - own)).mean()
 
 
 def total_variation(said: Tensor, wanted: Tensor) -> Tensor:

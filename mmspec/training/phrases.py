@@ -58,7 +58,7 @@ def learn_phrases(
     if not fast.recipe.exact:
         raise ValueError(
             f"recipe {fast.recipe.name!r} is lossy, so its pictures would teach the phrases of "
-            "another law; draw with 'plain', or with an exact recipe such as 'sjd'"
+            "another distribution; draw with 'plain', or with an exact recipe such as 'sjd'"
         )
     pictures, rows = 0, list[list[int]]()
     for index, request in enumerate(requests):

@@ -72,22 +72,22 @@ def eagle3_loss(
 ) -> Tensor:  # ()
     """Soft cross entropy of pass i, times `discount`^i, in sum over passes (Li et al. 2025).
 
-    The target's law is that over the tokens which the head speaks; places where its likeliest token
-    is none of them teach nothing.
+    The target's distribution is that over the tokens which the head speaks; places where its
+    likeliest token is none of them teach nothing.
     """
     read = read_lesson(reader, lesson, *told_to(head, reader))
     prompt, length = head_prompt(head, reader, read.prompt), read.next.shape[1]
-    laws = reader.head(read.next)
+    distributions = reader.head(read.next)
     is_spoken = read.real
     if head.is_cut:
-        is_spoken = is_spoken & head.t2d[laws.argmax(-1)]
-        laws = laws[..., head.token_ids]
-    total = torch.zeros((), device=laws.device)
+        is_spoken = is_spoken & head.t2d[distributions.argmax(-1)]
+        distributions = distributions[..., head.token_ids]
+    total = torch.zeros((), device=distributions.device)
     for late, own in enumerate(self_fed(head, prompt, length, min(passes, length))):
         taught = is_spoken[:, late:]
         if bool(taught.any()):
             said = head.logits(own[:, : length - late][taught], reader.head)
-            loss = soft_cross_entropy(said, laws[:, late:][taught])
+            loss = soft_cross_entropy(said, distributions[:, late:][taught])
             total = total + discount**late * loss
         else:
             total = total + 0.0 * own.sum()
@@ -111,14 +111,14 @@ def aligned_loss(
     """
     read, prompt = read_noisy(reader, head, lesson, noise)
     length = read.next.shape[1]
-    laws = reader.head(read.next)
+    distributions = reader.head(read.next)
     count = min(passes, length)
-    total = torch.zeros((), device=laws.device)
+    total = torch.zeros((), device=distributions.device)
     for late, own in enumerate(self_fed(head, prompt, length, count)):
         real = read.real[:, late:]
         if not bool(real.any()):
             continue
-        states, wanted = own[:, : length - late][real], laws[:, late:][real]
+        states, wanted = own[:, : length - late][real], distributions[:, late:][real]
         said = head.logits(states, reader.head)
         loss = functional.smooth_l1_loss(states, read.next[:, late:][real])
         loss = loss + weight * soft_cross_entropy(said, wanted)

@@ -1,7 +1,7 @@
 """Teach a head with an image adaptor (ViSpec): text first, then what the target says of pictures.
 
 Kang et al. 2025. The first stage is on text: EAGLE's loss and the order of the target's likeliest
-tokens. The second is on long answers of the target itself, and asks for its laws alone.
+tokens. The second is on long answers of the target itself, and asks for its distributions alone.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def text_loss(
 ) -> Tensor:  # ()
     """Stage 1: smooth L1 + `weight` (cross entropy + 0.1 ListMLE of the 10 likeliest)."""
     own, wanted = said_and_wanted(reader, head, lesson, noise)
-    said, law = reader.head(own), reader.head(wanted)
-    spoken = soft_cross_entropy(said, law) + 0.1 * list_mle(said, law)
+    said, distribution = reader.head(own), reader.head(wanted)
+    spoken = soft_cross_entropy(said, distribution) + 0.1 * list_mle(said, distribution)
     return functional.smooth_l1_loss(own, wanted) + weight * spoken
 
 
@@ -46,12 +46,14 @@ def vispec_loss(
     slot later, behind the first state of the target's.
     """
     read, prompt = read_noisy(reader, head, lesson, noise)
-    law = reader.head(read.next[read.real])
-    total = torch.zeros((), device=law.device)
+    distribution = reader.head(read.next[read.real])
+    total = torch.zeros((), device=distribution.device)
     for _ in range(passes):
         own = through_prompt(head, prompt)
         said = reader.head(own[:, -read.next.shape[1] :][read.real])
-        total = total + 10 * total_variation(said, law) + 0.1 * list_mle(said, law)
+        total = (
+            total + 10 * total_variation(said, distribution) + 0.1 * list_mle(said, distribution)
+        )
         first = prompt.seen.long().cumsum(-1) == 1
         fed = torch.where(first[..., None], prompt.states, own.roll(1, 1))
         prompt = replace(prompt, states=fed)

@@ -79,7 +79,7 @@ def of_requests(
 
 
 class Tiny(Protocol):
-    """Tiny models of a modality, whose laws can be counted: its module `toys`."""
+    """Tiny models of a modality, whose distributions can be counted: its module `toys`."""
 
     def bound(self, recipe: Recipe, seed: int) -> Accelerated: ...
     def asked(self) -> dict[str, Any]: ...

@@ -207,7 +207,7 @@ class Text:
         cache = cache if cache is not None and _hf.is_given(cache) else None
         if cache is None and not is_embedded:
             self.check({"input_ids": ids, **media, "attention_mask": mask})
-        if _hf.places_by_itself(model, {**inputs, "past_key_values": cache}, media):
+        if _hf.position_ids_are_generated(model, {**inputs, "past_key_values": cache}, media):
             inputs.pop("position_ids")
         return inputs, cache
 
@@ -266,7 +266,7 @@ class _Asked:
     returns_cache: bool
     scores: bool
     logits: bool
-    normalised: bool  # scores that our laws normalise only when asked
+    normalised: bool  # scores that our distributions normalise only when asked
 
     @classmethod
     def of(cls, config: GenerationConfig, cache: Any, bound: BoundTokens) -> _Asked:

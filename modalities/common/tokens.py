@@ -137,8 +137,10 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     verifier = resolve(recipe.verifier, kit)
     gate = None if recipe.gate is None else resolve(recipe.gate, kit)
     paired = pair(own or recipe.architecture(kit), verifier, backbone)
-    lawful = recipe.records_law and paired.records_law
-    recipe = replace(recipe, verifier=verifier, gate=gate, records_law=lawful)
+    records_distribution = recipe.records_distribution and paired.records_distribution
+    recipe = replace(
+        recipe, verifier=verifier, gate=gate, records_distribution=records_distribution
+    )
     checks = parts.get("check", True)
     return BoundTokens(backbone, recipe, paired, verifier, gate, small, checks)
 

@@ -41,8 +41,8 @@ ROUNDING = 1e-3  # relative distance that a network's rounding in other batches 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
     """Test a recipe of chains, or measure one that forecasts within the network.
 
-    The laws of chains are held against chains with a known answer. A pipeline of the user tells
-    whether it is sampled as it would be without drafts.
+    The distributions of chains are held against chains with a known answer. A pipeline of the user
+    tells whether it is sampled as it would be without drafts.
     """
     if not isinstance(recipe.execution, Window):
         return recipe, iter([_same_seeds(recipe, trial)])

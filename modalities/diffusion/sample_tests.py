@@ -1,7 +1,7 @@
 """Tests of chains of a mixture: samples against samples, and the noise in every step.
 
-Every function gives a p-value: the chance of something as odd, were the law right. Several numbers
-looked at together count as one test (Bonferroni).
+Every function gives a p-value: the chance of something as odd, were the distribution right. Several
+numbers looked at together count as one test (Bonferroni).
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def distance(data: Mixture, left: Tensor, right: Tensor) -> tuple[float, float]:
     The latter is that of one line; the largest of several is somewhat more.
     """
     found = [kolmogorov(a, b)[0] for a, b in zip(*_seen(data, left, right), strict=True)]
-    return max(found), 0.87 * math.sqrt(1 / len(left) + 1 / len(right))  # mean of the KS law
+    return max(found), 0.87 * math.sqrt(
+        1 / len(left) + 1 / len(right)
+    )  # mean of the KS distribution
 
 
 def increments(setting: ChainSetting, states: Tensor) -> float:  # (B, N + 1, d)

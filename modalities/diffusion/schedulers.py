@@ -7,9 +7,9 @@ the scheduler's real grid.
 
 An exact recipe needs steps that draw noise. DDPM, DDIM with eta > 0, Euler ancestral, SDE-DPM++ of
 orders 1 and 2 and stochastic flow matching do; a deterministic flow may be run with `eta` or
-`churn`, which changes the sampler but not the law it approximates. Tolerances judge steps without
-noise too: DDIM, Euler in sigma, DPM-Solver++ of orders 1 and 2 and the Euler flow, all of them one
-kernel with std 0.
+`churn`, which changes the sampler but not the distribution it approximates. Tolerances judge steps
+without noise too: DDIM, Euler in sigma, DPM-Solver++ of orders 1 and 2 and the Euler flow, all of
+them one kernel with std 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Drawing pictures: a request for `generate_images` becomes a request of the loop, and comes back.
 
 What differs between image models is data (`ImageFamily`, made on the modalities shelf). The loop
-knows nothing of pictures: guidance is part of the backbone, structure is part of the law.
+knows nothing of pictures: guidance is part of the backbone, structure is part of the distribution.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ def _sampling(
     """How the model's own `generate()` draws: as is said, else by its generation configuration.
 
     What neither says are transformers' defaults (of a model without `generate()`, such as LlamaGen:
-    the whole law).
+    the whole distribution).
     """
     said = sampled({name: arguments[name] for name in DRAWN if arguments.get(name) is not None})
     if not model.can_generate():

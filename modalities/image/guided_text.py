@@ -1,7 +1,7 @@
 """Guidance of `generate()` by transformers' names, as inputs of the guided reader.
 
 transformers reads the unconditional prompt in a processor with a cache of its own, which cannot be
-rolled back. Both prompts are read as one doubled batch here; the law is the same.
+rolled back. Both prompts are read as one doubled batch here; the distribution is the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How likely the target finds a drawn picture: its own laws, read off one forward."""
+"""How likely the target finds a drawn picture: its own distributions, read off one forward."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mmspec.targets.memory import block
 def log_likelihood(fast: Accelerated, drawing: Drawing, sequences: Tensor) -> Tensor:
     """Mean log-probability (B,) of the codes of pictures (B, L), each given those before it.
 
-    By the guided laws at the request's temperature, before top-k and the like, so that a picture of
-    a relaxed recipe is never impossible. The mean over the target's own pictures is minus its mean
-    entropy per code. Pictures of one code have no law but the prompt's.
+    By the guided distributions at the request's temperature, before top-k and the like, so that a
+    picture of a relaxed recipe is never impossible. The mean over the target's own pictures is
+    minus its mean entropy per code. Pictures of one code have no distribution but the prompt's.
     """
     length = sequences.shape[1]
     memory, first, _ = fast.session.bound.backbone.prefill(drawing.inputs, room=length + 64)
@@ -31,5 +31,5 @@ def log_likelihood(fast: Accelerated, drawing: Drawing, sequences: Tensor) -> Te
     start = drawing.inputs["attention_mask"].sum(-1, keepdim=True)
     position = start + torch.arange(length, device=start.device)
     asked = Sampling(True, drawing.sampling.temperature, places=places)
-    law = asked.law(logits, None, position).log_prob(sequences)  # (B, L)
-    return law[:, cells(drawing.grid, law.device).flatten()].mean(-1)
+    distribution = asked.distribution(logits, None, position).log_prob(sequences)  # (B, L)
+    return distribution[:, cells(drawing.grid, distribution.device).flatten()].mean(-1)

@@ -152,7 +152,7 @@ def _checks(fast: Accelerated, small: Accelerated, recipe: Recipe, trial: Trial)
     wanted: Contestant | None = plain
     whose = "plain decoding"
     if trial.fast is None:
-        wanted, whose = toys.FromScratch(model), "laws computed from scratch"
+        wanted, whose = toys.FromScratch(model), "distributions computed from scratch"
     elif fast.session.image_family.peer is not None:
         wanted, whose = OwnDrawing(other), "generate()"
     requests = trial.requests or [{**toys.painted(1), **toys.SETTINGS}]

@@ -20,8 +20,8 @@ from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
 from mmspec.models.random_weights import random_model
 from mmspec.recipe import Recipe
 from mmspec.trees import Tree
-from mmspec.verifiers.law import ancestral
-from mmspec.verifiers.law import joint as emitted
+from mmspec.verifiers.enumeration import ancestral
+from mmspec.verifiers.enumeration import joint as emitted
 
 CODES, SIDE = 5, 2  # as many codes as published trees have branches
 CELLS = SIDE**2
@@ -69,8 +69,8 @@ def painted(batch: int) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def guided_law(model: Any, prefixes: Tensor) -> Tensor:  # (R, D) -> (R, K) float64
-    """The law of the next code by two plain forwards over the whole sequence, without a cache."""
+def guided_distribution(model: Any, prefixes: Tensor) -> Tensor:  # (R, D) -> (R, K) float64
+    """The distribution of the next code by two plain forwards over the whole sequence, without a cache."""
     logits = []
     for number in (CLASS, model.config.num_classes):
         slot = model.model.condition(torch.full((len(prefixes), 1), number))
@@ -80,37 +80,39 @@ def guided_law(model: Any, prefixes: Tensor) -> Tensor:  # (R, D) -> (R, K) floa
 
 
 def table(model: Any) -> Callable[[tuple[int, ...]], Tensor]:
-    """The law after every prefix, as the enumeration asks for it."""
+    """The distribution after every prefix, as the enumeration asks for it."""
     found: dict[tuple[int, ...], Tensor] = {}
     for depth in range(CELLS):
-        found |= dict(zip(product(range(CODES), repeat=depth), _laws(model, depth), strict=True))
+        found |= dict(
+            zip(product(range(CODES), repeat=depth), _distributions(model, depth), strict=True)
+        )
     return found.__getitem__
 
 
 def joint(model: Any, length: int) -> Tensor:  # (K,) * length
-    """The model's own law of its first `length` codes, by trying all of them."""
+    """The model's own distribution of its first `length` codes, by trying all of them."""
     mass = torch.ones((), dtype=torch.float64)
     for depth in range(length):
-        mass = mass[..., None] * _laws(model, depth).reshape(*mass.shape, CODES)
+        mass = mass[..., None] * _distributions(model, depth).reshape(*mass.shape, CODES)
     return mass
 
 
 @dataclass(frozen=True)
 class FromScratch(Contestant):
-    """Greedy codes of a tiny model by its laws from scratch: no loop, no cache, no verifier."""
+    """Greedy codes of a tiny model by its distributions from scratch: no loop, no cache, no verifier."""
 
     model: Any
 
     def answer(self, request: Mapping[str, Any], seed: int) -> Answer:
         codes = torch.zeros(len(request["class_ids"]), 0, dtype=torch.int64)
         for _ in range(CELLS):
-            best = guided_law(self.model, codes).argmax(-1, keepdim=True)
+            best = guided_distribution(self.model, codes).argmax(-1, keepdim=True)
             codes = torch.cat((codes, best), 1)
         return Answer(codes.tolist(), codes.numel(), CELLS - 1)
 
 
 def drawing(fast: Accelerated) -> Subject:
-    """What a tiny model draws, guided, and its own law."""
+    """What a tiny model draws, guided, and its own distribution."""
 
     def sample(batch: int, first: int, seed: int) -> Tensor:
         rows = list(range(first, first + batch))
@@ -123,10 +125,11 @@ def drawing(fast: Accelerated) -> Subject:
 
 
 def distance(plan: Recipe) -> float | None:
-    """How far one round takes the law of a tiny picture of four codes, by trying everything.
+    """How far one round takes the distribution of a tiny picture of four codes, by trying everything.
 
-    Total variation between the picture's law and the target's, the draft being a chain of all but
-    the last code from another tiny model. None where the loss is not in what the verifier decides.
+    Total variation between the picture's distribution and the target's, the draft being a chain of
+    all but the last code from another tiny model. None where the loss is not in what the verifier
+    decides.
     """
     verifier = plan.verifier
     assert isinstance(verifier, Verifier)  # of a recipe that is bound
@@ -137,6 +140,6 @@ def distance(plan: Recipe) -> float | None:
     return float((found - ancestral(p, CELLS)).abs().sum() / 2)
 
 
-def _laws(model: Any, depth: int) -> Tensor:  # (K ** depth, K), prefixes in order
+def _distributions(model: Any, depth: int) -> Tensor:  # (K ** depth, K), prefixes in order
     prefixes = torch.tensor(list(product(range(CODES), repeat=depth)), dtype=torch.int64)
-    return guided_law(model, prefixes.view(CODES**depth, depth))
+    return guided_distribution(model, prefixes.view(CODES**depth, depth))

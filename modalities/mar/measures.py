@@ -1,7 +1,8 @@
 """How models of continuous tokens are measured: classes, a judge, the target in wider steps.
 
-A target may draw a picture in fewer, wider steps and so with fewer calls, at another law. A lossy
-recipe has to beat that, so every recipe is put beside the target in as many steps as it made calls.
+A target may draw a picture in fewer, wider steps and so with fewer calls, at another distribution.
+A lossy recipe has to beat that, so every recipe is put beside the target in as many steps as it
+made calls.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class OwnSampling(Contestant):
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
-    """Gaussian pictures tell, whose law is known in closed form.
+    """Gaussian pictures tell, whose distribution is known in closed form.
 
     Draft models are wrong in their means, in their spreads, or in both; one that is the target
     itself gives the plain picture. So does a model of the user that drafts for itself.

@@ -75,7 +75,8 @@ class PatchSession(Session):
 
         Takes `class_labels` (a number, or a list in which None is no class) or `prompt` (the name
         of a class in the model's configuration, or several), `seed`, `row_ids`, the settings of
-        `mmspec.targets.continuous.patches.Plan` (`steps`, `guidance`, `guidance_schedule`, `temperature`,
+        `mmspec.targets.continuous.patches.Plan` (`steps`, `guidance`, `guidance_schedule`,
+        `temperature`,
         `head_steps`, `last_noise`), and `vae`, whose `decode` makes pixels, as that of diffusers.
 
         Raises ValueError for what is not known, for more steps than cells, and where an exact

@@ -17,7 +17,7 @@ from mmspec.models.mar import MarForImageGeneration
 from mmspec.models.mar_head import SampledHead
 from mmspec.models.reading import read
 from mmspec.targets.continuous.patches import CellQuery, PatchSettings
-from mmspec.targets.continuous.paths import PathLaw
+from mmspec.targets.continuous.paths import PathDistribution
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class MarReader:
     def cells(self) -> int:
         return self.model.config.cells
 
-    def law(self, asked: CellQuery) -> PathLaw:
-        return self.model.law(self.head, asked, self.classes[asked.image])
+    def distribution(self, asked: CellQuery) -> PathDistribution:
+        return self.model.distribution(self.head, asked, self.classes[asked.image])
 
 
 def labels(model: MarForImageGeneration, given: Any) -> Tensor:  # (B,)

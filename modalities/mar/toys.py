@@ -1,8 +1,8 @@
-"""Pictures of continuous tokens with a law in closed form, sampled by a recipe.
+"""Pictures of continuous tokens with a distribution in closed form, sampled by a recipe.
 
 Diffusion heads are linear here, and so is what they are told of the cells that are shown: a whole
 picture is one Gaussian vector. What each cell adds to what was known is then a standard normal,
-independent of everything before, if and only if the pictures have the target's law.
+independent of everything before, if and only if the pictures have the target's distribution.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mmspec.targets.continuous.patches import (
     order,
     place,
 )
-from mmspec.targets.continuous.paths import PathLaw
+from mmspec.targets.continuous.paths import PathDistribution
 from mmspec.targets.stop import Stop
 from mmspec.verifiers.path_ratio import PathRatio
 
@@ -89,11 +89,11 @@ class LinearReader:
     weight: float = 0.5
     cells: int = 4
 
-    def law(self, asked: CellQuery) -> PathLaw:
+    def distribution(self, asked: CellQuery) -> PathDistribution:
         condition = self.condition(asked.latents[..., 0], asked.shown)[:, None]
         condition = condition.expand_as(asked.cells)
         ones = torch.ones_like(condition)
-        return PathLaw(self.head, condition[..., None, None], ones, asked.real)
+        return PathDistribution(self.head, condition[..., None, None], ones, asked.real)
 
     def condition(self, latents: Tensor, shown: Tensor) -> Tensor:  # (R, L) x2 -> (R,)
         return self.bias + self.weight * (latents * shown).sum(-1)

@@ -1,4 +1,4 @@
-"""A tiny random model that says actions of three components: few bins, so that laws count."""
+"""A tiny random model that says actions of three components: few bins, so that distributions count."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def remember(fast: Accelerated, robots: list[int]) -> None:
 
 
 def acting(fast: Accelerated) -> Subject:
-    """What a tiny model says behind a history, and its own law of actions."""
+    """What a tiny model says behind a history, and its own distribution of actions."""
 
     def sample(batch: int, first: int, seed: int) -> Tensor:
         robots = list(range(first, first + batch))

@@ -1,4 +1,4 @@
-"""Tiny language models bound to a recipe, whose laws can be counted."""
+"""Tiny language models bound to a recipe, whose distributions can be counted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def asked() -> dict[str, Any]:
 
 
 def writing(fast: Accelerated) -> Subject:
-    """What a tiny model samples, and its own law."""
+    """What a tiny model samples, and its own distribution."""
 
     def sample(batch: int, first: int, seed: int) -> Tensor:
         inputs = request(batch)

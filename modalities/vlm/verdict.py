@@ -129,8 +129,8 @@ def log_perplexity(reader: Reader, inputs: Mapping[str, Any], tokens: Sequence[i
     ids = torch.tensor([list(tokens)], device=reader.device)
     behind = block([list(tokens[:1])], Draft.chain(ids[:, 1:], Kind.DET), memory.like)
     logits, _ = reader.read(memory, behind)
-    law = torch.cat((first[:, None], logits[:, :-1]), 1).double().log_softmax(-1)
-    return -float(law.gather(-1, ids[..., None]).mean())
+    distribution = torch.cat((first[:, None], logits[:, :-1]), 1).double().log_softmax(-1)
+    return -float(distribution.gather(-1, ids[..., None]).mean())
 
 
 def boxed(text: str) -> str | None:

@@ -205,8 +205,8 @@ def _decisions(
     inputs = _without(asker.request(prompts, films=[clip] * len(prompts)), asker.sampling)
     reader = accelerate(asker.model, "plain").session.bound.backbone
     _, logits, _ = reader.prefill(inputs, room=1)
-    law = logits.double().softmax(-1)
-    yes, no = (law[:, _first(asker, word)] for word in ("Yes", "No"))
+    distribution = logits.double().softmax(-1)
+    yes, no = (distribution[:, _first(asker, word)] for word in ("Yes", "No"))
     return yes, no
 
 

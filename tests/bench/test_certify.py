@@ -88,7 +88,7 @@ def test_plain_decoding_is_not_held_against_itself() -> None:
 
 @pytest.mark.promise
 def test_seeds_tell_a_drifting_loop() -> None:
-    """A coupled verifier whose noise is of another seed gives tokens of the law, but not these."""
+    """A coupled verifier whose noise is of another seed gives tokens of the distribution, but not these."""
 
     @dataclass(frozen=True)
     class Drifting(Coupled):
@@ -107,9 +107,9 @@ class Shifted(Coupled):
     """Claims to be lossless, and always says the id after the right one."""
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        found, law = super().verify(draft, scores, noise), categorical(scores.law)
+        found, distribution = super().verify(draft, scores, noise), categorical(scores.distribution)
         assert found.next is not None
-        return replace(found, next=(found.next + 1) % law.size)
+        return replace(found, next=(found.next + 1) % distribution.size)
 
 
 @pytest.mark.parametrize("modality", promised(("vlm", "image"), ("vlm",)))
@@ -188,14 +188,14 @@ class RightFor(Verifier):
 
 @dataclass(frozen=True)
 class Forgetful(Verifier):
-    """Verifies every token against the law of the first."""
+    """Verifies every token against the distribution of the first."""
 
     lossless: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID,)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        first = categorical(scores.law)[:, [0] * (draft.nodes + 1)]
-        return Recursive().verify(draft, replace(scores, law=first), noise)
+        first = categorical(scores.distribution)[:, [0] * (draft.nodes + 1)]
+        return Recursive().verify(draft, replace(scores, distribution=first), noise)
 
 
 @pytest.mark.parametrize(
@@ -205,20 +205,20 @@ class Forgetful(Verifier):
         RightFor(lambda draft: draft.is_chain),
         Forgetful(),
     ],
-    ids=["one token", "chains", "one law"],
+    ids=["one token", "chains", "one distribution"],
 )
 def test_enumeration_goes_deep_and_wide(verifier: Verifier) -> None:
     assert not enumerate_verifier(verifier, (Kind.IID,)).passed
 
 
-def test_the_tiny_law_is_the_model_s() -> None:
+def test_the_tiny_distribution_is_the_model_s() -> None:
     model = tiny()
-    law = joint(model, 2)
-    assert law.shape == (5, 5)
-    assert float(law.sum()) == pytest.approx(1)
+    distribution = joint(model, 2)
+    assert distribution.shape == (5, 5)
+    assert float(distribution.sum()) == pytest.approx(1)
     with torch.no_grad():
         first = model(**request(1)).logits[0, -1].double().softmax(-1)
-    torch.testing.assert_close(law.sum(1), first)
+    torch.testing.assert_close(distribution.sum(1), first)
 
 
 def test_chi_square_by_hand() -> None:

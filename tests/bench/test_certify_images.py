@@ -24,7 +24,7 @@ from mmspec.modalities.image.toys import (
     tiny_pair,
 )
 from mmspec.recipe import Deferred
-from mmspec.verifiers.law import ancestral
+from mmspec.verifiers.enumeration import ancestral
 from mmspec.verifiers.recursive import Recursive
 from tests.bench.test_certify import Hasty
 
@@ -64,7 +64,7 @@ def test_a_wrong_claim_is_refuted_drawing() -> None:
     assert {c.name: c.outcome for c in found.checks}["enumeration"] == "refuted"
 
 
-def test_greedy_codes_are_held_against_laws_from_scratch() -> None:
+def test_greedy_codes_are_held_against_distributions_from_scratch() -> None:
     model, request = tiny_painter(), {**painted(2), **SETTINGS, "temperature": 0.0}
     wanted = FromScratch(model).answer(request, 0)
     found = SpeculativeDrawing(mmspec.accelerate(model, "plain")).answer(request, 0)
@@ -73,17 +73,17 @@ def test_greedy_codes_are_held_against_laws_from_scratch() -> None:
     assert (plain["greedy equality"], plain["seeded equality"]) == ("passed", "skipped")
 
 
-def test_the_tiny_law_is_that_of_the_loop() -> None:
-    """Two forwards without a cache, against the law behind the loop's prefill and one block."""
+def test_the_tiny_distribution_is_that_of_the_loop() -> None:
+    """Two forwards without a cache, against the distribution behind the loop's prefill and one block."""
     model = tiny_painter()
-    law = joint(model, 2)
-    assert float(law.sum()) == pytest.approx(1)
+    distribution = joint(model, 2)
+    assert float(distribution.sum()) == pytest.approx(1)
     fast = mmspec.accelerate(model, "plain")
     drawing = fast.session.drawing(**painted(1), **SETTINGS)
     _, logits, _ = fast.session.bound.backbone.prefill(drawing.inputs, 8)
-    assert_close(law.sum(1), logits[0].double().softmax(-1), atol=1e-5, rtol=1e-5)
+    assert_close(distribution.sum(1), logits[0].double().softmax(-1), atol=1e-5, rtol=1e-5)
     assert_close(ancestral(table(model), CELLS), joint(model, CELLS), atol=1e-12, rtol=0)
-    assert law.shape == (CODES, CODES)
+    assert distribution.shape == (CODES, CODES)
 
 
 def test_every_relaxed_recipe_can_be_bound_to_the_tiny_models() -> None:

@@ -94,7 +94,7 @@ def test_samples_are_not_held_against_the_recipe_s_own() -> None:
     assert len(found.checks) == 5
     assert {check.outcome for check in found.checks} == {"refuted"}
     assert found.distance is not None
-    assert found.distance > 0.2  # two samples of one law are 0.04 apart on a line
+    assert found.distance > 0.2  # two samples of one distribution are 0.04 apart on a line
 
 
 def test_a_lossy_recipe_is_called_lossy_and_measured() -> None:

@@ -100,7 +100,7 @@ def test_a_model_without_a_loop_of_its_own_says_so() -> None:
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_likelihoods_are_those_of_laws_from_scratch(family: str, scale: float) -> None:
+def test_likelihoods_are_those_of_distributions_from_scratch(family: str, scale: float) -> None:
     toy = model(family)
     fast = mmspec.accelerate(toy, "plain")
     asked = {**painters.request(family, 2), **drawing.sized(family)}
@@ -119,8 +119,8 @@ def test_likelihoods_are_those_of_laws_from_scratch(family: str, scale: float) -
             if scale != 1:
                 uncond = drawing.logits_of(toy, family, other, row, new)
                 logits = uncond + scale * (logits - uncond)
-            law = (logits[allowed] / 0.7).log_softmax(-1)
-            total += float(law[allowed == token])
+            distribution = (logits[allowed] / 0.7).log_softmax(-1)
+            total += float(distribution[allowed == token])
         assert float(found[row]) == pytest.approx(total / made.grid.cells, abs=1e-4)
 
 

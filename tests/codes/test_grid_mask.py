@@ -49,12 +49,14 @@ def test_a_forced_token_has_probability_one_whatever_the_settings(do_sample: boo
     more: dict[str, Any] = {"temperature": 0.5, "top_k": 2, "top_p": 0.5} if do_sample else {}
     sampling = Sampling(do_sample, places=(GridMask(grid, torch.tensor([[7]])),), **more)
     logits = torch.randn(1, 8, 10)
-    law = sampling.law(logits, position=torch.arange(7, 15)[None])
-    assert law.probs[0, 3].tolist() == law.probs[0, 7].tolist() == [0.0] * 9 + [1.0]
-    assert law.probs[0, [0, 1, 2, 4, 5, 6], 9].eq(0).all()
+    distribution = sampling.distribution(logits, position=torch.arange(7, 15)[None])
+    assert (
+        distribution.probs[0, 3].tolist() == distribution.probs[0, 7].tolist() == [0.0] * 9 + [1.0]
+    )
+    assert distribution.probs[0, [0, 1, 2, 4, 5, 6], 9].eq(0).all()
 
 
 def test_places_ask_for_positions() -> None:
     sampling = Sampling(places=(GridMask(Grid(1, 1, (0, 2)), torch.zeros(1, 1)),))
     with pytest.raises(ValueError, match="GridMask looks at positions"):
-        sampling.law(torch.zeros(1, 1, 4))
+        sampling.distribution(torch.zeros(1, 1, 4))

@@ -79,12 +79,12 @@ def test_transitions_are_smoothed_counts() -> None:
     assert table.tolist() == [[0, 1, 1], [1, 2, 2], [2, 1, 1]]
     bigrams = Bigrams(table, 4, alpha=0.5)
     every = torch.arange(4)
-    laws = bigrams.log_prob(every[:, None], every[None]).exp()
+    distributions = bigrams.log_prob(every[:, None], every[None]).exp()
     expected = torch.full((4, 4), 0.5)
     for first, second, count in table.tolist():
         expected[first, second] += count
-    assert_close(laws, expected / expected.sum(-1, keepdim=True))
-    assert_close(laws.sum(-1), torch.ones(4))
+    assert_close(distributions, expected / expected.sum(-1, keepdim=True))
+    assert_close(distributions.sum(-1), torch.ones(4))
 
 
 def test_nothing_counted_says_nothing() -> None:

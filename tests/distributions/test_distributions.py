@@ -1,4 +1,4 @@
-"""Laws: what is drawn follows what is said, and residuals are (p - q)+ normalised."""
+"""Distributions: what is drawn follows what is said, and residuals are (p - q)+ normalised."""
 
 from __future__ import annotations
 
@@ -21,62 +21,62 @@ def keys(count: int = COUNT, seed: int = 0) -> Keys:
     return Keys(noise.key[0])
 
 
-def test_a_categorical_law_is_normalised_when_asked() -> None:
-    law = Categorical(torch.tensor([[1.0, 2.0, 3.0, -torch.inf]]) + 70)
-    assert law.batch == (1,)
-    assert law.size == 4
+def test_a_categorical_distribution_is_normalised_when_asked() -> None:
+    distribution = Categorical(torch.tensor([[1.0, 2.0, 3.0, -torch.inf]]) + 70)
+    assert distribution.batch == (1,)
+    assert distribution.size == 4
     expected = torch.tensor([[1.0, 2.0, 3.0, -torch.inf]]).softmax(-1)
-    assert_close(law.probs, expected)
-    assert_close(law.log_probs.exp(), expected)
-    assert_close(law.log_prob(torch.tensor([1])), expected[:, 1].log())
+    assert_close(distribution.probs, expected)
+    assert_close(distribution.log_probs.exp(), expected)
+    assert_close(distribution.log_prob(torch.tensor([1])), expected[:, 1].log())
     assert_close(Categorical.of(7 * expected).probs, expected)
 
 
 def test_a_point_mass_keeps_its_ranking() -> None:
-    law = Categorical(torch.tensor([[0.1, 0.7, 0.2]]), hard=True)
-    assert law.probs.tolist() == [[0, 1, 0]]
-    assert law.log_probs.tolist() == [[-torch.inf, 0, -torch.inf]]
-    assert law.sample(keys(1)).tolist() == [1]
-    assert law.perturbed(keys(1)).argsort(descending=True).tolist() == [[1, 2, 0]]
-    assert float(law.entropy()) == pytest.approx(0, abs=1e-6)
+    distribution = Categorical(torch.tensor([[0.1, 0.7, 0.2]]), hard=True)
+    assert distribution.probs.tolist() == [[0, 1, 0]]
+    assert distribution.log_probs.tolist() == [[-torch.inf, 0, -torch.inf]]
+    assert distribution.sample(keys(1)).tolist() == [1]
+    assert distribution.perturbed(keys(1)).argsort(descending=True).tolist() == [[1, 2, 0]]
+    assert float(distribution.entropy()) == pytest.approx(0, abs=1e-6)
 
 
 def test_given_probabilities_are_handed_back_bit_for_bit() -> None:
     probs = torch.rand(2, 3, 7, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    law = Categorical.having(probs)
-    assert law.probs is probs
-    assert (law.batch, law.size) == ((2, 3), 7)
-    assert torch.equal(law[:, 1:].probs, probs[:, 1:])
-    assert torch.equal(law[:, 1:].scores, probs[:, 1:].log())
+    distribution = Categorical.having(probs)
+    assert distribution.probs is probs
+    assert (distribution.batch, distribution.size) == ((2, 3), 7)
+    assert torch.equal(distribution[:, 1:].probs, probs[:, 1:])
+    assert torch.equal(distribution[:, 1:].scores, probs[:, 1:].log())
     x = probs.argmax(-1)
-    assert torch.equal(law.prob(x), probs.amax(-1))
-    assert torch.equal(law.mode, x)
-    assert torch.equal(law.sample(Keys(x)), Categorical.of(probs).sample(Keys(x)))
+    assert torch.equal(distribution.prob(x), probs.amax(-1))
+    assert torch.equal(distribution.mode, x)
+    assert torch.equal(distribution.sample(Keys(x)), Categorical.of(probs).sample(Keys(x)))
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_parts_of_an_evaluated_law_take_its_probabilities_along(hard: bool) -> None:
-    law = Categorical(torch.randn(2, 3, 7), hard)
-    known = law.evaluated()
-    assert known.scores is law.scores
+def test_parts_of_an_evaluated_distribution_take_its_probabilities_along(hard: bool) -> None:
+    distribution = Categorical(torch.randn(2, 3, 7), hard)
+    known = distribution.evaluated()
+    assert known.scores is distribution.scores
     assert known.hard is hard
     part = known[:, 1]
     assert part.known is not None
-    assert torch.equal(part.probs, law.probs[:, 1])
-    assert torch.equal(part.scores, law.scores[:, 1])
-    assert torch.equal(part.perturbed(keys(2)), law[:, 1].perturbed(keys(2)))
-    wide = law.evaluated(torch.zeros(1, dtype=torch.float64))
-    assert torch.equal(wide.probs, law.probs.double())
+    assert torch.equal(part.probs, distribution.probs[:, 1])
+    assert torch.equal(part.scores, distribution.scores[:, 1])
+    assert torch.equal(part.perturbed(keys(2)), distribution[:, 1].perturbed(keys(2)))
+    wide = distribution.evaluated(torch.zeros(1, dtype=torch.float64))
+    assert torch.equal(wide.probs, distribution.probs.double())
 
 
 def test_what_is_left_of_a_point_mass_is_that_point_mass() -> None:
-    law = Categorical(torch.randn(4, 7), hard=True)
-    for q in (torch.rand(4, 7).softmax(-1), law.probs):
-        assert law.residual(Categorical.having(q)) is law
-        assert torch.equal(law.probs, residual(law.probs, q))
+    distribution = Categorical(torch.randn(4, 7), hard=True)
+    for q in (torch.rand(4, 7).softmax(-1), distribution.probs):
+        assert distribution.residual(Categorical.having(q)) is distribution
+        assert torch.equal(distribution.probs, residual(distribution.probs, q))
 
 
-def test_laws_are_chosen_entry_by_entry() -> None:
+def test_distributions_are_chosen_entry_by_entry() -> None:
     chosen = torch.tensor([True, False])
     soft, other = Categorical(torch.randn(2, 5)), Categorical.having(torch.rand(2, 5).softmax(-1))
     assert Categorical.where(chosen, soft, soft) is soft
@@ -94,20 +94,22 @@ def test_laws_are_chosen_entry_by_entry() -> None:
     assert met.sample(keys(2))[0] == hard.mode[0]
 
 
-def test_entropy_is_that_of_the_law() -> None:
-    law = Categorical(torch.tensor([[0.0, 0.0, -torch.inf], [5.0, -torch.inf, -torch.inf]]))
-    assert_close(law.entropy(), torch.tensor([2.0, 1.0]).log(), atol=1e-6, rtol=0)
+def test_entropy_is_that_of_the_distribution() -> None:
+    distribution = Categorical(
+        torch.tensor([[0.0, 0.0, -torch.inf], [5.0, -torch.inf, -torch.inf]])
+    )
+    assert_close(distribution.entropy(), torch.tensor([2.0, 1.0]).log(), atol=1e-6, rtol=0)
 
 
 def test_indexing_stacking_and_joining_act_on_the_batch() -> None:
     scores = torch.randn(2, 3, 5)
-    law = Categorical(scores, hard=True)
-    assert law[:, 0].batch == (2,)
-    assert law[:, [0, 2]].hard
-    columns = [law[:, step] for step in range(3)]
+    distribution = Categorical(scores, hard=True)
+    assert distribution[:, 0].batch == (2,)
+    assert distribution[:, [0, 2]].hard
+    columns = [distribution[:, step] for step in range(3)]
     assert_close(Categorical.stack(columns).scores, scores)
-    assert_close(Categorical.cat([law[:, :1], law[:, 1:]]).scores, scores)
-    assert Categorical.cat([law]) is law
+    assert_close(Categorical.cat([distribution[:, :1], distribution[:, 1:]]).scores, scores)
+    assert Categorical.cat([distribution]) is distribution
     assert Categorical.stack(columns).hard
 
 
@@ -125,8 +127,8 @@ def test_a_residual_is_what_p_has_more(
 ) -> None:
     wide = [torch.tensor(row, dtype=torch.float64) for row in (p, q, expected)]
     assert_close(residual(wide[0], wide[1]), wide[2], atol=1e-12, rtol=0)
-    law = Categorical.of(wide[0]).residual(Categorical.of(wide[1]))
-    assert_close(law.probs, wide[2], atol=1e-12, rtol=0)
+    distribution = Categorical.of(wide[0]).residual(Categorical.of(wide[1]))
+    assert_close(distribution.probs, wide[2], atol=1e-12, rtol=0)
 
 
 def test_rejection_with_the_residual_gives_p_back() -> None:
@@ -146,8 +148,8 @@ def test_a_token_has_a_share_of_the_quantiles_that_is_its_weight() -> None:
     assert quantile(weights[:1], torch.ones(1, 1, dtype=torch.float64)).item() < 6
 
 
-def test_the_same_keys_couple_two_laws() -> None:
-    """Gumbel-max coupling: equal laws draw equal tokens, near ones nearly always."""
+def test_the_same_keys_couple_two_distributions() -> None:
+    """Gumbel-max coupling: equal distributions draw equal tokens, near ones nearly always."""
     scores = torch.randn(6)
     p = Categorical(scores.expand(COUNT, -1))
     same = Categorical(scores.expand(COUNT, -1) + 3)
@@ -163,13 +165,13 @@ def test_the_same_keys_couple_two_laws() -> None:
 
 def test_a_gaussian_has_its_density_and_draws() -> None:
     mean = torch.tensor([[0.5, -1.0], [2.0, 0.0]])
-    law = Gaussian(mean, torch.tensor([0.5, 2.0]), events=1)
-    assert law.batch == (2,)
+    distribution = Gaussian(mean, torch.tensor([0.5, 2.0]), events=1)
+    assert distribution.batch == (2,)
     x = torch.tensor([[0.0, 0.0], [2.0, 1.0]])
     reference = torch.distributions.Normal(mean, torch.tensor([0.5, 2.0]).expand_as(mean))
-    assert_close(law.log_prob(x), reference.log_prob(x).sum(-1))
-    assert law[1].batch == ()
-    assert_close(law[1].log_prob(x[1]), law.log_prob(x)[1])
+    assert_close(distribution.log_prob(x), reference.log_prob(x).sum(-1))
+    assert distribution[1].batch == ()
+    assert_close(distribution[1].log_prob(x[1]), distribution.log_prob(x)[1])
     many = Gaussian(mean[:1].expand(COUNT, -1), torch.tensor([0.5, 2.0]), events=1)
     drawn = many.sample(keys())  # standard errors: 0.01 and 0.007 at most
     assert_close(drawn.mean(0), mean[0], atol=0.05, rtol=0)
@@ -184,9 +186,9 @@ def test_the_same_keys_move_two_gaussians_together() -> None:
 
 
 def test_a_gaussian_without_spread_is_its_mean() -> None:
-    law = Gaussian(torch.randn(4, 2, 3), torch.zeros(()), events=2)
-    assert law.batch == (4,)
-    assert torch.equal(law.sample(keys(4)), law.mean)
+    distribution = Gaussian(torch.randn(4, 2, 3), torch.zeros(()), events=2)
+    assert distribution.batch == (4,)
+    assert torch.equal(distribution.sample(keys(4)), distribution.mean)
 
 
 PAIRS = [((0.0, 1.0), (1.0, 1.0)), ((0.0, 1.0), (0.5, 2.0)), ((1.0, 1.5), (0.0, 0.7))]
@@ -197,13 +199,13 @@ def test_a_gaussian_residual_follows_its_density(
     p: tuple[float, float], q: tuple[float, float]
 ) -> None:
     """One dimension against the integrated density: chi-square, one false alarm in a million."""
-    laws = [
+    distributions = [
         Gaussian(torch.full((COUNT, 1), mean), torch.tensor(std), events=1) for mean, std in (p, q)
     ]
-    law = laws[0].residual(laws[1])
-    assert isinstance(law, GaussianResidual)
-    assert law.batch == (COUNT,)
-    drawn = law.sample(keys(seed=3))[:, 0].double()
+    distribution = distributions[0].residual(distributions[1])
+    assert isinstance(distribution, GaussianResidual)
+    assert distribution.batch == (COUNT,)
+    drawn = distribution.sample(keys(seed=3))[:, 0].double()
     edges = torch.linspace(-8, 8, 16_001, dtype=torch.float64)
     middle = (edges[1:] + edges[:-1]) / 2
     dense = [torch.distributions.Normal(*pair).log_prob(middle).exp() for pair in (p, q)]
@@ -229,13 +231,15 @@ def test_rejection_with_gaussian_residuals_gives_p_back() -> None:
 
 
 def test_the_residual_of_equal_gaussians_does_not_exist() -> None:
-    law = Gaussian(torch.zeros(2, 1), torch.tensor(1.0), events=1)
+    distribution = Gaussian(torch.zeros(2, 1), torch.tensor(1.0), events=1)
     with pytest.raises(ValueError, match="equal Gaussians does not exist; accept instead"):
-        GaussianResidual(law, law, most_trials=20).sample(keys(2))
+        GaussianResidual(distribution, distribution, most_trials=20).sample(keys(2))
 
 
-def test_rules_over_a_vocabulary_refuse_other_laws() -> None:
-    with pytest.raises(TypeError, match="categorical law is needed here, but the law is Gaussian"):
+def test_rules_over_a_vocabulary_refuse_other_distributions() -> None:
+    with pytest.raises(
+        TypeError, match="categorical distribution is needed here, but the distribution is Gaussian"
+    ):
         categorical(Gaussian(torch.zeros(1, 1), torch.tensor(1.0), events=1))
     with pytest.raises(TypeError, match="NoneType"):
         categorical(None)

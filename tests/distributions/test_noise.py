@@ -187,18 +187,18 @@ PINNED = [0.8847898165349133, 0.3313223755286843, 0.5184555330730105]
 
 
 def test_gumbel_noise_makes_an_argmax_a_draw() -> None:
-    """The Gumbel-max trick, with a law of very unequal probabilities."""
+    """The Gumbel-max trick, with a distribution of very unequal probabilities."""
     probs = torch.tensor([0.5, 0.3, 0.15, 0.04, 0.009, 0.001])
-    law = Categorical(probs.log().expand(1, COUNT, -1))
-    drawn = law.sample(noise(2, 1).shared(POSITIONS))[0]
+    distribution = Categorical(probs.log().expand(1, COUNT, -1))
+    drawn = distribution.sample(noise(2, 1).shared(POSITIONS))[0]
     counts = torch.bincount(drawn, minlength=6).double()
     assert p_value(counts, probs.double() * COUNT) > RATE
 
 
 def test_the_runner_up_is_a_draw_without_the_winner() -> None:
     probs = torch.tensor([0.5, 0.3, 0.2])
-    law = Categorical(probs.log().expand(1, COUNT, -1))
-    top = law.perturbed(noise(4, 1).shared(POSITIONS))[0].topk(2).indices
+    distribution = Categorical(probs.log().expand(1, COUNT, -1))
+    top = distribution.perturbed(noise(4, 1).shared(POSITIONS))[0].topk(2).indices
     counts = torch.bincount(top[:, 0] * 3 + top[:, 1], minlength=9).double()
     expected = torch.tensor(
         [
@@ -230,9 +230,9 @@ def test_flip_and_pick_follow_their_probabilities() -> None:
     rows = noise(6, COUNT)
     flips = rows.flip(torch.full((COUNT,), 0.3), Lane.ACCEPT)
     counts = torch.bincount(flips.long(), minlength=2).double()
-    law = torch.tensor([0.7, 0.3], dtype=torch.float64)
+    distribution = torch.tensor([0.7, 0.3], dtype=torch.float64)
     assert flips.dtype == torch.bool
-    assert p_value(counts, law * COUNT) > RATE
+    assert p_value(counts, distribution * COUNT) > RATE
     weights = torch.tensor([1.0, 0.0, 3.0, 4.0])
     picks = rows.pick(weights.expand(COUNT, -1), Lane.RESIDUAL)
     counts = torch.bincount(picks, minlength=4).double()

@@ -1,4 +1,4 @@
-"""Repetition-aware sampling: the law of two draws, the second where the first repeats."""
+"""Repetition-aware sampling: the distribution of two draws, the second where the first repeats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def near() -> torch.Tensor:  # (V,)
         ([2] * 3, 10, 0.4, []),
     ],
 )
-def test_the_law_is_that_of_both_draws(
+def test_the_distribution_is_that_of_both_draws(
     said: list[int], window: int, share: float, repeated: list[int]
 ) -> None:
     wanted = torch.zeros(7, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Laws are what transformers' `generate()` would draw from, at every node of a draft."""
+"""Distributions are what transformers' `generate()` would draw from, at every node of a draft."""
 
 import warnings
 from collections.abc import Callable
@@ -105,9 +105,9 @@ def by_step(processors: list[hf.LogitsProcessor], logits: Tensor, paths: Any = N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("settings", "warper"), WARPERS, ids=lambda v: str(v)[:30])
 def test_a_warper_equals_hugging_face(settings: Any, warper: Any, dtype: Any, logits: Any) -> None:
-    law = Sampling(do_sample=True, **settings).law(logits.to(dtype))
-    assert law.scores.dtype == dtype
-    assert torch.equal(law.scores, by_step([warper], logits.to(dtype)))
+    distribution = Sampling(do_sample=True, **settings).distribution(logits.to(dtype))
+    assert distribution.scores.dtype == dtype
+    assert torch.equal(distribution.scores, by_step([warper], logits.to(dtype)))
 
 
 def test_warpers_stack_in_the_order_of_generate(logits: Any) -> None:
@@ -125,18 +125,18 @@ def test_warpers_stack_in_the_order_of_generate(logits: Any) -> None:
     made = model._get_logits_processor(config, 4, device="cpu", model_kwargs={})
     assert len(made) == 7
     ours = Sampling(do_sample=True, **settings)  # type: ignore[arg-type]
-    assert torch.equal(ours.law(logits).scores, by_step(made, logits))
-    assert torch.equal(sampling.law(logits).scores, ours.law(logits).scores)
+    assert torch.equal(ours.distribution(logits).scores, by_step(made, logits))
+    assert torch.equal(sampling.distribution(logits).scores, ours.distribution(logits).scores)
     assert not sampling.processors
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_a_processor_sees_the_path_of_its_node(name: Any, logits: Any, paths: Any) -> None:
     sampling = Sampling(processors=(PROCESSORS[name](),))
-    law = sampling.law(logits, lambda row, node: paths[row, node])
-    assert law.hard
+    distribution = sampling.distribution(logits, lambda row, node: paths[row, node])
+    assert distribution.hard
     assert sampling.needs_prefix
-    assert_close(law.scores, by_step([PROCESSORS[name]()], logits, paths), atol=0, rtol=0)
+    assert_close(distribution.scores, by_step([PROCESSORS[name]()], logits, paths), atol=0, rtol=0)
 
 
 def test_processors_run_one_after_the_other_before_the_warpers(logits: Any, paths: Any) -> None:
@@ -146,8 +146,8 @@ def test_processors_run_one_after_the_other_before_the_warpers(logits: Any, path
     sampling = Sampling.from_processors(chain, do_sample=True)
     assert (sampling.temperature, sampling.top_k) == (0.5, 4)
     before = logits.clone()
-    law = sampling.law(logits, lambda row, node: paths[row, node])
-    assert_close(law.scores, by_step(chain, logits, paths), atol=0, rtol=0)
+    distribution = sampling.distribution(logits, lambda row, node: paths[row, node])
+    assert_close(distribution.scores, by_step(chain, logits, paths), atol=0, rtol=0)
     assert torch.equal(before, logits)
 
 
@@ -163,7 +163,7 @@ def test_a_processor_that_knows_its_rows_meets_each_row_in_its_place(
             hf.PrefixConstrainedLogitsProcessor(lambda row, ids: [*allowed[row], len(ids)], 1),
         )
     )
-    law = sampling.law(logits, lambda row, node: paths[row, node])
+    distribution = sampling.distribution(logits, lambda row, node: paths[row, node])
     for (row, node), path in paths.items():
         skip = int(ignore[row])
         want = hf.RepetitionPenaltyLogitsProcessor(1.7, prompt_ignore_length=skip)(
@@ -171,8 +171,8 @@ def test_a_processor_that_knows_its_rows_meets_each_row_in_its_place(
         )[0]
         want = want + row * path.sum() * torch.arange(V)
         keep = [*allowed[row], len(path)]
-        assert_close(law.scores[row, node, keep], want[keep])
-        assert law.scores[row, node].isfinite().sum() <= len(keep)
+        assert_close(distribution.scores[row, node, keep], want[keep])
+        assert distribution.scores[row, node].isfinite().sum() <= len(keep)
 
 
 def test_a_grammar_is_only_asked_about_true_prefixes(logits: Any, paths: Any) -> Any:
@@ -181,20 +181,22 @@ def test_a_grammar_is_only_asked_about_true_prefixes(logits: Any, paths: Any) ->
         return [1]
 
     sampling = Sampling(processors=(hf.PrefixConstrainedLogitsProcessor(grammar, 1),))
-    assert (sampling.law(logits, lambda row, node: paths[row, node]).probs[..., 1] == 1).all()
+    assert (
+        sampling.distribution(logits, lambda row, node: paths[row, node]).probs[..., 1] == 1
+    ).all()
 
 
 def test_a_missing_prefix_is_named(logits: Any) -> None:
     sampling = Sampling(processors=(hf.NoRepeatNGramLogitsProcessor(2),))
     with pytest.raises(ValueError, match="NoRepeatNGramLogitsProcessor look at the tokens before"):
-        sampling.law(logits)
+        sampling.distribution(logits)
 
 
 def test_greedy_hardly_touches_the_logits(logits: Any) -> None:
-    assert Sampling(temperature=0.5, top_k=3).law(logits).scores is logits
-    law = Sampling().law(logits.bfloat16())
-    assert law.hard
-    assert law.scores.dtype == torch.float32
+    assert Sampling(temperature=0.5, top_k=3).distribution(logits).scores is logits
+    distribution = Sampling().distribution(logits.bfloat16())
+    assert distribution.hard
+    assert distribution.scores.dtype == torch.float32
     assert not Sampling().needs_prefix
 
 
@@ -245,15 +247,15 @@ def test_any_list_is_run_as_it_stands(name: Any, do_sample: Any, logits: Any, pa
     logits[2, 0] = logits[2, 1]  # topk, inside top-h, orders ties as it likes
     chain = ODD_LISTS[name]
     sampling = Sampling.from_processors(chain, do_sample)
-    law = sampling.law(logits, lambda row, node: paths[row, node])
-    assert law.hard != do_sample
-    assert_close(law.scores, by_step(chain, logits, paths), atol=0, rtol=0)
+    distribution = sampling.distribution(logits, lambda row, node: paths[row, node])
+    assert distribution.hard != do_sample
+    assert_close(distribution.scores, by_step(chain, logits, paths), atol=0, rtol=0)
 
 
-def test_normalising_last_does_not_change_the_law(logits: Any) -> None:
+def test_normalising_last_does_not_change_the_distribution(logits: Any) -> None:
     chain = [hf.TopKLogitsWarper(5), hf.LogitNormalization()]
-    law = Sampling.from_processors(chain, do_sample=True).law(logits)
-    assert_close(law.log_probs, by_step(chain, logits))
+    distribution = Sampling.from_processors(chain, do_sample=True).distribution(logits)
+    assert_close(distribution.log_probs, by_step(chain, logits))
 
 
 def test_a_broken_row_is_found_without_reading_back(logits: Any) -> None:
@@ -372,12 +374,12 @@ def test_settings_resolve_as_in_generate(settings: Any, own: Any, logits: Any) -
     assert ours.min_length == config.min_length
     assert ours.do_sample == config.do_sample == sampling.do_sample
     want = theirs(PROMPT, logits[:2, 0].clone())
-    law = sampling.law(logits[:2, :1], lambda row, _: PROMPT[row])
-    got = Categorical(want[:, None], hard=law.hard)
-    assert_close(law.log_probs, got.log_probs)
+    distribution = sampling.distribution(logits[:2, :1], lambda row, _: PROMPT[row])
+    got = Categorical(want[:, None], hard=distribution.hard)
+    assert_close(distribution.log_probs, got.log_probs)
 
 
-def test_a_loop_over_the_laws_gives_the_tokens_of_generate() -> None:
+def test_a_loop_over_the_distributions_gives_the_tokens_of_generate() -> None:
     model = tiny_model()
     settings = {
         "repetition_penalty": 1.5,
@@ -393,7 +395,7 @@ def test_a_loop_over_the_laws_gives_the_tokens_of_generate() -> None:
         positions = (mask.cumsum(1) - 1).clamp_min(0)
         with torch.no_grad():
             out = model(ids, attention_mask=mask, position_ids=positions).logits[:, -1:]
-        token = sampling.law(out, lambda row, _, ids=ids: ids[row]).probs.argmax(-1)  # type: ignore[misc]
+        token = sampling.distribution(out, lambda row, _, ids=ids: ids[row]).probs.argmax(-1)  # type: ignore[misc]
         ids, mask = torch.cat((ids, token), 1), torch.cat((mask, torch.ones_like(token)), 1)
     assert torch.equal(ids, want)
 

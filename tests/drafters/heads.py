@@ -54,10 +54,10 @@ def endless(lesson: Lesson) -> Iterator[Lesson]:
 
 @dataclass
 class Heard:
-    """One law that was given, and what it followed."""
+    """One distribution that was given, and what it followed."""
 
     lengths: tuple[int, ...]  # committed tokens per row
-    law: Categorical
+    distribution: Categorical
     nodes: Nodes | None = None  # None = it followed the committed tokens
 
 
@@ -81,11 +81,11 @@ class Recorder(DraftModel):
 
     def listen(self, context: Context, state: Any) -> Categorical:
         self.heard.append(Heard(context.lengths, self.inner.listen(context, state)))
-        return self.heard[-1].law
+        return self.heard[-1].distribution
 
     def say(self, context: Context, state: Any, nodes: Nodes) -> Categorical:
         self.heard.append(Heard(context.lengths, self.inner.say(context, state, nodes), nodes))
-        return self.heard[-1].law
+        return self.heard[-1].distribution
 
     def keep(self, context: Context, state: Any, news: News) -> Any:
         return self.inner.keep(context, state, news)
@@ -127,7 +127,7 @@ def slow(
                 continue
             for place, path in paths(spoken, row):
                 logits = along(reader, head, pairs, row, length - prompts[row], path, scale)
-                yield one.law.scores[row, place], logits
+                yield one.distribution.scores[row, place], logits
 
 
 def paths(spoken: list[Nodes], row: int) -> list[tuple[int, list[int]]]:

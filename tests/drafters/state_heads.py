@@ -87,7 +87,10 @@ def slow(
                 continue
             for place, path in paths(spoken, row):
                 new = length - prompts[row]
-                yield one.law.scores[row, place], along(reader, head, read, row, new, path)[1]
+                yield (
+                    one.distribution.scores[row, place],
+                    along(reader, head, read, row, new, path)[1],
+                )
 
 
 def along(

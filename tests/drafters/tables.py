@@ -25,13 +25,15 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TableTarget:
-    """Every prefix of up to `room` new tokens has a law of its own, drawn from a seed."""
+    """Every prefix of up to `room` new tokens has a distribution of its own, drawn from a seed."""
 
     size: int = 3
     room: int = 5
     seed: int = 0
     scale: float = 1.0
-    forgetful: bool = False  # one law for every prefix; embeddings are read as their argmax
+    forgetful: bool = (
+        False  # one distribution for every prefix; embeddings are read as their argmax
+    )
     grid: Grid | None = None  # says nothing else than what it allows
 
     @cached_property
@@ -56,17 +58,19 @@ class TableTarget:
         return torch.where(length < self.room, row, len(self.logits) - 1)
 
     def joint(self) -> Tensor:  # (V ** room,)
-        """The law of all new tokens, as one code."""
+        """The distribution of all new tokens, as one code."""
         mass = torch.ones(1, dtype=torch.float64)
         for length in range(self.room):
             codes = torch.arange(self.size**length)
-            law = self.logits[self.row(torch.full_like(codes, length), codes)].double().exp()
-            mass = (mass[:, None] * law).flatten()
+            distribution = (
+                self.logits[self.row(torch.full_like(codes, length), codes)].double().exp()
+            )
+            mass = (mass[:, None] * distribution).flatten()
         return mass
 
     def prefill(self, request: Request) -> Context:
         batch = request.inputs["input_ids"].shape[0]
-        law = self.law(request, self.logits[0].expand(batch, 1, -1))
+        distribution = self.distribution(request, self.logits[0].expand(batch, 1, -1))
         context = Context(
             request=request,
             history=tuple([0] for _ in range(batch)),
@@ -77,7 +81,7 @@ class TableTarget:
             noise=request.noise,
             finished=(False,) * batch,
         )
-        return replace(context, scores=Scores(law, context.position()))
+        return replace(context, scores=Scores(distribution, context.position()))
 
     def score(self, context: Context, draft: Draft) -> Scores:
         codes = [[self.code(row[1:])] for row in context.history]
@@ -91,7 +95,7 @@ class TableTarget:
             below = code.gather(1, parent) * self.size**gap + tokens[:, node : node + 1]
             code = torch.cat((code, below % self.size**self.room), 1)
         logits = self.logits[self.row(length + depth, code)]
-        return Scores(self.law(context.request, logits), length + 1 + depth)
+        return Scores(self.distribution(context.request, logits), length + 1 + depth)
 
     def keep(self, context: Context, draft: Draft, kept: Round) -> Context:
         for history, tokens in zip(context.history, kept.tokens, strict=True):
@@ -104,8 +108,8 @@ class TableTarget:
             code = code * self.size + token
         return code
 
-    def law(self, request: Request, logits: Tensor) -> Categorical:
-        return request.sampling.law(logits)
+    def distribution(self, request: Request, logits: Tensor) -> Categorical:
+        return request.sampling.distribution(logits)
 
 
 def sample(
@@ -138,7 +142,7 @@ def z_score(
     """How far chi-square lies above its mean, in its own standard deviations."""
     tokens, _ = sample(target, drafter, verifier, rows, seed)
     codes = torch.tensor(tokens) @ target.size ** torch.arange(target.room - 1, -1, -1)
-    law = target.joint()
-    counts = torch.bincount(codes, minlength=len(law)).double()
-    statistic, cells = chi_square(counts, law * rows)
+    distribution = target.joint()
+    counts = torch.bincount(codes, minlength=len(distribution)).double()
+    statistic, cells = chi_square(counts, distribution * rows)
     return (statistic - (cells - 1)) / math.sqrt(2 * (cells - 1))

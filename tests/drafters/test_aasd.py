@@ -63,7 +63,9 @@ def head_of(family: str, slots: int = 2, **parts: Any) -> AasdHead:
     ("family", "rows", "shape"),
     [("llava", 3, "chain"), ("qwen2_5_vl", 3, "tree"), ("gemma3", 1, "chain")],
 )
-def test_a_law_is_that_of_a_reading_from_scratch(family: str, rows: int, shape: str) -> None:
+def test_a_distribution_is_that_of_a_reading_from_scratch(
+    family: str, rows: int, shape: str
+) -> None:
     """Keys of kept tokens are the target's, of the newest and the drafted ones the head's."""
     told, head, reader = lesson(family, rows), head_of(family), backbone(target(family))
     recorder = Recorder(AasdDraft(reader, head))  # type: ignore[arg-type]
@@ -86,7 +88,7 @@ def test_a_law_is_that_of_a_reading_from_scratch(family: str, rows: int, shape: 
                 read = read_kv(reader, Lesson(told.inputs, tokens), head.config.kv_layer)
                 states = [said_behind(head, read, own)[row, -1] for own in (len(path) + 1, 0)]
                 expected, other = (reader.head(state)[words] for state in states)
-                ours = one.law.scores[row, place][words]
+                ours = one.distribution.scores[row, place][words]
                 assert_close(ours, expected, atol=2e-3, rtol=1e-3)
                 seen += not torch.allclose(ours, other, atol=1e-2)
     assert seen  # whose keys they are matters

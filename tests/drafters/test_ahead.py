@@ -128,7 +128,7 @@ def test_an_error_beside_the_target_retires_the_drafter() -> None:
 
 
 @pytest.mark.parametrize("refill", [0, 3])
-def test_rejection_keeps_the_law(refill: int) -> None:
+def test_rejection_keeps_the_distribution(refill: int) -> None:
     """A window is used only where its prefix was kept, so that its tokens stay draws from q.
 
     Chance of a false alarm: 1e-6 each.

@@ -161,7 +161,7 @@ def test_the_loss_is_the_papers() -> None:
     wanted, said = reader.head(read.next).softmax(-1), reader.head(own).log_softmax(-1)
     expected = {
         "state_weight": functional.smooth_l1_loss(own, read.next),
-        "law_weight": functional.kl_div(said, wanted, reduction="none").mean(),
+        "distribution_weight": functional.kl_div(said, wanted, reduction="none").mean(),
         "middle_weight": functional.smooth_l1_loss(middle, narrow.offer(ROOM)),
     }
     none = dict.fromkeys(expected, 0.0)
@@ -192,7 +192,7 @@ def test_a_head_learns_to_draft_and_opens_its_gates(tmp_path: Any) -> None:
         return float(out.stats.mean_acceptance_length)
 
     before = accepted(head)
-    learn(DREAM, reader, head, endless(told), steps=30, rate=5e-3, law_weight=100.0)
+    learn(DREAM, reader, head, endless(told), steps=30, rate=5e-3, distribution_weight=100.0)
     assert accepted(head) > before + 0.3
     assert all(bool(gate) for name, gate in head.state_dict().items() if name.endswith("_gate"))
     head.save_pretrained(tmp_path)
@@ -240,7 +240,7 @@ def test_the_head_reads_the_slots_that_the_question_attends_to_most() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
 def test_drafting_reads_the_prompt_that_training_lays_out(family: str) -> None:
-    """The first law of ragged rows is that of a lesson, and the answer is the target's."""
+    """The first distribution of ragged rows is that of a lesson, and the answer is the target's."""
     told, reader = lesson(family, 3), backbone(target(family))
     head = head_of(family, "dream", visual_keep=0.4)
     recorder = Recorder(FeatureDraft(reader, head))
@@ -253,7 +253,7 @@ def test_drafting_reads_the_prompt_that_training_lays_out(family: str) -> None:
     states = head(prompt.embeds, prompt.states, prompt.seen, prompt.positions, marks=prompt.marks)
     words = slice(toys.WORDS.start, toys.WORDS.stop)
     expected = reader.head(states[:, -ROOM])[:, words]
-    assert_close(recorder.heard[0].law.scores[:, 0, words], expected, atol=1e-3, rtol=1e-3)
+    assert_close(recorder.heard[0].distribution.scores[:, 0, words], expected, atol=1e-3, rtol=1e-3)
 
 
 def test_two_pictures_and_text_alone_are_the_targets_own() -> None:

@@ -104,7 +104,7 @@ def _lean(head: ElasticHead, branch: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("branch", BRANCHES)
 def test_drafting_reads_the_prompt_that_training_lays_out(branch: str) -> None:
-    """The first law of ragged rows is that of a lesson, and the output the target's."""
+    """The first distribution of ragged rows is that of a lesson, and the output the target's."""
     told, reader, head = lesson(FAMILY, 3), backbone(target(FAMILY)), elastic(queries=3)
     _lean(head, branch)
     recorder = Recorder(FeatureDraft(reader, head))
@@ -115,12 +115,12 @@ def test_drafting_reads_the_prompt_that_training_lays_out(branch: str) -> None:
     assert torch.equal(out.sequences[:, -ROOM:], told.tokens)
     expected = reader.head(through_prompt(head, laid(head, told)[0])[:, -ROOM])
     words = slice(toys.WORDS.start, toys.WORDS.stop)
-    found = recorder.heard[0].law.scores[:, 0, words]
+    found = recorder.heard[0].distribution.scores[:, 0, words]
     assert_close(found, expected[:, words], atol=1e-3, rtol=1e-3)
 
 
 def test_a_temperature_of_0_is_the_argmax() -> None:
-    """Of the same noise; and samples follow the gate's law (30 000 draws, 5 standard errors)."""
+    """Of the same noise; and samples follow the gate's distribution (30 000 draws, 5 standard errors)."""
     logits = torch.tensor([[0.3, -1.0, 2.0, 0.0, 0.5]]).expand(30_000, -1)
     drawn = []
     for temperature in (0.0, 1e-4):
@@ -128,9 +128,9 @@ def test_a_temperature_of_0_is_the_argmax() -> None:
         drawn.append(sampled(logits, temperature))
     assert torch.equal(drawn[0].argmax(-1), drawn[1].argmax(-1))
     assert_close(drawn[1].amax(-1).mean(), torch.tensor(1.0), atol=1e-3, rtol=0)
-    law = logits[0].softmax(-1)
-    error = (law * (1 - law) / 30_000).sqrt()
-    assert bool(((drawn[0].mean(0) - law).abs() < 5 * error).all())
+    distribution = logits[0].softmax(-1)
+    error = (distribution * (1 - distribution) / 30_000).sqrt()
+    assert bool(((drawn[0].mean(0) - distribution).abs() < 5 * error).all())
 
 
 @pytest.mark.promise

@@ -21,7 +21,7 @@ ROOM, LENGTH = 24, 4
 VIEWS = ["pixels", "nothing", "pooled"]
 
 
-def random_laws(*shape: int) -> Tensor:
+def random_distributions(*shape: int) -> Tensor:
     return torch.randn(*shape).softmax(-1)
 
 
@@ -35,19 +35,19 @@ def test_the_grid_has_the_known_size(members: int, points: int) -> None:
 
 @pytest.mark.parametrize("hard", [False, True])
 def test_probabilities_are_mixed_not_logits(hard: bool) -> None:
-    laws = random_laws(2, 3, 2, 9)
+    distributions = random_distributions(2, 3, 2, 9)
     weights = torch.tensor([[0.2, 0.8], [1.0, 0.0]])
-    law = mixture(laws.log(), weights, hard)
-    expected = (weights[:, None, :, None] * laws).sum(-2)
-    assert_close(law.scores.exp(), expected)
-    assert torch.equal(law.scores.argmax(-1), expected.argmax(-1))
-    assert law.hard is hard
+    distribution = mixture(distributions.log(), weights, hard)
+    expected = (weights[:, None, :, None] * distributions).sum(-2)
+    assert_close(distribution.scores.exp(), expected)
+    assert torch.equal(distribution.scores.argmax(-1), expected.argmax(-1))
+    assert distribution.hard is hard
 
 
 def test_impossible_tokens_stay_impossible() -> None:
-    laws = torch.tensor([[[[0.0, 0.5, 0.5], [0.0, 1.0, 0.0]]]])
-    law = mixture(laws.log(), torch.tensor([[0.0, 1.0]]), False)
-    assert_close(law.probs, torch.tensor([[[0.0, 1.0, 0.0]]]))
+    distributions = torch.tensor([[[[0.0, 0.5, 0.5], [0.0, 1.0, 0.0]]]])
+    distribution = mixture(distributions.log(), torch.tensor([[0.0, 1.0]]), False)
+    assert_close(distribution.probs, torch.tensor([[[0.0, 1.0, 0.0]]]))
 
 
 @pytest.mark.parametrize("perfect", [0, 1, 2])
@@ -55,23 +55,25 @@ def test_tabed_picks_the_vertex_of_the_perfect_member(perfect: int) -> None:
     weighting = Agreement()
     state = weighting.begin(2, 3, torch.device("cpu"))
     assert_close(weighting.weights(state), torch.full((2, 3), 1 / 3))
-    laws = random_laws(5, 3, 20)
-    nothing = Evidence(laws[:0], laws[:0, 0])
-    state = weighting.observe(state, [Evidence(laws, laws[:, perfect]), nothing])
+    distributions = random_distributions(5, 3, 20)
+    nothing = Evidence(distributions[:0], distributions[:0, 0])
+    state = weighting.observe(state, [Evidence(distributions, distributions[:, perfect]), nothing])
     vertex = torch.eye(3)[perfect]
     assert_close(weighting.weights(state), torch.stack((vertex, torch.full((3,), 1 / 3))))
 
 
 def test_tabed_counts_agreement_first_and_divergence_second() -> None:
     """Brute force over the grid."""
-    laws, target = random_laws(7, 2, 6), random_laws(7, 6)
+    distributions, target = random_distributions(7, 2, 6), random_distributions(7, 6)
     weighting = Agreement()
     state = weighting.begin(1, 2, torch.device("cpu"))
     for at in range(7):
-        state = weighting.observe(state, [Evidence(laws[at : at + 1], target[at : at + 1])])
+        state = weighting.observe(
+            state, [Evidence(distributions[at : at + 1], target[at : at + 1])]
+        )
     ranks = []
     for point in simplex(2, 10):
-        mixed = (point[:, None] * laws).sum(1)
+        mixed = (point[:, None] * distributions).sum(1)
         agrees = int((mixed.argmax(-1) == target.argmax(-1)).sum())
         ranks.append((-agrees, float((target * (target / mixed).log()).sum()), point.tolist()))
     assert weighting.weights(state)[0].tolist() == min(ranks)[2]
@@ -80,9 +82,9 @@ def test_tabed_counts_agreement_first_and_divergence_second() -> None:
 def test_a_window_forgets() -> None:
     weighting = Agreement(window=2)
     state = weighting.begin(1, 2, torch.device("cpu"))
-    laws = random_laws(6, 2, 20)
+    distributions = random_distributions(6, 2, 20)
     for member in (0, 1):
-        state = weighting.observe(state, [Evidence(laws, laws[:, member])])
+        state = weighting.observe(state, [Evidence(distributions, distributions[:, member])])
     assert weighting.weights(state).tolist() == [[0.0, 1.0]]
 
 

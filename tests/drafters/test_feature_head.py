@@ -1,4 +1,4 @@
-"""A feature head: right laws at the right places, right output, and nothing but its own target."""
+"""A feature head: right distributions at the right places, right output, and nothing but its own target."""
 
 from __future__ import annotations
 
@@ -96,14 +96,15 @@ def sequences(family: str, drafter: Any, batch: int, scale: float = 1.0, **how: 
     return out
 
 
-# --- laws and output ------------------------------------------------------------------------------
+# --- distributions and output
+# ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("case", "family"), covering(CASES, TEXT[::-1], strength=1), ids=str)
 def test_a_head_says_what_it_says_without_memory_and_tree(
     case: tuple[int, str], family: str
 ) -> None:
-    """Greedy output is the target's, and every law is that of the pairs of its own path."""
+    """Greedy output is the target's, and every distribution is that of the pairs of its own path."""
     batch, shape = case
     lesson, expected = said(family, batch)
     head = half_right(family)

@@ -62,7 +62,7 @@ def test_increments_are_those_of_the_sampler(freeze: str, root: str) -> None:
     assert surprise(done) < 4.5
 
 
-def test_samples_have_the_law_of_plain_sampling() -> None:
+def test_samples_have_the_distribution_of_plain_sampling() -> None:
     """Kolmogorov-Smirnov against other noise, each coordinate; false alarm 1e-4."""
     network = denoiser(12)
     fast = run(Frozen(), network, batch=1500, seed=1).states[:, -1]
@@ -248,7 +248,7 @@ def test_steps_without_noise_are_never_drafted() -> None:
     silent = torch.arange(12) % 4 == 3
     network = mixture(2, 4, 0).denoiser(kernel.deterministic(silent))
     done = run(Frozen(Window.fixed(8)), network, batch=4)
-    drafted = [draft.law.std[draft.mask] for draft in done.drafts if draft.nodes]  # type: ignore
+    drafted = [draft.distribution.std[draft.mask] for draft in done.drafts if draft.nodes]  # type: ignore
     assert all(bool((std > 0).all()) for std in drafted)
     assert done.calls < 12
 

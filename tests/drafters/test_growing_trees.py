@@ -105,8 +105,10 @@ def by_hand(text: list[int], nodes: int, depth: int, branch: int) -> set[tuple[i
     for _ in range(depth):
         grown: list[Any] = []
         for path, score in front:
-            law = model(input_ids=torch.tensor([[*text, *path]])).logits[0, -1].log_softmax(-1)
-            values, tokens = (part.tolist() for part in law.topk(branch))
+            distribution = (
+                model(input_ids=torch.tensor([[*text, *path]])).logits[0, -1].log_softmax(-1)
+            )
+            values, tokens = (part.tolist() for part in distribution.topk(branch))
             pairs = zip(values, tokens, strict=True)
             grown += [((*path, token), score + value) for value, token in pairs]
         scored |= dict(grown)
@@ -135,8 +137,10 @@ def test_it_keeps_as_much_as_a_beam_can() -> None:
 def mass(model: Any, text: list[int], draft: Draft) -> float:
     total = 0.0
     for path in paths(draft):
-        law = model(input_ids=torch.tensor([[*text, *path]])).logits[0].log_softmax(-1)
-        total += math.exp(sum(float(law[len(text) - 1 + at, one]) for at, one in enumerate(path)))
+        distribution = model(input_ids=torch.tensor([[*text, *path]])).logits[0].log_softmax(-1)
+        total += math.exp(
+            sum(float(distribution[len(text) - 1 + at, one]) for at, one in enumerate(path))
+        )
     return total
 
 
@@ -151,8 +155,8 @@ def test_unlikely_siblings_are_not_drafted() -> None:
     for path in paths(draft):
         with torch.no_grad():
             ids = torch.tensor([[*texts[0], *path[:-1]]])
-            law = model(input_ids=ids).logits[0, -1].softmax(-1)
-        assert law[path[-1]] >= 0.5 * law.max() - 1e-6
+            distribution = model(input_ids=ids).logits[0, -1].softmax(-1)
+        assert distribution[path[-1]] >= 0.5 * distribution.max() - 1e-6
 
 
 @pytest.mark.parametrize(
@@ -187,12 +191,12 @@ def test_constant_ends_are_a_fixed_tree() -> None:
 
 
 @torch.no_grad()
-def test_the_tree_follows_the_last_law_of_the_target() -> None:
+def test_the_tree_follows_the_last_distribution_of_the_target() -> None:
     """Whatever the drafter makes of it, and under greedy decoding, too."""
     shape, model = EntropyTree(depth=(1, 6), width=(1, 4), nodes=16, sure=0.0, unsure=1.0), tiny()
     for draft, texts in watched(shape, depth=1, room=30)[1:6]:
-        law = model(input_ids=torch.tensor([texts[0][:-1]])).logits[0, -1].log_softmax(-1)
-        entropy = float(-(law.exp() * law).sum()) / math.log(len(law))
+        distribution = model(input_ids=torch.tensor([texts[0][:-1]])).logits[0, -1].log_softmax(-1)
+        entropy = float(-(distribution.exp() * distribution).sum()) / math.log(len(distribution))
         assert draft.tree == shape.tree(entropy)
 
 
@@ -265,7 +269,7 @@ def test_ranks_are_counted_where_the_drafter_had_spoken() -> None:
 def test_an_answer_that_ends_early_says_what_longer_drafts_are_worth() -> None:
     """Rows of greedy chains of four: broken off, kept whole, ended on a drafted token, over."""
     scores = torch.tensor([4.0, 3.0, 2.0, 1.0, 0.0]).expand(4, 1, 5)
-    laws = [Categorical(scores, hard=True)] * 4
+    distributions = [Categorical(scores, hard=True)] * 4
     draft = Draft.chain(torch.zeros(4, 4, dtype=torch.int64), Kind.DET)
     said = ((0, 0, 2), (0, 0, 0, 0, 4), (0, 0), ())
     path = ((0, 1), (0, 1, 2, 3), (0, 1), ())
@@ -276,7 +280,9 @@ def test_an_answer_that_ends_early_says_what_longer_drafts_are_worth() -> None:
         verdict,
         depth=4,
     )
-    news = News(draft, Scores(laws[0], torch.zeros(4, 1)), kept, ((),) * 4, 3, laws)
+    news = News(
+        draft, Scores(distributions[0], torch.zeros(4, 1)), kept, ((),) * 4, 3, distributions
+    )
     auto = AutoTree(width=3)
     known = auto.observe(auto.begin(), news)
     assert [looks for _, looks in known.levels] == pytest.approx([3, 3, 3, 1], rel=0.1)

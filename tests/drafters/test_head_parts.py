@@ -1,4 +1,4 @@
-"""Parts of heads in any combination: each law is the one read from scratch, and output is exact."""
+"""Parts of heads in any combination: each distribution is the one read from scratch, and output is exact."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def check(parts: str, family: str, rows: int, shape: str) -> None:
 
 
 @pytest.mark.parametrize(("parts", "family", "rows", "shape"), QUICK)
-def test_a_law_is_that_of_a_reading_from_scratch(
+def test_a_distribution_is_that_of_a_reading_from_scratch(
     parts: str, family: str, rows: int, shape: str
 ) -> None:
     check(parts, family, rows, shape)

@@ -53,23 +53,23 @@ def _asked_anew() -> Iterator[None]:
     late.forget()
 
 
-def test_windows_hold_the_most_that_is_left_of_a_law() -> None:
+def test_windows_hold_the_most_that_is_left_of_a_distribution() -> None:
     """By counting, bin by bin; without a radius they are the likeliest, at the ends they stop."""
     codes, generator = ActionCodes(20, 12), torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(2, 4, 25, generator=generator)
     radii = torch.tensor([0, 1, 3, 12])
     found = windows(logits, codes, radii, 3).exp()
-    law = logits[..., 8:20].softmax(-1)
+    distribution = logits[..., 8:20].softmax(-1)
     for row in range(2):
         for slot, radius in enumerate(radii.tolist()):
-            left, wanted = law[row, slot].clone(), torch.zeros(25)
+            left, wanted = distribution[row, slot].clone(), torch.zeros(25)
             for _ in range(3):
                 mass = [float(left[max(x - radius, 0) : x + radius + 1].sum()) for x in range(12)]
                 best = mass.index(max(mass))
                 wanted[best + 8] += mass[best]
                 left[max(best - radius, 0) : best + radius + 1] = 0
             torch.testing.assert_close(found[row, slot], wanted)
-    assert torch.equal(found[:, 0].argmax(-1) - 8, law[:, 0].argmax(-1))
+    assert torch.equal(found[:, 0].argmax(-1) - 8, distribution[:, 0].argmax(-1))
     assert bool((found[:, 3] > 0).sum(-1).eq(1).all())  # one window holds all
     shape = torch.tensor([[[0.1, 0.3, 1e-9, 0.2, 0.2, 0.2]]]).log()
     only = windows(shape, ActionCodes(6, 6), torch.tensor([1]), 1).exp()[0, 0].tolist()

@@ -57,7 +57,8 @@ def hydra(family: str, architecture: str) -> HydraHeads:
     return made
 
 
-# --- laws -----------------------------------------------------------------------------------------
+# --- distributions
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def hydra(family: str, architecture: str) -> HydraHeads:
         ("llava", 3, "dynamic", "mlp"),
     ],
 )
-def test_a_law_is_that_of_a_reading_from_scratch(
+def test_a_distribution_is_that_of_a_reading_from_scratch(
     family: str, rows: int, shape: str, architecture: str
 ) -> None:
     """And states that are one token late are found out."""
@@ -109,7 +110,7 @@ def agree(family: str, heads: HydraHeads, told: Lesson, heard: list[Heard]) -> N
             for place, path in paths(spoken, row):
                 tokens = torch.tensor([int(told.tokens[row, new - 1]), *path])
                 logits = heads(last, reader.embed(tokens[None])[0])
-                ours = one.law.scores[row, place]
+                ours = one.distribution.scores[row, place]
                 assert_close(ours[words], logits[words], atol=1e-3, rtol=1e-3)
 
 
@@ -181,10 +182,10 @@ def test_typical_acceptance_is_lossy_when_sampling_and_exact_when_greedy(name: s
     ids = out.sequences
     with torch.no_grad():
         logits = own(**{**given, "input_ids": ids, "attention_mask": torch.ones_like(ids)}).logits
-    laws = logits[0, given["input_ids"].shape[1] - 1 : -1].double().softmax(-1)
-    entropy = -torch.special.xlogy(laws, laws).sum(-1)
+    distributions = logits[0, given["input_ids"].shape[1] - 1 : -1].double().softmax(-1)
+    entropy = -torch.special.xlogy(distributions, distributions).sum(-1)
     least = torch.minimum(torch.tensor(0.09), 0.3 * (-entropy).exp())
-    spoken = laws.gather(1, ids[0, -20:, None])[:, 0]
+    spoken = distributions.gather(1, ids[0, -20:, None])[:, 0]
     kept = [place for place, count in _kept(out.stats.per_step_accepted) if count]
     assert all(float(spoken[place]) > float(least[place]) for place in kept)
 
@@ -218,10 +219,10 @@ def test_the_loss_of_hydra_by_hand(teacher: float) -> None:
                 if tokens[row, t + head + 1] < 0:
                     continue
                 heard = reader.embed(tokens[row : row + 1, t : t + head + 1])[0]
-                law = heads(states[row, t], heard).log_softmax(-1)
+                distribution = heads(states[row, t], heard).log_softmax(-1)
                 asked = reader.head(read.next[row, t + head]).softmax(-1)
-                hard = -law[tokens[row, t + head + 1]]
-                found.append(-(asked * law).sum() if teacher else hard)
+                hard = -distribution[tokens[row, t + head + 1]]
+                found.append(-(asked * distribution).sum() if teacher else hard)
         expected = expected + torch.stack(found).mean()
     loss = hydra_loss(reader, heads, Lesson(told.inputs, tokens), teacher)
     assert_close(loss, expected, atol=1e-3, rtol=1e-4)

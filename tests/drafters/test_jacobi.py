@@ -1,4 +1,4 @@
-"""Jacobi drafting gives back the target's law, and every known mistake does not."""
+"""Jacobi drafting gives back the target's distribution, and every known mistake does not."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ POLICIES: list[Suffix] = [
 
 
 @dataclass(frozen=True)
-class OldLaw:
-    """Wrong: a token kept by coupling is stored with the law it had before."""
+class OldDistribution:
+    """Wrong: a token kept by coupling is stored with the distribution it had before."""
 
-    records_law: ClassVar[bool] = False
+    records_distribution: ClassVar[bool] = False
     carries: ClassVar[bool] = True
 
     def redraw(self, slots: Slots, noise: Noise) -> tuple[Tensor, Categorical]:
@@ -67,8 +67,8 @@ class FreshAtTheRejection(Exact):
 
 
 @pytest.mark.parametrize("suffix", POLICIES, ids=repr)
-def test_the_joint_law_is_the_target_s(suffix: Suffix) -> None:
-    """Chi-square on all sequences; the chance of z > 3 under the right law is about 0.4 % a case.
+def test_the_joint_distribution_is_the_target_s(suffix: Suffix) -> None:
+    """Chi-square on all sequences; the chance of z > 3 under the right distribution is about 0.4 % a case.
 
     Seeds are fixed, so a case that passes goes on passing.
     """
@@ -80,7 +80,7 @@ def test_the_joint_law_is_the_target_s(suffix: Suffix) -> None:
     ("length", "proactive"), [(2, None), (5, None), (5, Proactive(2, 2))], ids=["2", "5", "tree"]
 )
 @pytest.mark.parametrize("suffix", POLICIES, ids=repr)
-def test_the_joint_law_on_many_rows(
+def test_the_joint_distribution_on_many_rows(
     suffix: Suffix, length: int, proactive: Proactive | None
 ) -> None:
     drafter = Jacobi(length, suffix, proactive=proactive)
@@ -94,13 +94,13 @@ def test_the_joint_law_on_many_rows(
         pytest.param(WIDE, 3, id="three"),
     ],
 )
-def test_the_joint_law_with_proactive_candidates(target: TableTarget, width: int) -> None:
+def test_the_joint_distribution_with_proactive_candidates(target: TableTarget, width: int) -> None:
     drafter = Jacobi(4, CoupleMax(), proactive=Proactive(2, width))
     assert abs(z_score(target, drafter, Recursive(), ROWS)) < 3
 
 
 WRONG: list[tuple[Suffix, Verifier, float]] = [
-    (OldLaw(), Recursive(), 4),
+    (OldDistribution(), Recursive(), 4),
     (Resample(), Recursive(FreshAtTheRejection()), 50),
     (ThresholdReuse(0.5), Recursive(), 20),
 ]
@@ -114,7 +114,7 @@ def test_known_mistakes_are_seen(suffix: Suffix, verifier: Verifier, least: floa
 
 def test_the_coupled_verifier_gives_what_plain_decoding_gives() -> None:
     plain, _ = sample(TARGET, Silent(), Coupled(), 2000, seed=3)
-    for suffix in (*POLICIES, ThresholdReuse(0.5)):  # no wrong law matters to it
+    for suffix in (*POLICIES, ThresholdReuse(0.5)):  # no wrong distribution matters to it
         drawn, _ = sample(TARGET, Jacobi(4, suffix), Coupled(), 2000, seed=3)
         assert drawn == plain
 
@@ -182,9 +182,13 @@ def slots(rows: int, p: Tensor, q: Tensor, seed: int = 0) -> tuple[Slots, KeyedN
     keys = torch.randint(-(2**62), 2**62, (rows,), generator=torch.Generator().manual_seed(seed))
     noise = KeyedNoise(keys)
     position = torch.full((rows, 1), 7)
-    law_q, law_p = (Categorical.of(law.expand(rows, 1, -1)) for law in (q, p))
-    tokens = law_q.sample(noise.shared(position))
-    return Slots(law_p, law_q, tokens, torch.ones(rows, 1).bool(), position), noise
+    distribution_q, distribution_p = (
+        Categorical.of(distribution.expand(rows, 1, -1)) for distribution in (q, p)
+    )
+    tokens = distribution_q.sample(noise.shared(position))
+    return Slots(
+        distribution_p, distribution_q, tokens, torch.ones(rows, 1).bool(), position
+    ), noise
 
 
 P, Q = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.4, 0.3, 0.2, 0.1])  # two in (P - Q)+
@@ -193,10 +197,10 @@ DISTANCE = float((P - Q).abs().sum() / 2)
 
 def kept_share(suffix: Suffix, rows: int = 40_000) -> float:
     before, noise = slots(rows, P, Q)
-    tokens, law = suffix.redraw(before, noise.at_round(1))
+    tokens, distribution = suffix.redraw(before, noise.at_round(1))
     counts = torch.bincount(tokens[:, 0], minlength=len(P)) / rows
     assert torch.allclose(counts, P, atol=0.012)  # five standard deviations
-    assert torch.equal(law.probs, before.p.probs)
+    assert torch.equal(distribution.probs, before.p.probs)
     return float((tokens == before.tokens).float().mean())
 
 
@@ -208,7 +212,7 @@ def test_how_many_tokens_each_coupling_keeps() -> None:
     assert kept_share(Resample()) == pytest.approx(float((P * Q).sum()), abs=0.01)
 
 
-def test_equal_laws_change_no_token() -> None:
+def test_equal_distributions_change_no_token() -> None:
     for suffix in (CoupleMax(), CoupleGumbel()):
         before, noise = slots(1000, P, P)
         tokens, _ = suffix.redraw(before, noise.at_round(1))
@@ -235,22 +239,27 @@ def test_a_verifier_that_looks_ahead_spoils_what_is_carried() -> None:
     """Block verification has looked at the second token of a draft before it rejects the first.
 
     40 000 rows, of which those count that kept nothing: five standard deviations are below 0.02.
-    The second law gives token 1 a probability of 0.7; behind a block it comes out with 0.58.
+    The second distribution gives token 1 a probability of 0.7; behind a block it comes out with
+    0.58.
     """
     rows = 40_000
     keys = torch.randint(-(2**62), 2**62, (rows,), generator=torch.Generator().manual_seed(5))
     noise = KeyedNoise(keys)
     p = torch.tensor([[0.4, 0.6], [0.3, 0.7], [0.5, 0.5]])
     q = torch.tensor([[0.8, 0.2], [0.5, 0.5]])
-    law_p, law_q = (Categorical.of(law.expand(rows, -1, -1)) for law in (p, q))
-    tokens = law_q.sample(noise.fresh(Lane.DRAFT, torch.arange(2)))
-    draft = Draft.chain(tokens, Kind.IID, law_q)
+    distribution_p, distribution_q = (
+        Categorical.of(distribution.expand(rows, -1, -1)) for distribution in (p, q)
+    )
+    tokens = distribution_q.sample(noise.fresh(Lane.DRAFT, torch.arange(2)))
+    draft = Draft.chain(tokens, Kind.IID, distribution_q)
     position = torch.arange(3).expand(rows, -1)
     known = torch.ones(rows, 1).bool()
-    before = Slots(law_p[:, 1:2], law_q[:, 1:2], tokens[:, 1:], known, position[:, 1:2])
+    before = Slots(
+        distribution_p[:, 1:2], distribution_q[:, 1:2], tokens[:, 1:], known, position[:, 1:2]
+    )
     after, _ = CoupleMax().redraw(before, noise)
     for verifier, share in ((Recursive(), 0.7), (Block(), 0.58)):
-        refused = verifier.verify(draft, Scores(law_p, position), noise).length == 0
+        refused = verifier.verify(draft, Scores(distribution_p, position), noise).length == 0
         assert int(refused.sum()) > 15_000
         assert float(after[refused].float().mean()) == pytest.approx(share, abs=0.02)
 

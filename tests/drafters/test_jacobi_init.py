@@ -55,8 +55,8 @@ def frame(
     )
     tokens = torch.tensor(window)
     new = torch.arange(tokens.shape[1]) >= torch.tensor(known)[:, None]
-    law = Categorical(torch.zeros(batch, 1 + max(known), SIZE))
-    return Frame(context, tokens, new, law, None if grid is None else Map.of(grid, CPU))
+    distribution = Categorical(torch.zeros(batch, 1 + max(known), SIZE))
+    return Frame(context, tokens, new, distribution, None if grid is None else Map.of(grid, CPU))
 
 
 def filled(initial: Initialiser, given: Frame) -> list[list[int]]:
@@ -84,7 +84,7 @@ def test_the_likeliest_token_of_the_slot_before() -> None:
     scores = torch.zeros(2, 2, SIZE)
     scores[0, 0, 8] = scores[1, 1, 6] = 1.0  # after the last committed token; of the known slot
     scores[0, 1, 9] = 2.0  # row 0 has no known slot: this must not be read
-    given = replace(given, law=Categorical(scores))
+    given = replace(given, distribution=Categorical(scores))
     assert filled(LeftArgmax(), given) == [[8, 8], [4, 6]]
 
 

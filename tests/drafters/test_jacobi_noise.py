@@ -74,14 +74,14 @@ def test_the_space_has_no_scale_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("steps", "suffix"), [(1, Resample()), (2, Resample()), (3, CoupleMax())])
-def test_the_joint_law_is_the_target_s(steps: int, suffix: Suffix) -> None:
-    """Chi-square on all sequences; under the right law z > 3 has a chance of about 0.4 % a case."""
+def test_the_joint_distribution_is_the_target_s(steps: int, suffix: Suffix) -> None:
+    """Chi-square on all sequences; under the right distribution z > 3 has a chance of about 0.4 % a case."""
     assert abs(z_score(TARGET, window(steps, suffix=suffix), Recursive(), ROWS)) < 3
 
 
 @pytest.mark.promise
 @pytest.mark.parametrize("steps", [1, 2, 4])
-def test_the_joint_law_on_many_rows(steps: int) -> None:
+def test_the_joint_distribution_on_many_rows(steps: int) -> None:
     assert abs(z_score(TARGET, window(steps, 5), Recursive(), 150_000, seed=1)) < 3
 
 

@@ -54,14 +54,17 @@ def adapter(family: str, exit_layer: int = EXIT) -> KangarooAdapter:
     return made
 
 
-# --- laws -----------------------------------------------------------------------------------------
+# --- distributions
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("family", "rows", "shape"),
     [("llava", 3, "chain"), ("qwen2_5_vl", 3, "tree"), ("gemma3", 1, "dynamic")],
 )
-def test_a_law_is_that_of_a_reading_from_scratch(family: str, rows: int, shape: str) -> None:
+def test_a_distribution_is_that_of_a_reading_from_scratch(
+    family: str, rows: int, shape: str
+) -> None:
     """And an adapter behind another layer says something else."""
     told, own = lesson(family, rows), adapter(family)
     recorder = Recorder(KangarooDraft(backbone(target(family)), own))  # type: ignore[arg-type]
@@ -81,7 +84,7 @@ def test_a_law_is_that_of_a_reading_from_scratch(family: str, rows: int, shape: 
 def agree(
     family: str, own: KangarooAdapter, exit_layer: int, told: Lesson, heard: list[Heard]
 ) -> None:
-    """Laws against one forward of the whole target over a node's own path."""
+    """Distributions against one forward of the whole target over a node's own path."""
     reader = backbone(target(family))
     prompts = told.inputs["attention_mask"].sum(-1).tolist()
     words, spoken = slice(toys.WORDS.start, toys.WORDS.stop), list[Any]()
@@ -98,7 +101,7 @@ def agree(
                 pad = read.prompt.padding[row]
                 states = own(read.prompt.features[row : row + 1, pad:])
                 logits = reader.head(states[0, -1])
-                ours = one.law.scores[row, place]
+                ours = one.distribution.scores[row, place]
                 assert_close(ours[words], logits[words], atol=1e-3, rtol=1e-3)
 
 
@@ -166,8 +169,8 @@ def test_the_loss_by_hand() -> None:
         said = reader.head(own(read.prompt.features[row : row + 1, pad:]))[0, -ROOM:]
         for t in range(ROOM):
             if tokens[row, t] >= 0:
-                law = reader.head(read.next[row, t]).softmax(-1)
-                found.append(-(law * said[t].log_softmax(-1)).sum())
+                distribution = reader.head(read.next[row, t]).softmax(-1)
+                found.append(-(distribution * said[t].log_softmax(-1)).sum())
     loss = kangaroo_loss(reader, own, Lesson(told.inputs, tokens))
     assert_close(loss, torch.stack(found).mean(), atol=1e-3, rtol=1e-4)
 
@@ -181,8 +184,8 @@ def test_imitation_adds_tokens_and_last_states() -> None:
     for row in range(3):
         states = own(read.prompt.features[row : row + 1, read.prompt.padding[row] :])[0, -ROOM:]
         near += list(torch.cosine_similarity(states, read.next[row], -1))
-        laws = reader.head(states).log_softmax(-1)
-        hard += [-laws[t, told.tokens[row, t + 1]] for t in range(ROOM - 1)]
+        distributions = reader.head(states).log_softmax(-1)
+        hard += [-distributions[t, told.tokens[row, t + 1]] for t in range(ROOM - 1)]
     expected = expected + torch.stack(hard).mean() + 1 - torch.stack(near).mean()
     assert_close(imitation_loss(reader, own, told), expected, atol=1e-3, rtol=1e-4)
     made: Any = FASTVLM.begin(reader, torch.zeros(0))

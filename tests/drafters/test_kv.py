@@ -200,7 +200,7 @@ def test_all_visual_tokens_chosen_anew_are_the_dense_draft() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_a_renewed_view_holds_what_the_newest_token_attends_to(family: str, batch: str) -> None:
-    """By a plain softmax over the whole row; and the draft on the way is the target's own law."""
+    """By a plain softmax over the whole row; and the draft on the way is the target's own distribution."""
     drafter, context = prefilled(family, SparseKv(3, every=1), **BATCHES[batch])
     view, memory, like = drafter.begin(context), context.memory, context.memory.like
     assert view is not None
@@ -216,8 +216,8 @@ def test_a_renewed_view_holds_what_the_newest_token_attends_to(family: str, batc
     asked = block([[9]] * context.batch, None, like)
     with AttentionTap(drafter.backbone, frozenset({HEADS}), [1] * context.batch) as tap:
         dense, _ = drafter.backbone.read(memory, asked)
-    law = drafter.listen(context, view)
-    assert torch.equal(law.scores.argmax(-1), dense[:, -1:].argmax(-1))
+    distribution = drafter.listen(context, view)
+    assert torch.equal(distribution.scores.argmax(-1), dense[:, -1:].argmax(-1))
     assert view.drafts == 1
     for layer in drafter.layers:
         keys = before[layer]
@@ -240,7 +240,7 @@ def test_a_renewed_view_holds_what_the_newest_token_attends_to(family: str, batc
 def test_text_alone_sees_no_picture() -> None:
     """Other visual keys and values, the same draft; for dense memory it is another one."""
     for kv, same in ((TextKv(), True), (SameKv(), False)):
-        laws = []
+        distributions = []
         for scale in (1.0, 2.0):
             drafter, context = prefilled("llava", kv)
             visual = [at for at, one in enumerate(context.history[0]) if one == toys.IMAGE]
@@ -248,8 +248,8 @@ def test_text_alone_sees_no_picture() -> None:
                 layer.values[:, :, visual] *= scale
             state = drafter.begin(context)
             context.history[0].append(7)
-            laws.append(drafter.listen(context, state).scores)
-        assert torch.equal(*laws) is same
+            distributions.append(drafter.listen(context, state).scores)
+        assert torch.equal(*distributions) is same
 
 
 def test_a_view_goes_with_skipped_layers_and_early_exits() -> None:

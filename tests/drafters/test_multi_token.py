@@ -1,4 +1,4 @@
-"""Multi-token heads: right laws at the right places, right output, and nothing but their target."""
+"""Multi-token heads: right distributions at the right places, right output, and nothing but their target."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def output(family: str, heads: Any, batch: int, **parts: Any) -> Any:
     return out
 
 
-# --- output and laws ------------------------------------------------------------------------------
+# --- output and distributions
+# ------------------------------------------------------------------------------
 
 
 @pytest.mark.promise
@@ -118,8 +119,10 @@ def test_sampled_output_is_that_of_plain_decoding_with_the_seed(batch: int, shap
 
 
 @pytest.mark.parametrize(("batch", "shape"), CASES)
-def test_each_law_is_that_of_the_last_state_that_the_target_said(batch: int, shape: str) -> None:
-    """A node's law is that of the head of its depth; states that are late are found out."""
+def test_each_distribution_is_that_of_the_last_state_that_the_target_said(
+    batch: int, shape: str
+) -> None:
+    """A node's distribution is that of the head of its depth; states that are late are found out."""
     given = toys.inputs("llava", batch=batch, ragged=batch > 1)
     compare(batch, recorded(given, shape, Recorder))
     with pytest.raises(AssertionError):
@@ -127,7 +130,7 @@ def test_each_law_is_that_of_the_last_state_that_the_target_said(batch: int, sha
 
 
 def recorded(given: Any, shape: str, wrap: type[Recorder]) -> list[Heard]:
-    """Laws that were given in a run."""
+    """Distributions that were given in a run."""
     model: Any = MultiTokenDraft(backbone(toys.model("llava", layers=3)), learnt("llava"))
     recorder = wrap(model)
     drafter = Autoregressive(recorder, SHAPES[shape])
@@ -138,7 +141,7 @@ def recorded(given: Any, shape: str, wrap: type[Recorder]) -> list[Heard]:
 
 @torch.no_grad()
 def compare(batch: int, heard: list[Heard]) -> None:
-    """Hold laws against the heads' on states of the target's own reading of the whole answer."""
+    """Hold distributions against the heads' on states of the target's own reading of the whole answer."""
     lesson, reader = said("llava", batch)[0], backbone(toys.model("llava", layers=3))
     room = lesson.tokens.shape[1]
     states = read(reader, lesson).states[:, -room:]  # the target says token t of state t
@@ -153,11 +156,11 @@ def compare(batch: int, heard: list[Heard]) -> None:
             depths = torch.tensor([0])
             if one.nodes is not None:
                 depths = (one.nodes.layout.depths + 1).expand(batch, -1)[row]
-            assert_close(one.law.scores[row], logits[depths], atol=1e-4, rtol=1e-4)
+            assert_close(one.distribution.scores[row], logits[depths], atol=1e-4, rtol=1e-4)
 
 
 def test_heads_that_learnt_nothing_say_the_targets_next_token() -> None:
-    """With weights at zero every head repeats the law of the token that the target said."""
+    """With weights at zero every head repeats the distribution of the token that the target said."""
     reader, lesson = backbone(toys.model("llava", layers=3)), said("llava", 3)[0]
     states = read(reader, lesson).states
     heads = zeroed("llava", num_layers=2)
@@ -198,11 +201,11 @@ def test_the_loss_asks_each_head_for_its_own_token() -> None:
     tokens = lesson.tokens.clone()
     tokens[1, 5:] = -1
     states = read(reader, lesson).states[:, -tokens.shape[1] :]
-    laws = reader.head(learnt("llava")(states)).log_softmax(-1)
+    distributions = reader.head(learnt("llava")(states)).log_softmax(-1)
     expected = torch.zeros(())
     for head in range(HEADS):
         found = [
-            -laws[row, at, head, tokens[row, at + head + 1]]
+            -distributions[row, at, head, tokens[row, at + head + 1]]
             for row in range(3)
             for at in range(tokens.shape[1] - head - 1)
             if tokens[row, at + head + 1] >= 0

@@ -65,7 +65,7 @@ def test_under_reflection_increments_are_those_of_the_sampler(freeze: Freeze, ro
     assert surprise(done) < 4.5
 
 
-def test_samples_have_the_law_of_plain_sampling() -> None:
+def test_samples_have_the_distribution_of_plain_sampling() -> None:
     """Kolmogorov-Smirnov against other noise, each coordinate; false alarm 1e-4."""
     network = denoiser(12)
     fast = run(Picard(Window.fixed(6)), network, batch=1500, seed=1).states[:, -1]

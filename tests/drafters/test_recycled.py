@@ -114,14 +114,14 @@ class Scripted(DraftModel):
         return "nothing"
 
     def listen(self, context: Context, state: Any) -> Categorical:
-        return self._law([context.history[0]])
+        return self._distribution([context.history[0]])
 
     def say(self, context: Context, state: Any, nodes: Nodes) -> Categorical:
         spoken = torch.cat((*nodes.earlier, nodes.tokens), 1)[0]
         paths = [spoken[seen].tolist() for seen in nodes.layout.visible[0]]
-        return self._law([[*context.history[0], *path] for path in paths])
+        return self._distribution([[*context.history[0], *path] for path in paths])
 
-    def _law(self, texts: list[list[int]]) -> Categorical:
+    def _distribution(self, texts: list[list[int]]) -> Categorical:
         """Sure of the next word of the script; in doubt behind `doubts`."""
         self.forwards += 1
         scores = torch.zeros(1, len(texts), self.vocabulary)

@@ -105,7 +105,7 @@ def test_a_copy_with_the_targets_features_needs_the_fewest_calls(
 
 
 def drafted(model: Any, drafter: Any, sees: str, request: Mapping[str, Tensor]) -> Tensor:
-    """The draft law behind a prompt and one fixed token."""
+    """The draft distribution behind a prompt and one fixed token."""
     target, small = backbone(model), backbone(drafter)
     kit = Kit(target, small, mmspec.recipes.get("coupled").execution, sees)
     built: Any = mmspec.recipes.get("coupled").architecture(kit)
@@ -114,8 +114,8 @@ def drafted(model: Any, drafter: Any, sees: str, request: Mapping[str, Tensor]) 
     context: Context = CausalTarget(target, built.wants).prefill(asked)
     state = built.model.begin(context)
     context.history[0].append(7)
-    law: Tensor = built.model.listen(context, state).scores
-    return law
+    distribution: Tensor = built.model.listen(context, state).scores
+    return distribution
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -41,18 +41,18 @@ def prompt(width: int, copied: bool, pad: int = 0) -> dict[str, Tensor]:
 def test_a_size_is_so_many_copies(pad: int) -> None:
     """In one layer, whose keys are those of the copies: the prefill, and blocks behind it."""
     backbone: Any = readers.backbone(toys.model("llama", layers=1))
-    laws: dict[str, list[Tensor]] = {}
+    distributions: dict[str, list[Tensor]] = {}
     for how in ("merged", "copied", "unweighted"):
         request = prompt(backbone.config.hidden_size, how == "copied", pad)
         if how == "unweighted":
             request.pop("sizes")
         memory, logits, _ = backbone.prefill(request, room=8)
-        laws[how] = [logits]
+        distributions[how] = [logits]
         for tokens in ([9], [10, 11, 12]):
             said, _ = backbone.read(memory, block([tokens], None, memory.like))
-            laws[how].append(said)
+            distributions[how].append(said)
             memory.advance([len(tokens)])
-    for merged, copied, plain in zip(*laws.values(), strict=True):
+    for merged, copied, plain in zip(*distributions.values(), strict=True):
         torch.testing.assert_close(merged, copied)
         assert not torch.allclose(merged, plain, atol=1e-2)
 
@@ -80,24 +80,26 @@ def test_the_targets_output_is_its_own(family: str, sees: str) -> None:
 
 
 def test_the_draft_model_is_told() -> None:
-    """Other sizes, another law; with weighted=false merged tokens count once."""
-    weighted, plain = (_first_law(BipartiteMerge(keep=0.1, weighted=one)) for one in (True, False))
+    """Other sizes, another distribution; with weighted=false merged tokens count once."""
+    weighted, plain = (
+        _first_distribution(BipartiteMerge(keep=0.1, weighted=one)) for one in (True, False)
+    )
     assert not torch.allclose(weighted, plain, atol=1e-3)
 
 
-def _first_law(compressor: BipartiteMerge) -> Tensor:
+def _first_distribution(compressor: BipartiteMerge) -> Tensor:
     """What the draft model says behind a prompt, (1, V)."""
     fast = mmspec.accelerate(
         toys.model("llava"), "coupled", drafter=noisy("llava"), compressor=compressor
     )
-    reader, laws = fast.session.bound.drafter.model.backbone, list[Tensor]()
+    reader, distributions = fast.session.bound.drafter.model.backbone, list[Tensor]()
     prefill = reader.prefill
 
     def watched(*args: Any, **given: Any) -> Any:
         made = prefill(*args, **given)
-        laws.append(made[1])
+        distributions.append(made[1])
         return made
 
     reader.prefill = watched
     fast.generate(**toys.inputs("llava"), max_new_tokens=4, do_sample=False)
-    return laws[0]
+    return distributions[0]

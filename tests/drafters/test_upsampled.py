@@ -90,11 +90,11 @@ class Framed(Drafter):
 
 @dataclass(frozen=True)
 class Guesses:
-    """A lawful sampler: laws that follow from the small code and the large ones before."""
+    """A records_distribution sampler: distributions that follow from the small code and the large ones before."""
 
     size: int
 
-    def law(self, small: Tensor, large: Tensor, row: Tensor) -> Tensor:
+    def distribution(self, small: Tensor, large: Tensor, row: Tensor) -> Tensor:
         batch, _, width = large.shape
         logits = torch.zeros(batch, RATIO, width, self.size)
         for each in range(batch):
@@ -137,7 +137,7 @@ def table(grid: Grid) -> TableTarget:
 
 
 class Reference:
-    """MuLo-SD with a dictionary, for one picture: every law is looked up from scratch."""
+    """MuLo-SD with a dictionary, for one picture: every distribution is looked up from scratch."""
 
     def __init__(
         self, target: TableTarget, grid: Grid, tau: float, reach: float, noise: KeyedNoise
@@ -147,7 +147,7 @@ class Reference:
         self.known: dict[int, int] = {}
         self.committed = self.calls = self.together = 0  # places drawn by one call
 
-    def law(self, offset: int, more: dict[int, int]) -> Tensor:
+    def distribution(self, offset: int, more: dict[int, int]) -> Tensor:
         """Behind all that is known before a place; what is missing counts as 0."""
         seen = [({**self.known, **more}).get(place, 0) for place in range(offset)]
         row = self.target.row(torch.tensor(offset), torch.tensor(self.target.code(seen)))
@@ -155,7 +155,7 @@ class Reference:
 
     def draw(self, offset: int) -> int:
         keys = self.noise.shared(torch.tensor([[1 + offset]]))
-        return int(Categorical(self.law(offset, {})[None, None]).sample(keys))
+        return int(Categorical(self.distribution(offset, {})[None, None]).sample(keys))
 
     def first(self) -> int:
         return next(o for o in range(self.grid.length + 1) if o not in self.known)
@@ -191,7 +191,7 @@ class Reference:
         more = {offset: row[(grid.cell(offset) or (0, 0))[1] // RATIO] for offset in here}
         more |= {o: t for o in range(offsets[-1] + 1) if (t := grid.forced(o)) is not None}
         self.calls += 1
-        refused = [o for o in here if float(self.law(o, more).exp()[more[o]]) < self.tau]
+        refused = [o for o in here if float(self.distribution(o, more).exp()[more[o]]) < self.tau]
         cells = {o: grid.cell(o) for o in here}
         near = [
             one
@@ -245,9 +245,9 @@ class Mislabelled(Drafter):
 
     def propose(self, context: Context, state: Any) -> Any:
         draft = self.inner.propose(context, state)
-        assert draft.law is None or draft.kind is Kind.RACE
+        assert draft.distribution is None or draft.kind is Kind.RACE
         flat = Categorical(torch.zeros(*draft.tokens.shape, 2))
-        return replace(draft, kind=Kind.IID, law=flat)
+        return replace(draft, kind=Kind.IID, distribution=flat)
 
     def observe(self, *news: Any) -> Any:
         return self.inner.observe(*news)
@@ -299,7 +299,7 @@ PAIRS = Grid(4, 2, (0, 2))
 
 
 def test_exact_verifiers_stay_exact() -> None:
-    """Chi-square on all sequences; under the right law z > 3 has a chance of about 0.4 %."""
+    """Chi-square on all sequences; under the right distribution z > 3 has a chance of about 0.4 %."""
     target = table(PAIRS)
     assert abs(z_score(target, drafter(PAIRS), Recursive(), ROWS)) < 3
     assert z_score(target, drafter(PAIRS), LocalIslands(Likely(0.3)), ROWS) > 30
@@ -311,8 +311,8 @@ def test_exact_verifiers_stay_exact() -> None:
 
 
 @pytest.mark.promise
-def test_codes_drawn_from_laws_are_exact_too() -> None:
-    """Laws of the same codes drawn otherwise, or with the target's noise, would not be."""
+def test_codes_drawn_from_distributions_are_exact_too() -> None:
+    """Distributions of the same codes drawn otherwise, or with the target's noise, would not be."""
     target = table(PAIRS)
     assert abs(z_score(target, guesser(PAIRS, Kind.IID), Recursive(), ROWS)) < 3
     told = guesser(PAIRS, Kind.RACE)
@@ -328,7 +328,7 @@ def test_codes_drawn_from_laws_are_exact_too() -> None:
 
 @pytest.mark.parametrize("grid", GRIDS, ids=NAMES)
 def test_every_code_is_drawn_behind_those_before_it(grid: Grid) -> None:
-    """A threshold of nothing keeps the first draft: draw it once more from the laws of its end."""
+    """A threshold of nothing keeps the first draft: draw it once more from the distributions of its end."""
     rule = NeighbourhoodThreshold(BOOKS[size_of(grid)].neighbours(1), 1, 0.0)
     rows, size = 5, size_of(grid)
     target, told = table(grid), guesser(grid, Kind.RACE)
@@ -338,10 +338,10 @@ def test_every_code_is_drawn_behind_those_before_it(grid: Grid) -> None:
     large = made[:, torch.tensor(cells)]
     top = Dice(size).said(grid.header, grid.width // RATIO)
     small = torch.tensor([top]).expand(rows, 1, -1)
-    laws = Guesses(size).law(small, large, torch.zeros(rows, dtype=torch.long))
+    distributions = Guesses(size).distribution(small, large, torch.zeros(rows, dtype=torch.long))
     offsets = torch.tensor(cells[:RATIO]).flatten()
     keys = noise.shared((1 + offsets).expand(rows, -1))
-    drawn = Categorical(laws.flatten(1, 2)).sample(keys)
+    drawn = Categorical(distributions.flatten(1, 2)).sample(keys)
     assert torch.equal(
         drawn[:, 1:], large[:, :RATIO].flatten(1)[:, 1:]
     )  # the first is the target's

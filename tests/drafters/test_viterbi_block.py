@@ -58,7 +58,7 @@ def test_every_forward_keeps_a_block(n: int) -> None:
 
 @torch.no_grad()
 def test_without_transitions_each_head_says_its_own_best() -> None:
-    """The whole answer, by hand: the target's token, then the argmax of each head's law."""
+    """The whole answer, by hand: the target's token, then the argmax of each head's distribution."""
     model, reader, n = toys.model("llava"), backbone(toys.model("llava")), 4
     given = toys.inputs("llava", batch=1)
     ids = given["input_ids"]

@@ -140,8 +140,10 @@ def reference(model: Any, condition: Tensor, window: int, seed: int) -> list[int
             position = torch.tensor([[0, *(start + place for place in order)]])
             mask = torch.ones_like(position)  # without one, gaps would begin another sequence
             out = model.model(inputs_embeds=embeds, attention_mask=mask, position_ids=position)
-            law = Categorical(model.lm_head(out.last_hidden_state)[:, -1:])
-            drawn[row, count[row]] = int(law.sample(noise.shared(torch.tensor([[start + here]]))))
+            distribution = Categorical(model.lm_head(out.last_hidden_state)[:, -1:])
+            drawn[row, count[row]] = int(
+                distribution.sample(noise.shared(torch.tensor([[start + here]])))
+            )
         codes |= drawn
     return [codes[row, column] for row in range(side) for column in range(side)]
 
@@ -156,7 +158,7 @@ def test_the_codes_are_those_of_a_front_without_a_cache(window: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 2])
 def test_verified_the_front_is_exact(window: int) -> None:
-    """Chi-square on all sequences; under the right law z > 3 has a chance of about 0.4 % a case."""
+    """Chi-square on all sequences; under the right distribution z > 3 has a chance of about 0.4 % a case."""
     assert abs(z_score(TARGET, Wavefront(window, GRID, Kind.IID), Recursive(), ROWS)) < 3
     assert z_score(TARGET, Wavefront(window, GRID), Unchecked(), ROWS // 3) > 10
 
@@ -169,8 +171,8 @@ def test_verified_the_front_is_exact_on_many_rows(grid: Grid) -> None:
 
 def test_verified_the_front_is_exact_around_forced_tokens() -> None:
     target = TableTarget(size=3, room=RULED.length, scale=1.5, seed=2, grid=RULED)
-    law = target.joint()
-    assert int((law > 0).sum()) == 3**RULED.cells
+    distribution = target.joint()
+    assert int((distribution > 0).sum()) == 3**RULED.cells
     tokens, rounds = sample(target, Wavefront(1, RULED), Coupled(), 500, seed=2)
     assert tokens == sample(target, Silent(), Coupled(), 500, seed=2)[0]
     assert len(rounds) < target.room

@@ -119,7 +119,7 @@ def test_the_mismatch_grows_as_the_theory_says() -> None:
     grid = ((kernel.alpha / kernel.sigma)[:-1] ** 2).tolist()
     done = run(Frozen(Window.fixed(10)), network, shape=(d,), batch=64)
     draft = done.drafts[0]  # drafted from the start, where the root was seen
-    assert isinstance(draft.law, Gaussian)
+    assert isinstance(draft.distribution, Gaussian)
     chain = torch.cat((done.context.state[:, None], draft.tokens[:, :-1]), 1).flatten(0, 1)
     steps = torch.arange(9).repeat(64)
     seen = network.predict(chain, steps, steps).clean.view_as(draft.tokens)
@@ -154,15 +154,15 @@ def test_a_pace_does_not_see_what_lies_behind_a_rejection() -> None:
     context = replace(done.context, step=(step,))
     states = torch.cat((draft.tokens[:, :1], draft.tokens), 1)  # any, the same in both
     clean = torch.zeros_like(states)
-    law = Gaussian(states, torch.ones(1, draft.nodes + 1, 1), 1)
-    scores = type("Said", (), {"law": law, "features": {"clean": clean}})()
+    distribution = Gaussian(states, torch.ones(1, draft.nodes + 1, 1), 1)
+    scores = type("Said", (), {"distribution": distribution, "features": {"clean": clean}})()
     levels = [draft.nodes]
     seen = pace.observe([None], WindowNews(context, draft, scores, kept, levels))
-    assert isinstance(draft.law, Gaussian)
-    mean = draft.law.mean.clone()
+    assert isinstance(draft.distribution, Gaussian)
+    mean = draft.distribution.mean.clone()
     mean[:, kept.accepted[0] + 1 :] += 100.0
-    behind = replace(draft, law=replace(draft.law, mean=mean))
+    behind = replace(draft, distribution=replace(draft.distribution, mean=mean))
     assert pace.observe([None], WindowNews(context, behind, scores, kept, levels)) == seen
     mean[:, kept.accepted[0]] += 100.0
-    before = replace(draft, law=replace(draft.law, mean=mean))
+    before = replace(draft, distribution=replace(draft.distribution, mean=mean))
     assert pace.observe([None], WindowNews(context, before, scores, kept, levels)) != seen

@@ -45,7 +45,7 @@ def all_rows(model: CodeResampler, small: Tensor, large: Tensor) -> Tensor:  # (
 
 @torch.no_grad()
 def test_a_code_is_told_from_what_stands_before_it_alone(model: CodeResampler) -> None:
-    """Changing one large code changes later laws near by, and never its own or an earlier one."""
+    """Changing one large code changes later distributions near by, and never its own or an earlier one."""
     small, large = pictures()
     before, side = all_rows(model, small, large), SIDE * RATIO
     for place in range(side**2):
@@ -98,10 +98,10 @@ def test_tokens_go_through_both_codebooks(model: CodeResampler) -> None:
     sampler = Trained(fine, coarse, RATIO, model)
     assert isinstance(sampler, Lawful)
     row = torch.tensor([1, 1])
-    laws = sampler.law(small + 3, large + 5, row)
-    assert laws.shape == (2, RATIO, SIDE * RATIO, 20)
-    assert torch.equal(laws[..., 5:16], model.up(small, large, row))
-    assert bool(laws[..., :5].isinf().all() and laws[..., 16:].isinf().all())
+    distributions = sampler.distribution(small + 3, large + 5, row)
+    assert distributions.shape == (2, RATIO, SIDE * RATIO, 20)
+    assert torch.equal(distributions[..., 5:16], model.up(small, large, row))
+    assert bool(distributions[..., :5].isinf().all() and distributions[..., 16:].isinf().all())
     assert torch.equal(sampler.down(large + 5), model.down(large).argmax(-1) + 3)
 
 

@@ -84,7 +84,7 @@ def test_a_model_that_is_no_policy_is_refused(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "specprune-vla"])
 def test_a_certificate_says_what_a_recipe_says(name: str) -> None:
-    """On tiny policies, whose laws are counted; without a picture nothing is pruned."""
+    """On tiny policies, whose distributions are counted; without a picture nothing is pruned."""
     found = certify(recipes.get(name), seeds=3, samples=1000)
     assert "refuted" not in {check.outcome for check in found.checks}
     if recipes.get(name).exact:

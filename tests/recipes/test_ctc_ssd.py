@@ -49,14 +49,14 @@ def heard(request: dict[str, Tensor], row: int) -> tuple[list[int], float]:
     encoder = hearing.model().model.encoder
     count = int(request["input_features_mask"][row].sum()) // hearing.MADE * hearing.WINDOW
     states = encoder(request["input_features"]).last_hidden_state[row, :count]
-    law = encoder.out(states).log_softmax(-1)
-    text = "".join(map(chr, collapse(law.argmax(-1).tolist()))).strip()
+    distribution = encoder.out(states).log_softmax(-1)
+    text = "".join(map(chr, collapse(distribution.argmax(-1).tolist()))).strip()
     tokens = hearing.tokenizer()(text, add_special_tokens=False)["input_ids"]
-    return tokens, float(uncertainty(law[None])[0])
+    return tokens, float(uncertainty(distribution[None])[0])
 
 
 @torch.no_grad()
-def law_after(request: dict[str, Tensor], row: int, tokens: list[int]) -> Tensor:
+def distribution_after(request: dict[str, Tensor], row: int, tokens: list[int]) -> Tensor:
     """p behind some tokens: a whole forward of the row alone, divided as it should be."""
     own = alone(request, row)
     ids = torch.cat((own["input_ids"], torch.tensor([tokens], dtype=torch.int64)), 1)
@@ -73,13 +73,13 @@ def reference(
     said: list[int] = []
     for token in drafted:
         checked = check_end or token != hearing.END
-        if checked and float(law_after(request, row, said)[token]) < tau_slm:
+        if checked and float(distribution_after(request, row, said)[token]) < tau_slm:
             break
         said.append(token)
     if restart and len(said) < len(drafted):
         said = []
     while len(said) < ROOM and hearing.END not in said:
-        said.append(int(law_after(request, row, said).argmax()))
+        said.append(int(distribution_after(request, row, said).argmax()))
     return said
 
 
@@ -218,13 +218,15 @@ def test_a_head_that_says_tokens_needs_no_tokenizer() -> None:
     out = mmspec.accelerate(model, "ctc-ssd", tau_ctc=float("inf")).generate(
         **request, max_new_tokens=ROOM
     )
-    law = model.model.encoder.out(model.model.encoder(request["input_features"]).last_hidden_state)
-    said = [label - 1 for label in collapse(law[0].argmax(-1).tolist())]
+    distribution = model.model.encoder.out(
+        model.model.encoder(request["input_features"]).last_hidden_state
+    )
+    said = [label - 1 for label in collapse(distribution[0].argmax(-1).tolist())]
     assert new(out.sequences, request)[0] == [*said, hearing.END][:ROOM]
 
 
-def test_sampling_draws_from_the_law_the_model_was_trained_for() -> None:
-    """The class forgets to divide its logits; `generate()` draws from sharper laws than its own."""
+def test_sampling_draws_from_the_distribution_the_model_was_trained_for() -> None:
+    """The class forgets to divide its logits; `generate()` draws from sharper distributions than its own."""
     model, request = hearing.model(), hearing.inputs((3,))
     fast = mmspec.accelerate(model, "plain")
     sampled = {"max_new_tokens": 1, "do_sample": True, "output_scores": True}

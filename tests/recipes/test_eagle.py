@@ -1,4 +1,4 @@
-"""EAGLE and EAGLE-2 sample the target's own law, and their trees are the published ones."""
+"""EAGLE and EAGLE-2 sample the target's own distribution, and their trees are the published ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mmspec.verifiers.recursive import Recursive
 
 
 class FromTarget(Exact):
-    """Wrong: it corrects from the target's law where the residual belongs."""
+    """Wrong: it corrects from the target's distribution where the residual belongs."""
 
     def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
         return p
@@ -38,18 +38,18 @@ def test_the_rejection_of_eagle_is_exact_by_enumeration() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["eagle", "eagle-2"])
-def test_the_joint_law_of_four_tokens_is_the_targets(recipe: str) -> None:
+def test_the_joint_distribution_of_four_tokens_is_the_targets(recipe: str) -> None:
     """Chi-square over all sequences of a tiny model; z > 3 has a chance of about 0.4 % a case."""
     assert abs(z_score(recipe, 3_000)) < 3
 
 
 @pytest.mark.promise
 @pytest.mark.parametrize("recipe", ["eagle", "eagle-2"])
-def test_the_joint_law_on_many_sequences(recipe: str) -> None:
+def test_the_joint_distribution_on_many_sequences(recipe: str) -> None:
     assert abs(z_score(recipe, 150_000, first=10_000_000)) < 3
 
 
-def test_a_correction_from_the_target_law_is_seen() -> None:
+def test_a_correction_from_the_target_distribution_is_seen() -> None:
     """Negative control: the same drafts, with a rule that corrects from p, are far off."""
     assert z_score("eagle", 3_000, wrong=True) > 6
 
@@ -65,8 +65,8 @@ def z_score(recipe: str, rows: int, first: int = 0, wrong: bool = False) -> floa
         tree=tree,
         verifier=verifier,
     )
-    law, batch = joint(target, room).flatten(), 3000
-    counts = torch.zeros_like(law)
+    distribution, batch = joint(target, room).flatten(), 3000
+    counts = torch.zeros_like(distribution)
     powers = size ** torch.arange(room - 1, -1, -1)
     for start in range(first, first + rows, batch):
         ids = list(range(start, start + batch))
@@ -75,6 +75,6 @@ def z_score(recipe: str, rows: int, first: int = 0, wrong: bool = False) -> floa
         )
         assert out.stats.fallback is None
         codes = (out.sequences[:, -room:] * powers).sum(-1)
-        counts += torch.bincount(codes, minlength=len(law)).double()
-    statistic, cells = chi_square(counts, law * rows)
+        counts += torch.bincount(codes, minlength=len(distribution)).double()
+    statistic, cells = chi_square(counts, distribution * rows)
     return float((statistic - (cells - 1)) / (2 * (cells - 1)) ** 0.5)

@@ -1,8 +1,9 @@
 """What is labelled exact, and what lossy: measured on models that are counted, over all there is.
 
 Nothing here lists recipes, rules, gates or policies; what is in the tree is measured. A label is
-`exact` where nothing tells the output from the target's law: neither enumeration of what the
-verifier decides, nor what comes out of the loop, token by token, under the law of a whole forward.
+`exact` where nothing tells the output from the target's distribution: neither enumeration of what
+the verifier decides, nor what comes out of the loop, token by token, under the distribution of a
+whole forward.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from mmspec.modalities.vlm import toys as writing
 from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
-from mmspec.verifiers.law import ancestral, joint
+from mmspec.verifiers.enumeration import ancestral, joint
 from mmspec.verifiers.recursive import Recursive
 from tests.drafters.test_jacobi import P, Q, slots
 from tests.toys import policies
-from tests.verifiers.drawn_laws import by_prefix
+from tests.verifiers.drawn_distributions import by_prefix
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE = 10  # codes in a row: more than the window of any recipe that writes rows side by side
@@ -62,21 +63,21 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Said:
-    """What a recipe said on a model that is counted, and the law of each token of it."""
+    """What a recipe said on a model that is counted, and the distribution of each token of it."""
 
     tokens: Tensor  # (B, N)
-    laws: Tensor  # (B, N, V) float64
+    distributions: Tensor  # (B, N, V) float64
 
     def differs(self) -> bool:
-        """Whether tokens are likelier or less likely than the law has it, or in other places."""
-        log = self.laws.log()
-        mean = (self.laws * log).sum(-1)
-        spread = (self.laws * (log - mean[..., None]).square()).sum().sqrt()
+        """Whether tokens are likelier or less likely than the distribution has it, or in other places."""
+        log = self.distributions.log()
+        mean = (self.distributions * log).sum(-1)
+        spread = (self.distributions * (log - mean[..., None]).square()).sum().sqrt()
         own = log.gather(-1, self.tokens[..., None])[..., 0]
         z = (own - mean).sum() / spread
-        order = self.laws.argsort(-1, descending=True)
+        order = self.distributions.argsort(-1, descending=True)
         rank = (order == self.tokens[..., None]).int().argmax(-1)
-        ranked = self.laws.gather(-1, order)
+        ranked = self.distributions.gather(-1, order)
         above = (ranked.cumsum(-1) - ranked).gather(-1, rank[..., None])[..., 0]
         chance = torch.rand(own.shape, generator=torch.Generator().manual_seed(0)).double()
         place = ((above + chance * own.exp()) * BINS).long().clamp_max(BINS - 1)
@@ -119,8 +120,8 @@ def written(fast: Accelerated) -> Said:
     settings = {**writing.SAMPLED, "max_new_tokens": LENGTH}
     out = fast.generate(**request(TEXTS), **settings, seed=0)
     refuse_fallback(out.stats)
-    laws = fast.model(input_ids=out.sequences).logits.double().softmax(-1)
-    return Said(out.sequences[:, len(PROMPT) :], laws[:, len(PROMPT) - 1 : -1])
+    distributions = fast.model(input_ids=out.sequences).logits.double().softmax(-1)
+    return Said(out.sequences[:, len(PROMPT) :], distributions[:, len(PROMPT) - 1 : -1])
 
 
 MODELS = ((on_texts, written), (on_pictures, drawn))  # the cheaper one first
@@ -150,7 +151,7 @@ def labelled(module: ModuleType, label: str) -> list[Any]:
 
 
 def smooth(seed: int, size: int) -> Callable[[tuple[int, ...]], Tensor]:
-    """Laws that depend on the whole prefix and hold small probabilities."""
+    """Distributions that depend on the whole prefix and hold small probabilities."""
 
     def at(prefix: tuple[int, ...]) -> Tensor:
         draw = random.Random(f"{seed} {prefix}")
@@ -164,7 +165,7 @@ _enumerated: dict[str, bool | None] = {}
 
 
 def enumerated(verifier: Verifier) -> bool | None:
-    """Whether what it decides changes the law; None where that cannot be enumerated."""
+    """Whether what it decides changes the distribution; None where that cannot be enumerated."""
     if repr(verifier) not in _enumerated:  # several recipes stand on the same one
         _enumerated[repr(verifier)] = deviates(verifier)
     return _enumerated[repr(verifier)]
@@ -175,10 +176,10 @@ def deviates(verifier: Verifier) -> bool | None:
     kinds = [kind for kind in verifier.kinds if kind is not Kind.RACE]
     trees = [Tree.chain(1), Tree.chain(2), *[Tree.branching([2])][: verifier.trees]]
     try:
-        for tree, kind, laws, seed in product(trees, kinds, (by_prefix, smooth), range(3)):
+        for tree, kind, distributions, seed in product(trees, kinds, (by_prefix, smooth), range(3)):
             if worst > TOLERANCE:  # the smallest tree that shows it is enough
                 break
-            p, q = laws(seed, size), laws(seed + 1000, size)
+            p, q = distributions(seed, size), distributions(seed + 1000, size)
             found = joint(p, q, verifier, tree, kind)
             worst = max(worst, float((found - ancestral(p, tree.depth + 1)).abs().max()))
     except ValueError:  # noise of positions, or cells of a picture
@@ -187,7 +188,7 @@ def deviates(verifier: Verifier) -> bool | None:
 
 
 def differs(plan: Recipe, everywhere: bool) -> tuple[bool, list[Accelerated], str]:
-    """Whether a recipe emits another law, where it was bound, and why not elsewhere.
+    """Whether a recipe emits another distribution, where it was bound, and why not elsewhere.
 
     Unless `everywhere`, one that says exact is measured on the first model that takes it, and one
     that says lossy until it differs; what it says is read wherever it can be bound.
@@ -296,7 +297,7 @@ def test_a_recipe_of_numbers_is_what_it_says(name: str) -> None:
 
 
 def strays(plan: Recipe) -> bool:
-    """Whether a chain without noise, whose law is one picture, comes out as another."""
+    """Whether a chain without noise, whose distribution is one picture, comes out as another."""
     if not isinstance(plan.execution, Window):
         return False
     noisy = chains.settings()[0]
@@ -306,21 +307,21 @@ def strays(plan: Recipe) -> bool:
     return not torch.allclose(found.states, wanted.states, atol=1e-4)
 
 
-POLICIES = [kind() for kind in labelled(suffix, "records_law")]
+POLICIES = [kind() for kind in labelled(suffix, "records_distribution")]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_the_law_of_a_redrawn_token_is_recorded_where_that_is_said(policy: Suffix) -> None:
-    """Given the law that is stored with it, a token must be a draw from that very law."""
+def test_the_distribution_of_a_redrawn_token_is_recorded_where_that_is_said(policy: Suffix) -> None:
+    """Given the distribution that is stored with it, a token must be a draw from that very distribution."""
     before, noise = slots(40_000, P, Q)
-    tokens, law = policy.redraw(before, noise.at_round(1))
-    each, which = law.probs[:, 0].unique(dim=0, return_inverse=True)
+    tokens, distribution = policy.redraw(before, noise.at_round(1))
+    each, which = distribution.probs[:, 0].unique(dim=0, return_inverse=True)
     found = []
     for index, one in enumerate(each):
         counts = tokens[which == index, 0].bincount(minlength=len(one))
         statistic, cells = chi_square(counts, one * counts.sum())
         found.append(p_value(statistic, cells - 1) >= ALPHA)
-    assert policy.records_law == all(found)
+    assert policy.records_distribution == all(found)
 
 
 @pytest.mark.parametrize("reuse", suffix.REUSE)
@@ -328,7 +329,7 @@ def test_a_recipe_is_as_exact_as_what_its_drafter_records(reuse: str) -> None:
     """In the loop the loss is small; the policy itself is measured above."""
     plan = recipes.get("sjd-pp")
     fast = on_texts(replace(plan, options={**plan.options, "reuse": reuse}))
-    assert fast.recipe.exact == suffix.REUSE[reuse](1.0).records_law
+    assert fast.recipe.exact == suffix.REUSE[reuse](1.0).records_distribution
 
 
 @pytest.mark.promise

@@ -233,13 +233,13 @@ class Recorder(Drafter):
     def observe(
         self, context: Context, state: Any, draft: Draft, scores: Scores, *more: Any
     ) -> Any:
-        self.said.append(categorical(scores.law).scores[:, 0])
+        self.said.append(categorical(scores.distribution).scores[:, 0])
         return self.inner.observe(context, state, draft, scores, *more)
 
 
 @pytest.mark.parametrize("family", ["janus", "llamagen-class"])
 def test_nothing_in_memory_was_read_behind_a_token_that_changed(family: str) -> None:
-    """The law behind every committed prefix, against a forward over that prefix alone."""
+    """The distribution behind every committed prefix, against a forward over that prefix alone."""
     options: dict[str, Any] = {"tau": 0.15, "neighbours": 8}
     recorder = Recorder(bound(family, **options).session.bound.drafter)
     fast = mmspec.accelerate(model(family), "mulo-sd", drafter=recorder, **options)
@@ -260,7 +260,9 @@ def test_it_is_certified_as_lossy() -> None:
     found = certify("mulo-sd", samples=100, seeds=1)
     assert found.verdict == "lossy"
     checks = {check.name: check.outcome for check in found.checks}
-    assert checks["enumeration"] == "skipped"  # it judges cells, and those of no single law
+    assert (
+        checks["enumeration"] == "skipped"
+    )  # it judges cells, and those of no single distribution
     fast = tiny_pair(recipes.get("mulo-sd"), 0)
     assert isinstance(fast.session.bound.drafter, Upsampled)
     assert isinstance(fast.session.bound.drafter.sampler, Repeated)

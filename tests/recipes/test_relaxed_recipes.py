@@ -171,7 +171,9 @@ def test_groups_are_for_every_jacobi_window() -> None:
     assert torch.equal(same.sequences, exact.sequences)
     assert same.stats.target_calls == exact.stats.target_calls
     other = bound("gsd", length=6, size=0).generate(**request, **settings)
-    assert not torch.equal(other.sequences, exact.sequences)  # another suffix, the same law
+    assert not torch.equal(
+        other.sequences, exact.sequences
+    )  # another suffix, the same distribution
     loose = bound("gsd", suffix="couple", length=6, size=14, gap=1.0).generate(
         **request, **settings
     )

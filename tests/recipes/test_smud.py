@@ -37,14 +37,19 @@ def joint_greedy(request: dict[str, Tensor], labels: int, weight: float, most: i
     """Token by token with whole forwards and a scorer made anew: the definition."""
     model, said = hearing.model(labels), list[int]()
     encoder = model.model.encoder
-    law = encoder.out(encoder(request["input_features"]).last_hidden_state)[0].log_softmax(-1)
+    distribution = encoder.out(encoder(request["input_features"]).last_hidden_state)[0].log_softmax(
+        -1
+    )
     while len(said) < ROOM and hearing.END not in said:
         ids = torch.cat((request["input_ids"], torch.tensor([said], dtype=torch.int64)), 1)
         out = model(input_ids=ids, input_features=request["input_features"])
         decoder = (out.logits[0, -1] / hearing.SCALING).log_softmax(-1)
         found: dict[int, float] = {}
         for token in [*decoder.topk(min(most, len(decoder))).indices.tolist(), hearing.END]:
-            scorer, spelled = PrefixScorer(law), [labels_of(one, labels) for one in (*said, token)]
+            scorer, spelled = (
+                PrefixScorer(distribution),
+                [labels_of(one, labels) for one in (*said, token)],
+            )
             for one in spelled if token != hearing.END else spelled[:-1]:
                 for label in one:
                     scorer.push(label)

@@ -63,7 +63,7 @@ def test_states_of_frames_are_not_read(recipe: str, same: bool) -> None:
     draft, context, _ = begun(toys.filmed("qwen2_5_vl", batch=2))
     if recipe == "eagle":
         draft = replace(draft, visual_slots=None)
-    laws = []
+    distributions = []
     for scale in (1.0, -3.0):
         hidden, embeds = (context.shared[name].clone() for name in ("hidden", "embeds"))
         ids = context.request.inputs["input_ids"]
@@ -74,8 +74,8 @@ def test_states_of_frames_are_not_read(recipe: str, same: bool) -> None:
         other = replace(context, shared={**context.shared, "hidden": hidden, "embeds": embeds})
         history = tuple([*row, 7] for row in context.history)
         state = draft.begin(other)
-        laws.append(draft.listen(replace(other, history=history), state).scores)
-    assert torch.equal(*laws) is same
+        distributions.append(draft.listen(replace(other, history=history), state).scores)
+    assert torch.equal(*distributions) is same
 
 
 @torch.no_grad()

@@ -225,7 +225,9 @@ def test_places_by_itself_tells_places_of_generate_from_those_of_a_user(
         **rest: Any,
     ) -> Tensor:
         inputs = {**rest, **request, "past_key_values": None}
-        found.append(_hf.places_by_itself(model, inputs, {"pixel_values", "image_grid_thw"}))
+        found.append(
+            _hf.position_ids_are_generated(model, inputs, {"pixel_values", "image_grid_thw"})
+        )
         return input_ids
 
     model.generate(**request, max_new_tokens=2, custom_generate=hook)

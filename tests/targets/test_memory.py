@@ -115,7 +115,7 @@ class Story:
     ("family", "batch", "shared"), covering(tuple(FAMILIES), (1, 3), (True, False))
 )
 def test_what_is_kept_reads_like_a_fresh_prefill(family: str, batch: int, shared: bool) -> None:
-    """Every law row used by a verdict: the root's, and that of the last accepted node."""
+    """Every distribution row used by a verdict: the root's, and that of the last accepted node."""
     body = backbone(family)
     request = toys.inputs(family, batch=batch, ragged=batch > 1)
     memory, story = prefilled(body, request), Story(batch)
@@ -270,7 +270,7 @@ def test_levels_that_were_refused_hide_behind_a_row_that_is_ahead() -> None:
 
 @pytest.mark.parametrize("family", RECURRENT)
 def test_a_recurrent_state_comes_back_after_a_rejection(family: str) -> None:
-    """Accepted tokens stay pending and are read again: the laws are those of a fresh prefill."""
+    """Accepted tokens stay pending and are read again: the distributions are those of a fresh prefill."""
     body, request = backbone(family), toys.inputs(family)
     memory, story = prefilled(body, request), Story(1)
     pending = story.waiting[0]

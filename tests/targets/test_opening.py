@@ -60,7 +60,7 @@ def begun(family: str, rows: int) -> tuple[CausalTarget, Context]:
 def scored(family: str, rows: int) -> Tensor:  # (B, 4, V)
     target, context = begun(family, rows)
     scores = target.score(context, Draft.chain(DRAFTS[:rows], Kind.DET))
-    return categorical(scores.law).scores
+    return categorical(scores.distribution).scores
 
 
 def test_a_robot_that_stands_still_costs_one_forward() -> None:
@@ -136,8 +136,8 @@ def test_what_cannot_be_read_together_is_not() -> None:
     assert Opening.of(target.backbone, context.request, chain) is not None
     assert Opening.of(target.backbone, context.request, tree) is None
     assert Opening.of(target.backbone, context.request, context.nothing()) is None
-    law: Any = target.score(context, tree).law
-    assert law.scores.shape[1] == 4
+    distribution: Any = target.score(context, tree).distribution
+    assert distribution.scores.shape[1] == 4
 
 
 @pytest.mark.parametrize(

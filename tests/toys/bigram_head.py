@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Drafter
 from mmspec.drafters.growth import DraftModel, Nodes
-from mmspec.drafters.neural.small_model import committed, draft_law, head_of_target
+from mmspec.drafters.neural.small_model import committed, draft_distribution, head_of_target
 from mmspec.recipe import DraftModelKind, Kit
 from mmspec.targets.readers.reader import Reader
 from mmspec.targets.tokens.context import Context
@@ -44,18 +44,18 @@ class BigramHead(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class BigramDraft(DraftModel):
-    """A head as a source of draft laws. It says only what a `DraftModel` must."""
+    """A head as a source of draft distributions. It says only what a `DraftModel` must."""
 
     head: BigramHead
     sees: ClassVar[str] = SEES
 
     def listen(self, context: Context, state: None) -> Categorical:
         last = torch.tensor([row[-1:] for row in context.history], device=context.device)
-        return draft_law(context, self.head(last), committed(context))
+        return draft_distribution(context, self.head(last), committed(context))
 
     def say(self, context: Context, state: None, nodes: Nodes) -> Categorical:
         ahead = nodes.layout.depths + 1
-        return draft_law(context, self.head(nodes.tokens), nodes.prefix(context), ahead)
+        return draft_distribution(context, self.head(nodes.tokens), nodes.prefix(context), ahead)
 
 
 @dataclass(frozen=True)

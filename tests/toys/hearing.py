@@ -38,7 +38,7 @@ def tokenizer() -> Any:
 def model(labels: int = 128, sharp: float = 12.0) -> Any:
     """`labels` of the CTC head: code points, or one more than tokens (see `SIZE`).
 
-    `sharp` multiplies the head of the language model, so that some of its laws are sure.
+    `sharp` multiplies the head of the language model, so that some of its distributions are sure.
     """
     config = GraniteSpeechConfig(
         text_config=GraniteConfig(

@@ -81,9 +81,9 @@ def test_the_loss_of_eagle_3_by_hand() -> None:
                 logits = reader.head(read.next[row, t + late])
                 if tokens[row, t + late] < 0 or not bool(head.t2d[logits.argmax()]):
                     continue
-                law = logits[head.token_ids].softmax(-1)
+                distribution = logits[head.token_ids].softmax(-1)
                 said = head.lm_head(head.norm(own[row, t])).log_softmax(-1)
-                found.append(-(law * said).sum())
+                found.append(-(distribution * said).sum())
         taught += len(found)
         expected = expected + 0.5**late * torch.stack(found).mean()
     assert 0 < taught < 3 * PASSES * length - 18
@@ -183,8 +183,8 @@ def test_list_mle_is_the_chance_of_the_targets_order(count: int) -> None:
     generator = torch.Generator().manual_seed(0)
     said, wanted = torch.randn(2, 3, 5, generator=generator).unbind(0)
     expected = []
-    for scores, law in zip(said, wanted, strict=True):
-        order = law.argsort(descending=True)[: min(count, 5)]
+    for scores, distribution in zip(said, wanted, strict=True):
+        order = distribution.argsort(descending=True)[: min(count, 5)]
         weights: Tensor = scores[order].exp()
         chance = torch.stack([weights[at] / weights[at:].sum() for at in range(len(order))])
         expected.append(-chance.log().sum())

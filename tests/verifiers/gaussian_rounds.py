@@ -20,12 +20,12 @@ from mmspec.draft import Draft, Kind, Scores, Verifier
 from mmspec.trees import Tree
 
 Mean = Callable[[Tensor], Tensor]  # (..., d) -> (..., d)
-ALPHA = 1e-4  # chance that a right verifier fails one of the tests of laws below
+ALPHA = 1e-4  # chance that a right verifier fails one of the tests of distributions below
 
 
 @dataclass(frozen=True)
 class Case:
-    """Means and standard deviations of both laws; a chain of `depth` steps, or a tree."""
+    """Means and standard deviations of both distributions; a chain of `depth` steps, or a tree."""
 
     p: Mean
     q: Mean
@@ -106,12 +106,12 @@ def drafted(case: Case, noise: KeyedNoise, n: int) -> tuple[Draft, Scores]:
         means.append(case.q(states[parent + 1]))
         states.append(means[-1] + std * driving[:, node])
     tokens, every = torch.stack(states[1:], 1), torch.stack(states, 1)
-    law = Gaussian(torch.stack(means, 1), torch.tensor(std), 1)
+    distribution = Gaussian(torch.stack(means, 1), torch.tensor(std), 1)
     scores = Scores(Gaussian(case.p(every), torch.tensor(case.std), 1), position)
     mask = None
     if case.ragged:
         mask = torch.arange(tree.nodes) < (torch.arange(n) % (tree.nodes + 1))[:, None]
-    return Draft.of(tree, tokens, case.kind, law, mask, Driving(driving)), scores
+    return Draft.of(tree, tokens, case.kind, distribution, mask, Driving(driving)), scores
 
 
 def check_normal(x: Tensor, what: str) -> None:  # (n,)
@@ -125,7 +125,7 @@ def check_normal(x: Tensor, what: str) -> None:  # (n,)
     assert distance < most, f"{what}: distance {distance:.5f}, at most {most:.5f} by chance"
 
 
-def check_law(played: Played, case: Case) -> None:
+def check_distribution(played: Played, case: Case) -> None:
     """The first state, along the line of the means and across it."""
     first = played.increments[:, 0]
     check_normal(first @ case.unit(), "along")

@@ -1,4 +1,4 @@
-"""Pictures of a toy with a law in closed form, for one drafter and one verifier."""
+"""Pictures of a toy with a distribution in closed form, for one drafter and one verifier."""
 
 from __future__ import annotations
 

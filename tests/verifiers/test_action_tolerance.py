@@ -39,8 +39,8 @@ def context(said: Sequence[int], episodes: Sequence[Episode] = ()) -> Any:
 
 def greedy(own: Tensor) -> Scores:  # (B, M) the target's tokens
     """A target that says these."""
-    law = Categorical(torch.nn.functional.one_hot(own, 64).float(), hard=True)
-    return Scores(law, torch.arange(own.shape[1]).expand_as(own))
+    distribution = Categorical(torch.nn.functional.one_hot(own, 64).float(), hard=True)
+    return Scores(distribution, torch.arange(own.shape[1]).expand_as(own))
 
 
 def verified(
@@ -204,10 +204,10 @@ def test_padding_is_never_kept() -> None:
 
 def test_a_sampling_target_is_compared_by_its_sample() -> None:
     generator = torch.Generator().manual_seed(4)
-    law = Categorical(2 * torch.randn(50, 5, 64, generator=generator))
-    scores = Scores(law, torch.arange(5).expand(50, -1))
+    distribution = Categorical(2 * torch.randn(50, 5, 64, generator=generator))
+    scores = Scores(distribution, torch.arange(5).expand(50, -1))
     noise = KeyedNoise.seeded(0, 50, CPU)
-    sampled = law.sample(noise.shared(scores.position))
+    sampled = distribution.sample(noise.shared(scores.position))
     near = (sampled[:, :-1] + 2).clamp(10, 59)
     for radius in (0, 1, 2):
         found = verified(within(radius), near, scores)

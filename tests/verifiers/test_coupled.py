@@ -31,7 +31,7 @@ TREES = [
 
 
 class Toy:
-    """A target and a drafter whose laws depend on the last two tokens."""
+    """A target and a drafter whose distributions depend on the last two tokens."""
 
     def __init__(self, hard: bool) -> None:
         random = torch.Generator().manual_seed(7)
@@ -50,8 +50,8 @@ def plain(toy: Toy, noise: KeyedNoise) -> Tensor:  # (B, 2 + STEPS)
     tokens = torch.zeros(BATCH, 2, dtype=torch.int64)
     for position in range(2, 2 + STEPS):
         at = torch.full((BATCH, 1), position)
-        law = Categorical(toy.target(tokens).scores[:, None], toy.hard)
-        tokens = torch.cat([tokens, law.sample(noise.shared(at))], 1)
+        distribution = Categorical(toy.target(tokens).scores[:, None], toy.hard)
+        tokens = torch.cat([tokens, distribution.sample(noise.shared(at))], 1)
     return tokens
 
 
@@ -59,23 +59,23 @@ def propose(
     toy: Toy, tokens: Tensor, tree: Tree, kind: Kind, noise: KeyedNoise
 ) -> tuple[Draft, Scores]:
     """Draft and score one row (1, T) along `tree`."""
-    paths, laws = {-1: tokens}, []
+    paths, distributions = {-1: tokens}, []
     drawn = torch.zeros(1, tree.nodes, dtype=torch.int64)
     for row, kids in enumerate(tree.kids):
         if kids:
             before = paths[row - 1]
-            law = Categorical(toy.drafter(before).scores[:, None])
+            distribution = Categorical(toy.drafter(before).scores[:, None])
             where = torch.full((1, 1), before.shape[1])
-            found = draw(law, len(kids), kind, noise, where, torch.tensor([row]))[0, 0]
+            found = draw(distribution, len(kids), kind, noise, where, torch.tensor([row]))[0, 0]
             for kid, x in zip(kids, found, strict=True):
                 drawn[0, kid] = x
                 paths[kid] = torch.cat([before, x.view(1, 1)], 1)
     for parent in tree.parents:
-        laws.append(toy.drafter(paths[parent]))
+        distributions.append(toy.drafter(paths[parent]))
     scores = Categorical.stack([toy.target(paths[i]) for i in range(-1, tree.nodes)])
     position = torch.tensor([[paths[i].shape[1] for i in range(-1, tree.nodes)]])
-    law_ = Categorical.stack(laws) if laws else None
-    return Draft.of(tree, drawn, kind, law_), Scores(scores, position)
+    distribution_ = Categorical.stack(distributions) if distributions else None
+    return Draft.of(tree, drawn, kind, distribution_), Scores(scores, position)
 
 
 @pytest.mark.parametrize(("kind", "tree", "hard"), covering(list(Kind), TREES, (False, True)))
@@ -107,13 +107,15 @@ def test_any_draft_yields_the_tokens_of_plain_decoding(kind: Kind, tree: Tree, h
 def test_race_proposals_are_accepted_at_the_known_rate(p: str, q: str, rate: str) -> None:
     """Seeded frequency over 200,000 positions, five standard errors: false alarm 6e-7."""
     count, expected = 200_000, float(F(rate))
-    laws = [
-        Categorical.of(torch.tensor([float(x) for x in law.split()])).scores.expand(1, count, -1)
-        for law in (p, q)
+    distributions = [
+        Categorical.of(torch.tensor([float(x) for x in distribution.split()])).scores.expand(
+            1, count, -1
+        )
+        for distribution in (p, q)
     ]
     noise, where = KeyedNoise.seeded(3, 1, CPU), torch.arange(count)[None]
-    x = draw(Categorical(laws[1]), 1, Kind.RACE, noise, where, where)[..., 0]
-    y = Categorical(laws[0]).sample(noise.shared(where))
+    x = draw(Categorical(distributions[1]), 1, Kind.RACE, noise, where, where)[..., 0]
+    y = Categorical(distributions[0]).sample(noise.shared(where))
     error = (expected * (1 - expected) / count) ** 0.5
     assert abs(float((x == y).double().mean()) - expected) < 5 * error
 
@@ -156,29 +158,29 @@ def ragged(singles: list[tuple[Draft, Scores]]) -> tuple[Draft, Scores]:
     tokens, parents = torch.zeros(2, len(singles), most, dtype=torch.int64)
     parents = parents - 1
     mask = torch.zeros(len(singles), most, dtype=torch.bool)
-    laws = torch.zeros(len(singles), most + 1, SIZE)
+    distributions = torch.zeros(len(singles), most + 1, SIZE)
     position = torch.zeros(len(singles), most + 1, dtype=torch.int64)
     for row, (draft, scores) in enumerate(singles):
         tokens[row, : draft.nodes] = draft.tokens[0]
         parents[row, : draft.nodes] = draft.parents[0]
         mask[row, : draft.nodes] = True
-        assert isinstance(scores.law, Categorical)
-        laws[row, : draft.nodes + 1] = scores.law.scores[0]
+        assert isinstance(scores.distribution, Categorical)
+        distributions[row, : draft.nodes + 1] = scores.distribution.scores[0]
         position[row, : draft.nodes + 1] = scores.position[0]
-    return Draft(tokens, parents, mask, Kind.RACE), Scores(Categorical(laws), position)
+    return Draft(tokens, parents, mask, Kind.RACE), Scores(Categorical(distributions), position)
 
 
 def test_continuous_tokens_must_agree_in_every_entry() -> None:
     mean = torch.zeros(2, 4, 2, 3)
-    law = Gaussian(mean, torch.ones(1, 1, 1, 1), events=2)
+    distribution = Gaussian(mean, torch.ones(1, 1, 1, 1), events=2)
     noise, position = KeyedNoise.seeded(1, 2, CPU), torch.arange(4).expand(2, -1)
-    tokens = law.sample(noise.shared(position))[:, :3].clone()
+    tokens = distribution.sample(noise.shared(position))[:, :3].clone()
     tokens[1, 1, 0, 2] += 1e-3
     draft = Draft.chain(tokens, Kind.RACE)
-    verdict = Coupled().verify(draft, Scores(law, position), noise)
+    verdict = Coupled().verify(draft, Scores(distribution, position), noise)
     assert verdict.length.tolist() == [3, 1]
     assert verdict.next is not None
     assert verdict.next.shape == (2, 2, 3)
-    assert torch.equal(verdict.next[1], law.sample(noise.shared(position))[1, 1])
+    assert torch.equal(verdict.next[1], distribution.sample(noise.shared(position))[1, 1])
     tree = replace(draft, tree=None)
-    assert Coupled().verify(tree, Scores(law, position), noise).length.tolist() == [3, 1]
+    assert Coupled().verify(tree, Scores(distribution, position), noise).length.tolist() == [3, 1]

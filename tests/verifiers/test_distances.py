@@ -22,20 +22,20 @@ from mmspec.targets.stop import Stop
 from mmspec.trees import Tree
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.distances import excess, measure, over_accepted, total_variation
+from mmspec.verifiers.enumeration import distribution
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.grouped import Grouped, RankWindow
-from mmspec.verifiers.law import law
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.unchecked import Unchecked
 from tests import toys
 from tests.partners import noisy
-from tests.verifiers.drawn_laws import laws
+from tests.verifiers.drawn_distributions import distributions
 
 
 @dataclass(frozen=True)
 class Given:
-    """A rule that is written down: an acceptance per token, and a law to correct from."""
+    """A rule that is written down: an acceptance per token, and a distribution to correct from."""
 
     chances: Tensor  # (V,)
     correction: Tensor  # (V,)
@@ -50,11 +50,11 @@ class Given:
 
 def test_the_output_is_what_enumeration_finds() -> None:
     generator = torch.Generator().manual_seed(2)
-    for p, q in zip(*laws(5, 6), strict=True):
+    for p, q in zip(*distributions(5, 6), strict=True):
         chances, correction = torch.rand(2, 6, generator=generator).double()
         rule = Given(chances, correction / correction.sum())
         step = measure(rule, p, q)
-        assert_close(step.output, law(p, q, rule, kind=Kind.IID), atol=1e-12, rtol=0)
+        assert_close(step.output, distribution(p, q, rule, kind=Kind.IID), atol=1e-12, rtol=0)
         rejected = 1 - (q * chances).sum()
         assert_close(step.rejected, rejected)
         assert_close(step.output, q * chances + rejected * rule.correction)
@@ -62,7 +62,7 @@ def test_the_output_is_what_enumeration_finds() -> None:
 
 def test_relaxed_acceptance_with_the_optimal_residual_is_off_by_what_it_over_accepts() -> None:
     generator = torch.Generator().manual_seed(3)
-    for p, q in zip(*laws(20, 9), strict=True):
+    for p, q in zip(*distributions(20, 9), strict=True):
         vanilla = (p / q).clamp_max(1)
         chances = vanilla + torch.rand(9, generator=generator).double() * (1 - vanilla)
         step = measure(Given(chances, residual(p, q)), p, q)
@@ -74,7 +74,7 @@ def test_relaxed_acceptance_with_the_optimal_residual_is_off_by_what_it_over_acc
 def test_no_correction_brings_the_distance_below_the_over_accepted_mass() -> None:
     generator = torch.Generator().manual_seed(4)
     worse = 0
-    for p, q in zip(*laws(20, 5), strict=True):
+    for p, q in zip(*distributions(20, 5), strict=True):
         chances, correction = torch.rand(2, 5, generator=generator).double()
         step = measure(Given(chances, correction / correction.sum()), p, q)
         assert step.distance >= step.over_accepted - 1e-14
@@ -83,7 +83,7 @@ def test_no_correction_brings_the_distance_below_the_over_accepted_mass() -> Non
 
 
 def test_the_ends_of_the_scale() -> None:
-    p, q = laws(4, 7)
+    p, q = distributions(4, 7)
     exact = measure(Exact(), p, q)
     assert_close(exact.output, p, atol=1e-14, rtol=0)
     assert_close(exact.over_accepted, torch.zeros(4).double(), atol=1e-15, rtol=0)
@@ -94,14 +94,14 @@ def test_the_ends_of_the_scale() -> None:
 
 
 def test_chunks_change_nothing() -> None:
-    p, q = laws(3, 11)
+    p, q = distributions(3, 11)
     whole, parts = (measure(Lenience(0.6), p, q, chunk) for chunk in (11, 4))
     assert_close(whole.output, parts.output, atol=1e-15, rtol=0)
     assert torch.equal(whole.accept, parts.accept)
 
 
 def test_single_tests_tell_the_mass_on_average() -> None:
-    p, q = laws(6, 8)
+    p, q = distributions(6, 8)
     x = torch.arange(8).expand(6, -1)
     wanted, proposed = (one[:, None].expand(-1, 8, -1) for one in (p, q))
     rule = Lenience(0.7)
@@ -114,7 +114,7 @@ def test_the_mass_that_is_told_is_never_below_the_distance() -> None:
     """Windows refuse some tokens more often than speculative sampling does, which counts too."""
     beyond = 0
     for seed, size in product(range(8), (3, 5, 9, 17, 40)):
-        p, q = laws(20, size, seed)
+        p, q = distributions(20, size, seed)
         x = torch.arange(size).expand(20, -1)
         wanted, proposed = (one[:, None].expand(-1, size, -1) for one in (p, q))
         for rule in (Grouped(RankWindow(14)), Grouped(RankWindow(4, gap=0.5))):
@@ -127,8 +127,8 @@ def test_the_mass_that_is_told_is_never_below_the_distance() -> None:
 
 @pytest.mark.parametrize("kind", Unchecked.kinds)
 def test_a_draft_that_is_kept_unchecked_tells_what_that_costs(kind: Kind) -> None:
-    """With its laws a total variation, without them a bound of it."""
-    p, q = (one[:1] for one in laws(1, 5, seed=3))
+    """With its distributions a total variation, without them a bound of it."""
+    p, q = (one[:1] for one in distributions(1, 5, seed=3))
     x = torch.arange(5)[:, None]
     scores = Scores(Categorical.of(p.expand(5, 2, -1)), torch.arange(2).expand(5, -1))
     noise = KeyedNoise.seeded(0, 5, p.device)
@@ -171,10 +171,10 @@ class Recorded(Verifier):
 @pytest.mark.parametrize("rule", [Lenience(0.7), Annealed(2.0), Annealed(1.4, nu=0)], ids=repr)
 def test_a_walk_measures_what_its_output_is_off_by(rule: Lenience | Annealed, kind: Kind) -> None:
     """With one proposal it is the distance itself, with siblings a bound of it."""
-    for p, q in zip(*laws(4, 5, seed=8), strict=True):
+    for p, q in zip(*distributions(4, 5, seed=8), strict=True):
         for siblings in (1, 2, 3):
             recorded = Recorded(Recursive(rule), p, q, torch.zeros(()).double())
-            off = total_variation(law(p, q, recorded, siblings, kind), p)
+            off = total_variation(distribution(p, q, recorded, siblings, kind), p)
             assert off <= recorded.mean + 1e-12
             assert recorded.mean > 1e-3
             if siblings == 1:
@@ -182,7 +182,7 @@ def test_a_walk_measures_what_its_output_is_off_by(rule: Lenience | Annealed, ki
 
 
 def test_a_chain_adds_up_the_tokens_it_tested() -> None:
-    p, q = (one.float() for one in laws(4, 5, seed=1))
+    p, q = (one.float() for one in distributions(4, 5, seed=1))
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(5, (4, 3), generator=random)
     weights = [p[:, None].expand(-1, 4, -1), q[:, None].expand(-1, 3, -1)]
@@ -223,7 +223,7 @@ def test_siblings_that_nobody_tested_measure_nothing() -> None:
 
 
 def test_exact_rules_measure_nothing() -> None:
-    p, q = laws(2, 5)
+    p, q = distributions(2, 5)
     target, drafted = (
         Categorical.of(one[:, None].expand(-1, n, -1)) for one, n in ((p, 3), (q, 2))
     )

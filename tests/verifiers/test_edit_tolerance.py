@@ -83,7 +83,7 @@ def test_none_is_coupled_and_more_keeps_more() -> None:
 
 def test_nothing_drafted_and_what_is_no_share() -> None:
     _, scores, said = _drawn(2, 3)
-    empty = Scores(scores.law[:, :1], scores.position[:, :1])
+    empty = Scores(scores.distribution[:, :1], scores.position[:, :1])
     found = _verdict(0.5, Draft.empty(2, torch.device("cpu")), empty)
     assert found.length.tolist() == [0, 0]
     assert found.next is not None

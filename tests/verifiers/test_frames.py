@@ -13,12 +13,17 @@ from torch import Tensor
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Scores, Verifier
-from mmspec.targets.frames.frame_distributions import FREE, DepthLaw, FrameLaw, ParallelLaw
+from mmspec.targets.frames.frame_distributions import (
+    FREE,
+    DepthDistribution,
+    FrameDistribution,
+    ParallelDistribution,
+)
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.coupled_frames import CoupledFrames
 from mmspec.verifiers.depth_frames import DepthFrames
+from mmspec.verifiers.enumeration import ScriptedNoise
 from mmspec.verifiers.joint_frames import JointFrames, accept, keep
-from mmspec.verifiers.law import ScriptedNoise
 
 BOOKS, CODES, DEPTH = 2, 2, 3  # frames of two codes, and three frames
 EVERY = torch.tensor(list(product(range(CODES), repeat=BOOKS)))  # (F, K)
@@ -27,11 +32,11 @@ FRAMES = len(EVERY)
 
 @dataclass(frozen=True)
 class TableDecoder:
-    """A depth decoder whose laws stand in a table (states, code of book 0) -> law of book 1."""
+    """A depth decoder whose distributions stand in a table (states, code of book 0) -> distribution of book 1."""
 
     table: Tensor  # (S, V, V) float64
 
-    def laws(self, states: Tensor, codes: Tensor) -> Categorical:
+    def distributions(self, states: Tensor, codes: Tensor) -> Categorical:
         return Categorical.of(self.table[states[:, 0].long(), codes[:, 0]][:, None])
 
     def begin(self, states: Tensor) -> Tensor:
@@ -43,7 +48,7 @@ class TableDecoder:
 
 @dataclass(frozen=True)
 class Toy:
-    """Laws of frames behind every prefix of frames, by its number in base F, per depth."""
+    """Distributions of frames behind every prefix of frames, by its number in base F, per depth."""
 
     first: list[Tensor]  # (F ** depth, V)
     rest: list[Tensor]  # (F ** depth, V, V): of book 1 given book 0
@@ -63,23 +68,23 @@ class Toy:
         others = [table / table.sum(-1, keepdim=True) for table in rest]
         return cls(normal, others, is_parallel, hidden)
 
-    def law(self, depth: int, prefix: Tensor) -> FrameLaw:  # (R,) -> batch (R,)
+    def distribution(self, depth: int, prefix: Tensor) -> FrameDistribution:  # (R,) -> batch (R,)
         if not self.is_parallel:
             decoder = TableDecoder(self.rest[depth])
             first = Categorical.of(self.first[depth][prefix])
-            return DepthLaw(first, prefix[:, None].double(), decoder, BOOKS)
+            return DepthDistribution(first, prefix[:, None].double(), decoder, BOOKS)
         codes = torch.stack((self.first[depth][prefix], self.rest[depth][prefix, 0]), 1)
         fixed = torch.tensor([FREE, 1 if self.hidden else FREE]).expand(len(prefix), -1)
-        return ParallelLaw(Categorical.of(codes), fixed)
+        return ParallelDistribution(Categorical.of(codes), fixed)
 
     def masses(self, depth: int) -> Tensor:  # (F ** depth, F): probabilities of frames
         every = torch.arange(FRAMES**depth)
         found = []
         for frame in EVERY:
-            law = self.law(depth, every)
+            distribution = self.distribution(depth, every)
             frames = frame.expand(len(every), -1)
-            mass = law.log_prob(frames).exp()
-            fits = (law.forced == FREE) | (law.forced == frames)
+            mass = distribution.log_prob(frames).exp()
+            fits = (distribution.forced == FREE) | (distribution.forced == frames)
             found.append(torch.where(fits.all(-1), mass, 0.0))
         return torch.stack(found, -1)
 
@@ -104,29 +109,35 @@ def drafts(q: Toy) -> tuple[Tensor, Tensor, list[Tensor]]:
     return EVERY[pairs], weight[likely], prefixes
 
 
-def stacked(toy: Toy, prefixes: list[Tensor]) -> FrameLaw:
+def stacked(toy: Toy, prefixes: list[Tensor]) -> FrameDistribution:
     """Batch (R, M), of prefixes of 0, 1, ... frames."""
-    laws: list[Any] = [toy.law(depth, prefix) for depth, prefix in enumerate(prefixes)]
+    distributions: list[Any] = [
+        toy.distribution(depth, prefix) for depth, prefix in enumerate(prefixes)
+    ]
     if toy.is_parallel:
-        codes = Categorical.stack([law.codes for law in laws])
-        return ParallelLaw(codes, torch.stack([law.forced for law in laws], 1))
-    starts = [sum(FRAMES**depth for depth in range(upto)) for upto in range(len(laws))]
+        codes = Categorical.stack([distribution.codes for distribution in distributions])
+        return ParallelDistribution(
+            codes, torch.stack([distribution.forced for distribution in distributions], 1)
+        )
+    starts = [sum(FRAMES**depth for depth in range(upto)) for upto in range(len(distributions))]
     states = [prefix + start for prefix, start in zip(prefixes, starts, strict=True)]
-    first = Categorical.stack([law.first for law in laws])
+    first = Categorical.stack([distribution.first for distribution in distributions])
     decoder = TableDecoder(torch.cat(toy.rest))
-    return DepthLaw(first, torch.stack(states, 1)[..., None].double(), decoder, BOOKS)
+    return DepthDistribution(first, torch.stack(states, 1)[..., None].double(), decoder, BOOKS)
 
 
-def recorded(q: Toy, tokens: Tensor, prefixes: list[Tensor]) -> ParallelLaw:
-    """What a drafter writes down: the laws that its codes were drawn from, (R, N)."""
-    laws = [q.law(depth, prefix) for depth, prefix in enumerate(prefixes[:-1])]
-    codes = [law.given(tokens[:, depth]) for depth, law in enumerate(laws)]
-    forced = torch.stack([law.forced for law in laws], 1)
-    return ParallelLaw(Categorical.stack(codes), forced)
+def recorded(q: Toy, tokens: Tensor, prefixes: list[Tensor]) -> ParallelDistribution:
+    """What a drafter writes down: the distributions that its codes were drawn from, (R, N)."""
+    distributions = [q.distribution(depth, prefix) for depth, prefix in enumerate(prefixes[:-1])]
+    codes = [
+        distribution.given(tokens[:, depth]) for depth, distribution in enumerate(distributions)
+    ]
+    forced = torch.stack([distribution.forced for distribution in distributions], 1)
+    return ParallelDistribution(Categorical.stack(codes), forced)
 
 
 def emitted(p: Toy, q: Toy, verifier: Verifier) -> Tensor:  # (F ** DEPTH,)
-    """The law of three frames that one round emits, completed by the target."""
+    """The distribution of three frames that one round emits, completed by the target."""
     tokens, weight, prefixes = drafts(q)
     draft = Draft.chain(tokens, Kind.IID, recorded(q, tokens, prefixes))
     scores = Scores(stacked(p, prefixes), torch.arange(3).expand(len(tokens), -1))
@@ -140,8 +151,10 @@ def emitted(p: Toy, q: Toy, verifier: Verifier) -> Tensor:  # (F ** DEPTH,)
     while len(origin):
         noise = ScriptedNoise(script, chance, slots)
         some = replace(draft, tokens=tokens[origin], parents=draft.parents[origin])
-        some = replace(some, mask=draft.mask[origin], law=draft.law[origin])  # type: ignore[index]
-        verdict = verifier.verify(some, Scores(scores.law[origin], scores.position[origin]), noise)
+        some = replace(some, mask=draft.mask[origin], distribution=draft.distribution[origin])  # type: ignore[index]
+        verdict = verifier.verify(
+            some, Scores(scores.distribution[origin], scores.position[origin]), noise
+        )
         assert verdict.next is not None
         share, said = weight[origin] * noise.chance, number(tokens[origin])
         code = torch.zeros_like(origin)
@@ -166,11 +179,13 @@ def emitted(p: Toy, q: Toy, verifier: Verifier) -> Tensor:  # (F ** DEPTH,)
 class Written(JointFrames):
     """The same with its residual written out over all frames, so that it can be counted.
 
-    What thins the target's frames is the verifier's own `keep`; a frame of the loop has the law
-    p(y) keep(y), normalised.
+    What thins the target's frames is the verifier's own `keep`; a frame of the loop has the
+    distribution p(y) keep(y), normalised.
     """
 
-    def _residual(self, p: FrameLaw, q: FrameLaw, refused: Tensor, noise: Any) -> Tensor:
+    def _residual(
+        self, p: FrameDistribution, q: FrameDistribution, refused: Tensor, noise: Any
+    ) -> Tensor:
         weights = []
         for frame in EVERY:
             frames = frame.expand(len(refused), -1)
@@ -198,10 +213,12 @@ def test_one_ratio_per_frame_is_exact(hidden: bool) -> None:
 
 
 def test_a_wrong_walk_is_convicted() -> None:
-    """The residual of one code in the place of the frame's own is another law."""
+    """The residual of one code in the place of the frame's own is another distribution."""
 
     class Mixed(JointFrames):
-        def _residual(self, p: FrameLaw, q: FrameLaw, refused: Tensor, noise: Any) -> Tensor:
+        def _residual(
+            self, p: FrameDistribution, q: FrameDistribution, refused: Tensor, noise: Any
+        ) -> Tensor:
             blank = p.forced.clamp_min(0)
             left = p.given(blank).residual(q.given(blank)).probs
             own = p.given(blank).probs
@@ -212,13 +229,15 @@ def test_a_wrong_walk_is_convicted() -> None:
     assert float((emitted(p, q, Mixed()) - p.joint()).abs().sum()) > 0.01
 
 
-def test_the_thinned_frames_have_the_residual_law() -> None:
+def test_the_thinned_frames_have_the_residual_distribution() -> None:
     """The loop itself, against the closed form: a chi-square at a false-alarm rate of 1e-4."""
     p, q = Toy.random(2, True), Toy.random(3, True)
     rows = 4000
     zero = torch.zeros(rows, dtype=torch.int64)
     noise = KeyedNoise.seeded(0, rows, zero.device)
-    drawn = JointFrames()._residual(p.law(0, zero), q.law(0, zero), zero == 0, noise)
+    drawn = JointFrames()._residual(
+        p.distribution(0, zero), q.distribution(0, zero), zero == 0, noise
+    )
     counts = torch.bincount(number(drawn), minlength=FRAMES).double()
     wanted = (p.masses(0)[0] - q.masses(0)[0]).clamp_min(0)
     wanted = rows * wanted / wanted.sum()
@@ -248,15 +267,18 @@ def test_codebook_by_codebook_accepts_less() -> None:
     p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
     every = torch.tensor(list(product(range(6), repeat=3)))
     fixed = torch.full((len(every), 3), FREE)
-    laws = [ParallelLaw(Categorical.of(one.expand(len(every), -1, -1)), fixed) for one in (p, q)]
-    drafted = laws[1].log_prob(every).exp()
-    joint = float((drafted * accept(laws[0], laws[1], every)).sum())
+    distributions = [
+        ParallelDistribution(Categorical.of(one.expand(len(every), -1, -1)), fixed)
+        for one in (p, q)
+    ]
+    drafted = distributions[1].log_prob(every).exp()
+    joint = float((drafted * accept(distributions[0], distributions[1], every)).sum())
     single = float(torch.minimum(p, q).sum(-1).prod())
     assert (round(joint, 3), round(single, 3)) == (0.262, 0.128)
 
 
 @pytest.mark.parametrize("is_parallel", [True, False], ids=["delay", "depth"])
-def test_coupled_frames_are_those_that_the_whole_law_draws(is_parallel: bool) -> None:
+def test_coupled_frames_are_those_that_the_whole_distribution_draws(is_parallel: bool) -> None:
     """Code by code with kept prefixes, and frame by frame from scratch: the same verdicts."""
     p, q = Toy.random(4, is_parallel), Toy.random(5, is_parallel)
     tokens, _, prefixes = drafts(q)

@@ -25,8 +25,8 @@ from tests.verifiers.gaussian_rounds import (
     apart,
     check_acceptance,
     check_coupling,
+    check_distribution,
     check_joint,
-    check_law,
     check_normal,
     drafted,
     overlap,
@@ -61,7 +61,7 @@ def test_chains_of_four_are_exact_jointly() -> None:
 def test_one_state_is_accepted_as_by_reflection(r: float) -> None:
     case = replace(apart(r, 6), kind=Kind.IID)
     played = play(GaussianBlock(), case, 20_000)
-    check_law(played, case)
+    check_distribution(played, case)
     check_acceptance(played, overlap(r))
 
 

@@ -144,14 +144,14 @@ class Reusing(Drafter):
     def propose(self, context: Trajectory, guess: Tensor) -> Draft:
         levels = context.room(2)
 
-        def law(depth: int, x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        def distribution(depth: int, x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
             std = KERNEL.deviation(step, x)
             mean = KERNEL.mean(x, context.known.prediction.clean[:, None], step)
             if depth == 0:
                 mean = mean + (guess[:, None] - mean).clamp(-std, std)
             return mean, std
 
-        return unroll(context, FIVE.topology(max(levels)), levels, law, self.kind)
+        return unroll(context, FIVE.topology(max(levels)), levels, distribution, self.kind)
 
     def observe(
         self, context: Trajectory, state: Tensor, draft: Draft, scores: Scores, kept: Round

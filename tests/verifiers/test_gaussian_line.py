@@ -38,6 +38,6 @@ def test_draws_split_the_area_at_their_share(r: float, w: float) -> None:
     assert bool((place.diff() < 0).all())
 
 
-def test_equal_laws_and_weight_nothing_leave_nothing_over() -> None:
+def test_equal_distributions_and_weight_nothing_leave_nothing_over() -> None:
     r, w = torch.tensor([[0.0, 1.0], [0.0, 0.3], [1.0, 0.0], [0.0, 0.0]]).double().unbind(-1)
     assert excess(r, w).tolist() == [0.0] * 4

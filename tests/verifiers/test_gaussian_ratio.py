@@ -1,4 +1,4 @@
-"""Gaussian steps of different standard deviations keep the target's law."""
+"""Gaussian steps of different standard deviations keep the target's distribution."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.verifiers.gaussian_rounds import (
     BENT,
     apart,
     check_acceptance,
+    check_distribution,
     check_joint,
-    check_law,
     check_normal,
     drafted,
     play,
@@ -28,17 +28,19 @@ from tests.verifiers.gaussian_rounds import (
 def shared_mass(r: float, p: float, q: float) -> float:
     """The integral of min(N(0, p^2), N(-r, q^2)), r in the unit of both, by a sum."""
     grid = torch.linspace(-30, 30, 600_001, dtype=torch.float64)
-    law = [
+    distribution = [
         (-0.5 * ((grid - at) / std) ** 2).exp() / std / math.sqrt(2 * math.pi)
         for at, std in ((0.0, p), (-r, q))
     ]
-    return float(torch.minimum(*law).sum() * (grid[1] - grid[0]))
+    return float(torch.minimum(*distribution).sum() * (grid[1] - grid[0]))
 
 
 @pytest.mark.parametrize(
     ("r", "draft_std"), [(0.0, 0.5), (0.0, 1.0), (1.0, 0.5), (1.0, 0.7), (1.0, 1.0), (2.5, 0.9)]
 )
-def test_one_number_is_accepted_as_often_as_laws_overlap(r: float, draft_std: float) -> None:
+def test_one_number_is_accepted_as_often_as_distributions_overlap(
+    r: float, draft_std: float
+) -> None:
     played = play(GaussianRatio(), replace(apart(r, 1), draft_std=draft_std), 20_000)
     check_normal(played.increments[:, 0, 0], "first")
     check_joint(played)
@@ -46,9 +48,9 @@ def test_one_number_is_accepted_as_often_as_laws_overlap(r: float, draft_std: fl
 
 
 @pytest.mark.parametrize("draft_std", [0.6, 0.8])
-def test_events_of_several_numbers_keep_the_target_law(draft_std: float) -> None:
+def test_events_of_several_numbers_keep_the_target_distribution(draft_std: float) -> None:
     case = replace(apart(1.0, 6), draft_std=draft_std)
-    check_law(play(GaussianRatio(), case, 20_000), case)
+    check_distribution(play(GaussianRatio(), case, 20_000), case)
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -56,13 +58,13 @@ def test_a_chain_is_exact_jointly(ragged: bool) -> None:
     check_joint(play(GaussianRatio(), replace(BENT, draft_std=0.9, ragged=ragged), 60_000))
 
 
-def test_equal_laws_are_accepted_and_the_plain_state_follows() -> None:
+def test_equal_distributions_are_accepted_and_the_plain_state_follows() -> None:
     noise = KeyedNoise(torch.arange(50))
     draft, scores = drafted(apart(0.0, 3), noise, 50)
     verdict = GaussianRatio().verify(draft, scores, noise)
     assert verdict.length.tolist() == [1] * 50
     assert verdict.next is not None
-    assert verdict.next.equal(scores.law.sample(noise.shared(scores.position))[:, 1])
+    assert verdict.next.equal(scores.distribution.sample(noise.shared(scores.position))[:, 1])
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class NoDeterminant(Verifier):
 def test_densities_without_their_determinants_are_found() -> None:
     case = replace(apart(1.0, 1), draft_std=1.0)
     with pytest.raises(AssertionError, match="along"):
-        check_law(play(NoDeterminant(), case, 20_000), case)
+        check_distribution(play(NoDeterminant(), case, 20_000), case)
 
 
 def test_too_many_tries_are_an_error() -> None:

@@ -13,13 +13,13 @@ from mmspec.codes.codebook import Codebook
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Kind
 from mmspec.verifiers.distances import measure, total_variation
+from mmspec.verifiers.enumeration import distribution
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.lantern_residuals import ClearedTarget, Optimal
 from mmspec.verifiers.latent_neighbourhood import AdditiveBound, LatentNeighbourhood, Multiplicative
-from mmspec.verifiers.law import law
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
-from tests.verifiers.drawn_laws import book, laws, near, vector
+from tests.verifiers.drawn_distributions import book, distributions, near, vector
 
 RELEASED = [
     LatentNeighbourhood(
@@ -39,7 +39,7 @@ def test_pooling_takes_the_longest_run_of_nearest_codes_within_the_bound(
     table = near(12, 11)
     rule = LatentNeighbourhood(table, 6, bound)
     lengths = set()
-    for p in laws(8, 12)[0]:
+    for p in distributions(8, 12)[0]:
         for x in range(12):
             most = bound.delta if isinstance(bound, AdditiveBound) else 1.5 * float(p[x])
             mass, run = 0.0, 0
@@ -66,7 +66,7 @@ def test_a_bound_that_is_reached_is_kept() -> None:
 
 
 def test_the_distance_has_the_closed_form_and_exceeds_delta() -> None:
-    p, q = laws(60, 12, seed=1)
+    p, q = distributions(60, 12, seed=1)
     x = torch.arange(12).expand(60, -1)
     beyond = 0
     for bound in (AdditiveBound(0.1), Multiplicative(3)):
@@ -80,7 +80,7 @@ def test_the_distance_has_the_closed_form_and_exceeds_delta() -> None:
 
 def test_the_multiplicative_bound_is_the_safer_one() -> None:
     """V = 64, k = 10: additive 0.1 against a factor of 3."""
-    p, q = laws(100, 64)
+    p, q = distributions(100, 64)
     off = [
         float(measure(LatentNeighbourhood(near(64, 10), 10, bound), p, q).distance.mean())
         for bound in (AdditiveBound(0.1), Multiplicative(3))
@@ -91,7 +91,7 @@ def test_the_multiplicative_bound_is_the_safer_one() -> None:
 
 
 def test_mass_grows_with_delta_and_with_k() -> None:
-    p, _ = laws(20, 12)
+    p, _ = distributions(20, 12)
     x = torch.arange(12).expand(20, -1)
     every = p[:, None].expand(-1, 12, -1)
 
@@ -107,7 +107,7 @@ def test_mass_grows_with_delta_and_with_k() -> None:
 
 
 def test_a_factor_bounds_the_acceptance_and_keeps_the_support() -> None:
-    p, q = laws(30, 12)
+    p, q = distributions(30, 12)
     p = p.masked_fill(p < p.median(-1, keepdim=True).values, 0)
     p = p / p.sum(-1, keepdim=True)
     vanilla = (p / q).clamp_max(1)
@@ -122,7 +122,7 @@ def test_a_factor_bounds_the_acceptance_and_keeps_the_support() -> None:
 def test_duplicate_codes_count_as_one() -> None:
     rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).repeat_interleave(2, 0)
     rule = LatentNeighbourhood(Codebook.at(rows).neighbours(1), 1, AdditiveBound(1))
-    p, q = laws(5, 4)
+    p, q = distributions(5, 4)
     parts = torch.rand(5, 8, generator=torch.Generator().manual_seed(1)).double()
     parts = parts / parts.reshape(5, 4, 2).sum(-1).repeat_interleave(2, 1)
     split = p.repeat_interleave(2, 1) * parts
@@ -134,7 +134,7 @@ def test_duplicate_codes_count_as_one() -> None:
 
 def test_a_permuted_codebook_permutes_the_output() -> None:
     order = torch.randperm(9, generator=torch.Generator().manual_seed(3))
-    rows, (p, q) = book(9).vectors, laws(4, 9)
+    rows, (p, q) = book(9).vectors, distributions(4, 9)
     plain = LatentNeighbourhood(Codebook.at(rows).neighbours(5), 4, AdditiveBound(0.2))
     moved = replace(plain, table=Codebook.at(rows[order]).neighbours(5))
     ids = Codebook(rows, order.argsort(), 9)  # the same move, told by token ids
@@ -145,7 +145,7 @@ def test_a_permuted_codebook_permutes_the_output() -> None:
 
 def test_tokens_that_are_no_codes_are_verified_exactly() -> None:
     table = Codebook.at(book(5).vectors, offset=2, vocabulary=9).neighbours(4)
-    p, q = laws(6, 9)
+    p, q = distributions(6, 9)
     text = torch.tensor([0, 1, 7, 8])
     exact = measure(Exact(), p, q).accept
     for bound in (AdditiveBound(0.5), Multiplicative(4)):
@@ -170,16 +170,16 @@ def test_the_released_residual_is_not_the_best() -> None:
     step = measure(best, P, Q)
     assert_close(step.over_accepted, vector(0.1)[0])
     assert_close(step.distance, vector(0.1)[0])
-    target = law(P, Q, replace(best, correction=ClearedTarget()), kind=Kind.IID)
+    target = distribution(P, Q, replace(best, correction=ClearedTarget()), kind=Kind.IID)
     assert_close(target, vector(0.05, 0.20, 0.10, 0.65), atol=1e-12, rtol=0)  # tokens 0 and 2 gone
     assert float(total_variation(target, P)) == pytest.approx(0.5)
 
 
 def test_the_dynamic_tree_s_residual_clears_the_neighbours_of_a_chosen_token() -> None:
     rule = LatentNeighbourhood(LINE, 1, AdditiveBound(0.1), ClearedTarget())
-    found = law(P, Categorical(Q.log(), hard=True), rule, kind=Kind.DET)
+    found = distribution(P, Categorical(Q.log(), hard=True), rule, kind=Kind.DET)
     assert_close(found, vector(0, 0.2, 0, 0.8), atol=1e-12, rtol=0)
-    best = law(P, Categorical(Q.log(), hard=True), replace(rule, correction=Optimal()))
+    best = distribution(P, Categorical(Q.log(), hard=True), replace(rule, correction=Optimal()))
     assert_close(best, 0.8 * vector(0.10, 0, 0.55, 0.25) / 0.9 + vector(0, 0.2, 0, 0))
 
 
@@ -187,8 +187,8 @@ def test_the_released_residual_is_biased_even_where_nothing_is_pooled() -> None:
     """A neighbour of no mass fits every bound, and then its whole neighbourhood is cleared."""
     p, q = vector(0, 0.4, 0.4, 0.2), vector(0.1, 0.6, 0.2, 0.1)
     exact = LatentNeighbourhood(LINE, 1, AdditiveBound(0))
-    assert_close(law(p, q, exact, kind=Kind.IID), p, atol=1e-12, rtol=0)
-    biased = law(p, q, replace(exact, correction=ClearedTarget()), kind=Kind.IID)
+    assert_close(distribution(p, q, exact, kind=Kind.IID), p, atol=1e-12, rtol=0)
+    biased = distribution(p, q, replace(exact, correction=ClearedTarget()), kind=Kind.IID)
     assert float(total_variation(biased, p)) > 0.01
 
 
@@ -197,7 +197,7 @@ def test_the_released_residuals_are_further_off_than_the_optimum(
     rule: LatentNeighbourhood,
 ) -> None:
     further = 0
-    for p, q in zip(*laws(30, 7), strict=True):
+    for p, q in zip(*distributions(30, 7), strict=True):
         step = measure(rule, p, q)
         best = measure(replace(rule, correction=Optimal()), p, q)
         assert_close(step.over_accepted, best.over_accepted)
@@ -210,8 +210,8 @@ def test_the_released_residual_clears_nothing_where_nothing_fits() -> None:
     """Every nearest code has a mass of 0.1 or more."""
     best = LatentNeighbourhood(LINE, 1, AdditiveBound(0.05))
     released = replace(best, correction=ClearedTarget())
-    found = law(P, Q, released, kind=Kind.IID)
-    assert_close(found, law(P, Q, best, kind=Kind.IID), atol=1e-12, rtol=0)
+    found = distribution(P, Q, released, kind=Kind.IID)
+    assert_close(found, distribution(P, Q, best, kind=Kind.IID), atol=1e-12, rtol=0)
     assert_close(found, P, atol=1e-12, rtol=0)
 
 

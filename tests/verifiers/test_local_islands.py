@@ -96,31 +96,33 @@ def test_the_threshold_from_nothing_to_everything() -> None:
     assert none == [0] * 40
     assert all_of_them == [[*range(NODES)]] * 40
     kept = judge(NeighbourhoodThreshold(table, 1, 0.4), given, reach=0)[1]
-    law, around = scores(40).law, table.of(given.tokens, 1)[0][..., 0]
-    assert isinstance(law, Categorical)
-    mass = law.probs[:, :-1].gather(-1, torch.stack((given.tokens, around), -1)).sum(-1)
+    distribution, around = scores(40).distribution, table.of(given.tokens, 1)[0][..., 0]
+    assert isinstance(distribution, Categorical)
+    mass = distribution.probs[:, :-1].gather(-1, torch.stack((given.tokens, around), -1)).sum(-1)
     assert kept == [row.nonzero()[:, 0].tolist() for row in mass < 0.4]
 
 
 def test_the_distance_of_what_is_committed_is_reported() -> None:
     given, said = draft([[0, 1, 2, 3, 5, 0, 1, 2]]), scores(1)
     noise = KeyedNoise.seeded(0, 1, CPU)
-    assert isinstance(said.law, Categorical)
-    p = said.law.probs
+    assert isinstance(said.distribution, Categorical)
+    p = said.distribution.probs
     verdict = LocalIslands(Unless(5), 0).verify(given, said, noise)
     assert int(verdict.length) == 4
     assert verdict.excess is not None
     assert_close(verdict.excess, 4 - p[:, range(4), range(4)].sum(1))
     mixed = 0.5 * one_hot(given.tokens, p) + 0.5 * p[:, :-1]
     known = LocalIslands(Unless(5), 0).verify(
-        replace(given, law=Categorical.of(mixed)), said, noise
+        replace(given, distribution=Categorical.of(mixed)), said, noise
     )
     assert known.excess is not None
     total, weight = torch.zeros(1), torch.ones(1)
     for x in range(SIZE):  # the mean of what one token tells is the total variation
         first = replace(draft([[x, *[0] * 7]]), mask=torch.arange(NODES)[None] < 1)
         mix = 0.5 * one_hot(torch.full((1, NODES), 2), p) + 0.5 * p[:, :-1]
-        told = LocalIslands(Unless(9)).verify(replace(first, law=Categorical.of(mix)), said, noise)
+        told = LocalIslands(Unless(9)).verify(
+            replace(first, distribution=Categorical.of(mix)), said, noise
+        )
         assert told.excess is not None
         total, weight = total + mix[0, 0, x] * told.excess, weight - mix[0, 0, x]
     assert_close(weight, torch.zeros(1), atol=1e-6, rtol=0)
@@ -135,7 +137,7 @@ def test_what_does_not_fit() -> None:
         LocalIslands(Unless(0)).verify(blind, scores(1), KeyedNoise.seeded(0, 1, CPU))
     empty = LocalIslands(Unless(0)).verify(
         Draft.empty(1, CPU),
-        replace(scores(1), law=scores(1).law[:, :1]),
+        replace(scores(1), distribution=scores(1).distribution[:, :1]),
         KeyedNoise.seeded(0, 1, CPU),
     )
     assert int(empty.length) == 0

@@ -1,4 +1,4 @@
-"""Every lossless verifier gives back the joint law of the target, whatever was drafted."""
+"""Every lossless verifier gives back the joint distribution of the target, whatever was drafted."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ from mmspec.trees import Tree
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.block import Block
 from mmspec.verifiers.coupled import Coupled
+from mmspec.verifiers.enumeration import (
+    acceptance,
+    ancestral,
+    distribution,
+    enumerate_rounds,
+    joint,
+)
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.kseq import KSeq
-from mmspec.verifiers.law import acceptance, ancestral, enumerate_rounds, joint, law
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.longest import Longest
 from mmspec.verifiers.multi_draw import MultiDraw
@@ -28,7 +34,7 @@ from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.spechub import SpecHub
 from mmspec.verifiers.traversal import Traversal
 from mmspec.verifiers.typical import Typical
-from tests.verifiers.drawn_laws import by_prefix
+from tests.verifiers.drawn_distributions import by_prefix
 from tests.verifiers.parts import ALL
 
 LOSSLESS = [v for v in ALL if v.lossless and not isinstance(v, Coupled)]
@@ -55,7 +61,7 @@ CASES = [(v, kind, tree) for v, kind in PAIRS for tree in TREES if accepts(v, tr
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 20), marks=pytest.mark.promise)])
 @pytest.mark.parametrize(("verifier", "kind", "tree"), CASES, ids=str)
-def test_the_joint_law_is_the_target_s(
+def test_the_joint_distribution_is_the_target_s(
     verifier: Verifier, kind: Kind, tree: Tree, seeds: range
 ) -> None:
     for seed in seeds:
@@ -65,7 +71,9 @@ def test_the_joint_law_is_the_target_s(
 
 
 @pytest.mark.parametrize(("verifier", "kind"), PAIRS, ids=str)
-def test_padding_and_separate_topologies_change_no_law(verifier: Verifier, kind: Kind) -> None:
+def test_padding_and_separate_topologies_change_no_distribution(
+    verifier: Verifier, kind: Kind
+) -> None:
     tree = UNEVEN if verifier.trees else Tree.chain(3)
     padded = (2,) if tree.is_chain else (4, 5)  # the second child of a node, and a leaf
     p, q = by_prefix(1), by_prefix(2)
@@ -126,12 +134,12 @@ def test_a_drafter_off_the_support_is_never_accepted(verifier: Verifier) -> None
     q = torch.tensor([0, 0, 0.5, 0.5], dtype=torch.float64)
     for siblings in (1,) if isinstance(verifier, Block) else (1, 2):
         assert acceptance(p, q, verifier, siblings, Kind.IID) == 0
-        assert_close(law(p, q, verifier, siblings, Kind.IID), p, atol=1e-12, rtol=0)
+        assert_close(distribution(p, q, verifier, siblings, Kind.IID), p, atol=1e-12, rtol=0)
 
 
 def test_coupled_noise_is_not_enumerated() -> None:
     with pytest.raises(ValueError, match="cannot be enumerated"):
-        law(by_prefix(0), by_prefix(1), Coupled())
+        distribution(by_prefix(0), by_prefix(1), Coupled())
 
 
 def test_a_lane_serves_once() -> None:
@@ -142,7 +150,7 @@ def test_a_lane_serves_once() -> None:
             return super().verify(draft, scores, noise)
 
     with pytest.raises(ValueError, match="used twice"):
-        law(by_prefix(0), by_prefix(1), Twice())
+        distribution(by_prefix(0), by_prefix(1), Twice())
 
 
 def test_what_a_verifier_cannot_verify_is_refused() -> None:
@@ -154,7 +162,7 @@ def test_what_a_verifier_cannot_verify_is_refused() -> None:
         (Block(), Draft.of(siblings, x, Kind.IID, q), "chains only"),
         (Recursive(), Draft.of(chain, x, Kind.RACE, q), "RACE"),
         (KSeq(), Draft.of(siblings, x, Kind.WOR, q), "WOR"),
-        (Recursive(), Draft.of(siblings, x, Kind.WOR), "Draft.law"),
+        (Recursive(), Draft.of(siblings, x, Kind.WOR), "Draft.distribution"),
         (Traversal(), replace(Draft.of(siblings, x, Kind.WOR, q), tree=None), "topology"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -179,6 +187,6 @@ class Altered(Verifier):
 
 
 def hard(
-    laws: Callable[[tuple[int, ...]], Tensor],
+    distributions: Callable[[tuple[int, ...]], Tensor],
 ) -> Callable[[tuple[int, ...]], Categorical]:
-    return lambda prefix: Categorical(laws(prefix).log(), hard=True)
+    return lambda prefix: Categorical(distributions(prefix).log(), hard=True)

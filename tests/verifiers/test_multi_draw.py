@@ -18,37 +18,37 @@ from mmspec.distributions.noise import KeyedNoise, Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
 from mmspec.trees import Tree
 from mmspec.verifiers.distances import total_variation
-from mmspec.verifiers.law import enumerate_rounds, joint, law
+from mmspec.verifiers.enumeration import distribution, enumerate_rounds, joint
 from mmspec.verifiers.multi_draw import MultiDraw
-from tests.verifiers.drawn_laws import by_prefix, laws, vector
+from tests.verifiers.drawn_distributions import by_prefix, distributions, vector
 
 P, Q = vector(0.5, 0.3, 0.2), vector(0.2, 0.5, 0.3)  # proposes 1, then 2
 
 
 @pytest.mark.parametrize("draws", [1, 2, 3, 4])
 def test_a_single_child_comes_out_as_its_formula_says(draws: int) -> None:
-    for p, q in zip(*laws(4, 4), strict=True):
+    for p, q in zip(*distributions(4, 4), strict=True):
         child = int(q.argmax())
         missed = 1 - p[child]
         wanted = p * missed ** (draws - 1)
         wanted[child] = 1 - missed**draws
-        found = law(p, q, MultiDraw(draws), 1, Kind.DET)
+        found = distribution(p, q, MultiDraw(draws), 1, Kind.DET)
         assert_close(found, wanted, atol=1e-12, rtol=0)
         assert_close(total_variation(found, p), missed - missed**draws, atol=1e-12, rtol=0)
 
 
 def test_more_draws_accept_more_up_to_all_that_is_possible() -> None:
-    found = [float(law(P, Q, MultiDraw(n), 1, Kind.DET)[1]) for n in (1, 2, 3, 6)]
+    found = [float(distribution(P, Q, MultiDraw(n), 1, Kind.DET)[1]) for n in (1, 2, 3, 6)]
     assert found == sorted(set(found))
     assert found[-1] == pytest.approx(1 - 0.7**6)
     none = vector(0.5, 0.0, 0.5)  # what the target cannot say is never accepted
-    assert law(none, Q, MultiDraw(6), 1, Kind.DET)[1] == 0
+    assert distribution(none, Q, MultiDraw(6), 1, Kind.DET)[1] == 0
 
 
 def reference(
     p: Callable[[tuple[int, ...]], Tensor], tree: Tree, tokens: list[int], draws: int
 ) -> dict[tuple[int, ...], float]:
-    """The law of what is emitted: every way to draw at every node, the path found by recursion."""
+    """The distribution of what is emitted: every way to draw at every node, the path found by recursion."""
     size = len(p(()))
     text: dict[int, tuple[int, ...]] = {-1: ()}
     for node, parent in enumerate(tree.parents):
@@ -59,18 +59,18 @@ def reference(
         hit = [kid for kid in kids if tokens[kid] in drawn[node]]
         return [()] + [(kid, *below) for kid in hit for below in paths(kid, drawn)]
 
-    laws_ = {node: p(said).tolist() for node, said in text.items()}
+    distributions_ = {node: p(said).tolist() for node, said in text.items()}
     found: dict[tuple[int, ...], float] = {}
     for ways in product(product(range(size), repeat=draws), repeat=tree.nodes + 1):
         drawn = dict(zip(range(-1, tree.nodes), ways, strict=True))
-        weight = prod(laws_[node][token] for node, way in drawn.items() for token in way)
+        weight = prod(distributions_[node][token] for node, way in drawn.items() for token in way)
         if weight == 0:
             continue
         best = max(
             paths(-1, drawn),
             key=lambda way: (
                 len(way),
-                sum(log(laws_[tree.parents[node]][tokens[node]]) for node in way),
+                sum(log(distributions_[tree.parents[node]][tokens[node]]) for node in way),
             ),
         )
         end = best[-1] if best else -1
@@ -116,9 +116,9 @@ def test_the_deepest_path_wins_and_the_likelier_of_those_as_deep() -> None:
     assert verdict.path.tolist() == [[1, 2]]
     flat = Draft.of(Tree((-1, -1)), torch.tensor([[0, 1]]), Kind.DET)
     for likely in (0, 1):
-        law_ = vector(0.4, 0.4, 0.1)
-        law_[likely] += 0.1
-        scores = Scores(Categorical.having(law_.expand(1, 3, 3)), torch.zeros(1, 3).long())
+        distribution_ = vector(0.4, 0.4, 0.1)
+        distribution_[likely] += 0.1
+        scores = Scores(Categorical.having(distribution_.expand(1, 3, 3)), torch.zeros(1, 3).long())
         assert MultiDraw(64).verify(flat, scores, noise).path.tolist() == [[likely]]
 
 
@@ -132,12 +132,12 @@ class DrawnAnew(Verifier):
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         verdict = MultiDraw(1).verify(draft, scores, noise)
         row = verdict.length  # of a chain
-        weights = categorical(scores.law)[torch.arange(draft.batch), row].probs
+        weights = categorical(scores.distribution)[torch.arange(draft.batch), row].probs
         return Verdict(verdict.path, verdict.length, noise.pick(weights, Lane.RESIDUAL))
 
 
 def test_a_token_drawn_anew_after_a_miss_is_biased_by_what_was_missed() -> None:
-    found = law(P, Q, DrawnAnew(), 1, Kind.DET)
+    found = distribution(P, Q, DrawnAnew(), 1, Kind.DET)
     assert_close(found, P * 0.7 + vector(0, 0.3, 0), atol=1e-12, rtol=0)
     assert not torch.allclose(found, P)
 
@@ -154,7 +154,7 @@ def test_many_rounds_come_out_as_often_as_the_formula_says() -> None:
     assert verdict.next is not None
     said = torch.where(verdict.length > 0, 1, verdict.next)
     share = said.bincount(minlength=3) / count
-    wanted = law(P, Q, MultiDraw(3), 1, Kind.DET)
+    wanted = distribution(P, Q, MultiDraw(3), 1, Kind.DET)
     assert ((share - wanted).abs() < 4 * (wanted * (1 - wanted) / count).sqrt()).all()
 
 

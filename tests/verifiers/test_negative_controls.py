@@ -1,6 +1,6 @@
-"""Wrong verifiers must fail the law test, by exactly the bias that is known for them.
+"""Wrong verifiers must fail the distribution test, by exactly the bias that is known for them.
 
-The list and the biased laws are those of methods/foundations.md, sections 2 and 11.
+The list and the biased distributions are those of methods/foundations.md, sections 2 and 11.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
 from mmspec.trees import Tree
 from mmspec.verifiers.block import Block, path_ratio, scaled_residual, stopping
+from mmspec.verifiers.enumeration import ancestral, distribution, joint
 from mmspec.verifiers.exact import Exact
-from mmspec.verifiers.law import ancestral, joint, law
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.walk import Siblings, at_token, descend
 
@@ -57,7 +57,7 @@ class Changed(Verifier):
 def called(kind: Kind, q: Tensor) -> Changed:
     """Claims that chosen tokens were drawn from q as `kind`."""
     return Changed(
-        lambda d: replace(d, kind=kind, law=Categorical.of(q.expand(*d.tokens.shape, -1)))
+        lambda d: replace(d, kind=kind, distribution=Categorical.of(q.expand(*d.tokens.shape, -1)))
     )
 
 
@@ -98,7 +98,7 @@ class WrongBlock(Verifier):
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID,)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        p, q = categorical(scores.law).probs, categorical(draft.law).probs
+        p, q = categorical(scores.distribution).probs, categorical(draft.distribution).probs
         gamma, batch = draft.nodes, torch.arange(draft.batch)
         rho = path_ratio(at_token(p[:, :-1], draft.tokens), at_token(q, draft.tokens))
         left = (rho[:, 1:-1, None] * p[:, 1:-1] - q[:, 1:]).clamp_min(0).sum(-1)
@@ -133,7 +133,7 @@ def test_a_wrong_verifier_has_its_known_bias(
     kind: Kind,
     biased: tuple[str, ...],
 ) -> None:
-    found = law(*pair, verifier, siblings, kind)
+    found = distribution(*pair, verifier, siblings, kind)
     assert_close(found, vector(*biased), atol=1e-12, rtol=0)
     with pytest.raises(AssertionError):
         assert_close(found, pair[0], atol=1e-12, rtol=0)
@@ -143,11 +143,11 @@ def test_a_wrong_verifier_has_its_known_bias(
 def test_skipped_duplicates_hide_where_the_residual_has_one_token(
     pair: tuple[Tensor, Tensor],
 ) -> None:
-    assert_close(law(*pair, SkipDuplicates(), 2, Kind.IID), pair[0], atol=1e-12, rtol=0)
+    assert_close(distribution(*pair, SkipDuplicates(), 2, Kind.IID), pair[0], atol=1e-12, rtol=0)
 
 
 def test_wrong_q_without_replacement_hides_on_the_first_oracle() -> None:
-    assert_close(law(*E1, called(Kind.IID, E1[1]), 2, Kind.WOR), E1[0], atol=1e-12, rtol=0)
+    assert_close(distribution(*E1, called(Kind.IID, E1[1]), 2, Kind.WOR), E1[0], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("gamma", [2, 3])

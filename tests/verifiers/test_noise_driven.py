@@ -38,20 +38,20 @@ def shapes(verifier: Verifier) -> list[Tree]:
 def proposals(
     p: Tensor, q: Tensor, tree: Tree, kind: Kind, noise: KeyedNoise
 ) -> tuple[Draft, Scores]:
-    """Draft along `tree` with laws p (B, V) and q (B, V) that know no context."""
+    """Draft along `tree` with distributions p (B, V) and q (B, V) that know no context."""
     batch = len(p)
     tokens = torch.zeros(batch, tree.nodes, dtype=torch.int64)
     depths = [-1, *tree.depths]
     for row, kids in enumerate(tree.kids):
         if kids:
             where = torch.full((batch, 1), depths[row] + 1)
-            law = Categorical.of(q)[:, None]
+            distribution = Categorical.of(q)[:, None]
             index = torch.tensor([row])
-            tokens[:, list(kids)] = draw(law, len(kids), kind, noise, where, index)[:, 0]
-    laws = Categorical.of(q[:, None].expand(-1, tree.nodes, -1))
+            tokens[:, list(kids)] = draw(distribution, len(kids), kind, noise, where, index)[:, 0]
+    distributions = Categorical.of(q[:, None].expand(-1, tree.nodes, -1))
     scores = Categorical.of(p[:, None].expand(-1, tree.nodes + 1, -1))
     position = torch.tensor(depths).add(1).expand(batch, -1)
-    return Draft.of(tree, tokens, kind, laws), Scores(scores, position)
+    return Draft.of(tree, tokens, kind, distributions), Scores(scores, position)
 
 
 @pytest.mark.parametrize(("verifier", "kind"), PAIRS, ids=str)
@@ -68,17 +68,17 @@ def test_a_row_does_not_notice_its_batch(verifier: Verifier, kind: Kind) -> None
         assert (together.length > 0).any() or not verifier.lossless
         for row in range(0, 16, 7):
             own = slice(row, row + 1)
-            assert isinstance(scores.law, Categorical)
-            assert isinstance(draft.law, Categorical)
+            assert isinstance(scores.distribution, Categorical)
+            assert isinstance(draft.distribution, Categorical)
             alone = verifier.verify(
                 replace(
                     draft,
                     tokens=draft.tokens[own],
                     parents=draft.parents[own],
                     mask=mask[own],
-                    law=draft.law[own],
+                    distribution=draft.distribution[own],
                 ),
-                Scores(scores.law[own], scores.position[own]),
+                Scores(scores.distribution[own], scores.position[own]),
                 replace(noise, rows=noise.rows[own]),
             )
             assert_same(together, alone, row)

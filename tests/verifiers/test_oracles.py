@@ -1,4 +1,4 @@
-"""Acceptances and laws known in closed form (methods/foundations.md, section 1), met to 1e-12."""
+"""Acceptances and distributions known in closed form (methods/foundations.md, section 1), met to 1e-12."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from mmspec.distributions.categorical import Categorical, residual
 from mmspec.draft import Kind, Verifier
 from mmspec.trees import Tree
 from mmspec.verifiers.block import Block, path_ratio, scaled_residual, stopping
+from mmspec.verifiers.enumeration import (
+    acceptance,
+    ancestral,
+    distribution,
+    enumerate_rounds,
+    joint,
+)
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
 from mmspec.verifiers.kseq import KSeq, acceptance_ratio
-from mmspec.verifiers.law import acceptance, ancestral, enumerate_rounds, joint, law
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.longest import Longest
 from mmspec.verifiers.recursive import Recursive
@@ -70,7 +76,7 @@ def test_one_position_accepts_as_in_the_table(
         assert acceptance(p, q, verifier, siblings, kind) == pytest.approx(
             float(F(value)), abs=1e-12
         )
-        assert_close(law(p, q, verifier, siblings, kind), p, atol=1e-12, rtol=0)
+        assert_close(distribution(p, q, verifier, siblings, kind), p, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -139,10 +145,10 @@ def test_trees_accept_as_in_the_table(
 def test_lenience_trades_exactness_for_acceptance() -> None:
     p, q = E["E1"]
     assert acceptance(p, q, Lenience(0.8)) == pytest.approx(33 / 40, abs=1e-12)
-    assert_close(law(p, q, Lenience(0.8)), vector("3/8", "3/8", "1/4"), atol=1e-12, rtol=0)
+    assert_close(distribution(p, q, Lenience(0.8)), vector("3/8", "3/8", "1/4"), atol=1e-12, rtol=0)
     assert acceptance(p, q, Lenience(0.5)) == pytest.approx(1, abs=1e-12)
-    assert_close(law(p, q, Lenience(0.5)), q, atol=1e-12, rtol=0)
-    assert_close(law(p, q, Lenience(1.0)), p, atol=1e-12, rtol=0)
+    assert_close(distribution(p, q, Lenience(0.5)), q, atol=1e-12, rtol=0)
+    assert_close(distribution(p, q, Lenience(1.0)), p, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +216,7 @@ def test_the_trace_of_recursive_residuals() -> None:
     third = residual(second, q)
     assert_close(second, vector("2/3", "1/3", "0", "0"))
     assert_close(third, vector("17/21", "4/21", "0", "0"))
-    chances = [float(torch.minimum(law_, q).sum()) for law_ in (p, second, third)]
+    chances = [float(torch.minimum(distribution_, q).sum()) for distribution_ in (p, second, third)]
     assert chances == pytest.approx([11 / 20, 3 / 10, 61 / 210], abs=1e-12)
 
 
@@ -286,5 +292,5 @@ def optimal_transport(p: Tensor, q: Tensor, k: int, kind: Kind) -> float:
 def test_a_rule_stands_for_its_walk() -> None:
     p, q = E["E3"]
     for siblings in (1, 2, 3):
-        assert_close(law(p, q, Exact(), siblings), p, atol=1e-12, rtol=0)
+        assert_close(distribution(p, q, Exact(), siblings), p, atol=1e-12, rtol=0)
     assert_close(joint(p, q, Exact(), Tree.chain(0)), p, atol=1e-12, rtol=0)

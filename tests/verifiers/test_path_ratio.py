@@ -1,4 +1,4 @@
-"""Path ratio: pictures have the target's law, acceptance is 1 - TV of the paths.
+"""Path ratio: pictures have the target's distribution, acceptance is 1 - TV of the paths.
 
 A correct verifier raises the alarm once in 10 000 seeds, which are fixed; wrong variants must.
 """
@@ -24,8 +24,8 @@ from mmspec.modalities.mar.toys import (
     LinearReader,
     innovations,
 )
-from mmspec.targets.continuous.paths import PathLaw, PathResidual
-from mmspec.verifiers.path_ratio import PathRatio, path_law
+from mmspec.targets.continuous.paths import PathDistribution, PathResidual
+from mmspec.verifiers.path_ratio import PathRatio, path_distribution
 from tests.verifiers.pictures import ALARM, ROWS, drawn
 
 TARGET = LinearReader(LinearHead.of((0.5, 0.4, 0.3), slope=0.3))
@@ -40,7 +40,7 @@ DRAFTS = {
 @pytest.mark.parametrize(
     ("name", "length"), [("both", 1), ("mean", 2), ("mean", 3), ("std", 3), ("both", 3), ("far", 3)]
 )
-def test_pictures_have_the_law_of_the_target(name: str, length: int) -> None:
+def test_pictures_have_the_distribution_of_the_target(name: str, length: int) -> None:
     drafter = Aligned(DRAFTS[name], Ahead(length))
     found = drawn(TARGET, drafter, PathRatio(), seed=length)
     assert min(standard_normal_p_values(innovations(TARGET, found))) > ALARM
@@ -48,7 +48,7 @@ def test_pictures_have_the_law_of_the_target(name: str, length: int) -> None:
     assert any(sum(kept.drafted) > sum(kept.accepted) for kept in found.rounds)
 
 
-def test_the_alarm_is_raised_by_the_drafts_own_law() -> None:
+def test_the_alarm_is_raised_by_the_drafts_own_distribution() -> None:
     found = drawn(DRAFTS["mean"], Silent(), PathRatio())
     assert min(standard_normal_p_values(innovations(TARGET, found))) < ALARM
 
@@ -59,15 +59,15 @@ def test_the_alarm_is_raised_by_corrections_that_are_fresh(monkeypatch: pytest.M
     assert min(standard_normal_p_values(innovations(TARGET, found))) < ALARM
 
 
-def end_only(self: PathLaw, x: Tensor) -> Tensor:
+def end_only(self: PathDistribution, x: Tensor) -> Tensor:
     """Wrong: the density of the last state alone, as if the rest of the path did not matter."""
-    law = self.along(x)
-    last = Gaussian(law.mean[..., -1, :], law.std[..., -1, :], 1)
+    distribution = self.along(x)
+    last = Gaussian(distribution.mean[..., -1, :], distribution.std[..., -1, :], 1)
     return torch.where(self.real, last.log_prob(x[..., -1, :]), 0)
 
 
 def test_the_alarm_is_raised_by_the_density_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PathLaw, "log_prob", end_only)
+    monkeypatch.setattr(PathDistribution, "log_prob", end_only)
     found = drawn(TARGET, Aligned(DRAFTS["mean"], Ahead(3)), PathRatio())
     assert min(standard_normal_p_values(innovations(TARGET, found))) < ALARM
 
@@ -82,7 +82,7 @@ class Uncut(Verifier):
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         if not draft.nodes:
             return PathRatio().verify(draft, scores, noise)
-        p, q = path_law(scores.law)[:, :-1], path_law(draft.law)
+        p, q = path_distribution(scores.distribution)[:, :-1], path_distribution(draft.distribution)
         ratio = p.log_prob(draft.tokens) - q.log_prob(draft.tokens)
         refused = ~noise.flip(ratio.clamp_max(0).exp(), Lane.ACCEPT)
         index = torch.arange(refused[0].numel())
@@ -119,21 +119,21 @@ def test_a_copy_is_accepted_whole_and_is_the_plain_picture() -> None:
     assert torch.equal(plain.latents, copied.latents)
 
 
-def law(bias: float, head: LinearHead, count: int) -> PathLaw:
+def distribution(bias: float, head: LinearHead, count: int) -> PathDistribution:
     condition = torch.full((count, 1, 1), bias)
-    return PathLaw(head, condition, torch.ones(count), torch.ones(count, dtype=torch.bool))
+    return PathDistribution(head, condition, torch.ones(count), torch.ones(count, dtype=torch.bool))
 
 
-def test_residual_paths_have_their_law() -> None:
-    """One step from a fixed law, where the residual has a closed form; alarm 1e-4.
+def test_residual_paths_have_their_distribution() -> None:
+    """One step from a fixed distribution, where the residual has a closed form; alarm 1e-4.
 
-    Given x0 the laws of x1 are N(x0/2, 1/4) and N(x0/2 + 1/2, 1/4), which cross at x0/2 + 1/4: the
-    excess lies left of that, and its mass 2 Phi(1/2) - 1 is the same for every x0.
+    Given x0 the distributions of x1 are N(x0/2, 1/4) and N(x0/2 + 1/2, 1/4), which cross at x0/2 +
+    1/4: the excess lies left of that, and its mass 2 Phi(1/2) - 1 is the same for every x0.
     """
     head = LinearHead.of((0.5,))
     noise = KeyedNoise.seeded(0, 1, torch.device("cpu"))
     keys = Keys(noise.shared(torch.arange(4000)[None]).key[0])
-    paths = PathResidual(law(0.0, head, 4000), law(1.0, head, 4000)).sample(keys)
+    paths = PathResidual(distribution(0.0, head, 4000), distribution(1.0, head, 4000)).sample(keys)
     x0, x1 = paths[:, 0, 0].double(), paths[:, 1, 0].double()
     assert uniform_p_value(torch.special.ndtr(x0)) > 1e-4
     u = 2 * (x1 - x0 / 2)  # N(0, 1) under p, N(1, 1) under q
@@ -142,11 +142,13 @@ def test_residual_paths_have_their_law() -> None:
     assert uniform_p_value(levels) > 1e-4
 
 
-def test_the_residual_of_equal_laws_does_not_exist() -> None:
+def test_the_residual_of_equal_distributions_does_not_exist() -> None:
     head = LinearHead.of((0.5,))
     keys = Keys(torch.tensor([1, 2]))
     with pytest.raises(ValueError, match="equal to rounding"):
-        PathResidual(law(0.0, head, 2), law(0.0, head, 2), most_tries=8).sample(keys)
+        PathResidual(distribution(0.0, head, 2), distribution(0.0, head, 2), most_tries=8).sample(
+            keys
+        )
 
 
 def normal(x: float, mean: float, std: float) -> float:
@@ -157,7 +159,7 @@ def normal(x: float, mean: float, std: float) -> float:
 def test_log_densities_are_products_over_the_path() -> None:
     head = LinearHead.of((0.5, 0.4), slope=0.3, spread=(1.1, 0.7))
     paths = torch.randn(3, 3, 1, generator=torch.Generator().manual_seed(0))
-    found = law(0.4, head, 3).log_prob(paths)
+    found = distribution(0.4, head, 3).log_prob(paths)
     for row, path in enumerate(paths[..., 0].double().tolist()):
         expected = normal(path[0], 0.0, 1.0)
         for index, std in enumerate((0.5 * 1.1, 0.4 * 0.7)):
@@ -169,4 +171,4 @@ def test_log_densities_are_products_over_the_path() -> None:
 def test_silent_steps_have_no_density() -> None:
     head = LinearHead.of((0.5, 0.0))
     with pytest.raises(ValueError, match=r"no noise in step 1 of 2.*last_noise=True"):
-        law(0.0, head, 2).log_prob(torch.zeros(2, 3, 1))
+        distribution(0.0, head, 2).log_prob(torch.zeros(2, 3, 1))

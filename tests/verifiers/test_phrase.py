@@ -33,9 +33,9 @@ def verifier(*phrases: tuple[int, ...]) -> PhraseJoint:
 
 def drafted(tokens: Tensor, p: Tensor = P, q: Tensor = Q) -> tuple[Draft, Scores, KeyedNoise]:
     rows = len(tokens)
-    law = Categorical.of(q.expand(rows, -1, -1))
+    distribution = Categorical.of(q.expand(rows, -1, -1))
     scores = Scores(Categorical.of(p.expand(rows, -1, -1)), torch.arange(4).expand(rows, -1))
-    return Draft.chain(tokens, Kind.IID, law), scores, KeyedNoise.seeded(0, rows, CPU)
+    return Draft.chain(tokens, Kind.IID, distribution), scores, KeyedNoise.seeded(0, rows, CPU)
 
 
 def test_no_phrase_that_matches_is_the_rejection_verifier() -> None:
@@ -63,7 +63,7 @@ def test_a_phrase_passes_with_the_product_of_its_ratios() -> None:
     assert float((whole == 3).float().mean()) == pytest.approx(0.96 + 0.04 * refused, abs=0.01)
 
 
-def test_equal_laws_accept_every_phrase() -> None:
+def test_equal_distributions_accept_every_phrase() -> None:
     draft, scores, noise = drafted(torch.tensor([[0, 1, 2]]).expand(500, -1), q=P[:3])
     assert bool((verifier((0, 1, 2)).verify(draft, scores, noise).length == 3).all())
 

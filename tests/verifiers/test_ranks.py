@@ -17,7 +17,7 @@ from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Scores
 from mmspec.trees import Tree
 from mmspec.verifiers.distances import measure, total_variation
-from mmspec.verifiers.law import ancestral, joint, law
+from mmspec.verifiers.enumeration import ancestral, distribution, joint
 from mmspec.verifiers.longest import Longest
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
@@ -103,7 +103,7 @@ def test_one_step_under_greedy_decoding_is_off_by_what_the_ranks_let_through() -
         step = measure(rule, target, q)
         assert step.accept.nonzero().flatten().tolist() == kept
         assert float(step.distance) == pytest.approx(float(q[kept].sum()) - 0.1, abs=1e-12)
-        assert_close(step.output, law(target, q, rule, kind=Kind.IID), atol=1e-12, rtol=0)
+        assert_close(step.output, distribution(target, q, rule, kind=Kind.IID), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -1,4 +1,4 @@
-"""Reflection gives the target's law, accepts as often as anything can, and moves along one line."""
+"""Reflection gives the target's distribution, accepts as often as anything can, and moves along one line."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.verifiers.gaussian_rounds import (
     apart,
     check_acceptance,
     check_coupling,
+    check_distribution,
     check_joint,
-    check_law,
     check_untouched,
     drafted,
     overlap,
@@ -36,17 +36,17 @@ N = {1: 40_000, 6: 20_000, 64: 5_000}
 
 @pytest.mark.parametrize("d", N)
 @pytest.mark.parametrize("r", [0.3, 1.0, 2.0, 3.0])
-def test_states_have_the_target_law_and_the_greatest_acceptance(r: float, d: int) -> None:
+def test_states_have_the_target_distribution_and_the_greatest_acceptance(r: float, d: int) -> None:
     case = apart(r, d)
     played = play(Reflection(), case, N[d])
-    check_law(played, case)
+    check_distribution(played, case)
     check_acceptance(played, overlap(r))
     check_untouched(played, case)
     check_coupling(played, case)
 
 
 @pytest.mark.parametrize("r", [0.0, 1e-20, 1e-8])
-def test_equal_laws_are_always_accepted(r: float) -> None:
+def test_equal_distributions_are_always_accepted(r: float) -> None:
     played = play(Reflection(), apart(r, 6), 5_000)
     assert bool((played.length == 1).all())
     assert bool(played.following.isfinite().all())
@@ -56,7 +56,7 @@ def test_far_drafts_are_refused_and_the_states_stay_exact() -> None:
     case = apart(60.0, 6)
     played = play(Reflection(), case, 20_000)
     assert not bool(played.length.any())
-    check_law(played, case)
+    check_distribution(played, case)
 
 
 @pytest.mark.parametrize(("d", "kind"), [(1, Kind.RACE), (2, Kind.IID)])
@@ -128,7 +128,7 @@ class NoSquare(Wrong):
 
 
 class NeverAccepts(Wrong):
-    """Always draws anew: the right law, and nothing gained."""
+    """Always draws anew: the right distribution, and nothing gained."""
 
     def chance(self, step: Steps) -> Tensor:
         return torch.zeros_like(acceptance(step))
@@ -138,7 +138,7 @@ class NeverAccepts(Wrong):
 
 
 class FreshAcross(Wrong):
-    """Draws the orthogonal part of a refused state anew: the right law, but uncoupled."""
+    """Draws the orthogonal part of a refused state anew: the right distribution, but uncoupled."""
 
     def correct(self, step: Steps, noise: Noise) -> Tensor:
         new, unit = fresh(step, noise), step.away / step.away.norm(dim=-1, keepdim=True)
@@ -154,27 +154,27 @@ def fresh(step: Steps, noise: Noise) -> Tensor:
 @pytest.mark.parametrize(
     "wrong", [AroundTheDraft, KeepsTheNoise, DrawsFromTheTarget, NoSquare], ids=lambda w: w.__name__
 )
-def test_wrong_laws_are_found(wrong: type[Wrong]) -> None:
+def test_wrong_distributions_are_found(wrong: type[Wrong]) -> None:
     case = apart(1.0, 6)
     with pytest.raises(AssertionError, match="along"):
-        check_law(play(wrong(), case, N[6]), case)
+        check_distribution(play(wrong(), case, N[6]), case)
 
 
 def test_noise_recovered_from_rounded_states_is_found() -> None:
     case = apart(2.0, 1, at=8.0, std=0.05)
-    check_law(play(Reflection(), case, N[1]), case)
+    check_distribution(play(Reflection(), case, N[1]), case)
     with pytest.raises(AssertionError, match="along"):
-        check_law(play(Rounded(), case, N[1]), case)
+        check_distribution(play(Rounded(), case, N[1]), case)
 
 
-def test_the_right_law_alone_does_not_make_a_reflection() -> None:
+def test_the_right_distribution_alone_does_not_make_a_reflection() -> None:
     case = apart(1.0, 6)
     played = play(NeverAccepts(), case, N[6])
-    check_law(played, case)
+    check_distribution(played, case)
     with pytest.raises(AssertionError, match="acceptance"):
         check_acceptance(played, overlap(1.0))
     played = play(FreshAcross(), case, N[6])
-    check_law(played, case)
+    check_distribution(played, case)
     check_acceptance(played, overlap(1.0))
     with pytest.raises(AssertionError, match="across the line"):
         check_coupling(played, case)
@@ -200,12 +200,14 @@ def test_after_full_acceptance_and_without_a_draft_comes_the_plain_state() -> No
     noise = KeyedNoise(torch.arange(7))
     draft, scores = drafted(replace(apart(0.0, 3), tree=Tree.chain(3)), noise, 7)
     verdict = Reflection().verify(draft, scores, noise)
-    plain = scores.law.sample(noise.shared(scores.position))
+    plain = scores.distribution.sample(noise.shared(scores.position))
     assert verdict.length.tolist() == [3] * 7
     assert verdict.path.tolist() == [[0, 1, 2]] * 7
     assert_close(verdict.next, plain[:, 3], rtol=0, atol=0)
     empty = Draft.empty(7, torch.device("cpu"), torch.float32, (3,))
-    verdict = Reflection().verify(empty, replace(scores, law=scores.law[:, :1]), noise)
+    verdict = Reflection().verify(
+        empty, replace(scores, distribution=scores.distribution[:, :1]), noise
+    )
     assert verdict.path.shape == (7, 0)
     assert_close(verdict.next, plain[:, 0], rtol=0, atol=0)
 
@@ -242,9 +244,9 @@ def test_what_cannot_be_reflected_is_refused() -> None:
 
 @pytest.mark.parametrize("draft_std", [0.5, 0.9])
 @pytest.mark.parametrize("d", [1, 6])
-def test_steps_of_other_deviations_keep_the_target_law(d: int, draft_std: float) -> None:
+def test_steps_of_other_deviations_keep_the_target_distribution(d: int, draft_std: float) -> None:
     case = replace(apart(1.0, d), draft_std=draft_std)
-    check_law(play(Reflection(), case, 20_000), case)
+    check_distribution(play(Reflection(), case, 20_000), case)
     check_joint(play(Reflection(), replace(BENT, draft_std=draft_std, ragged=True), 60_000))
 
 
@@ -254,17 +256,19 @@ def test_both_kinds_of_steps_in_one_chain_are_exact_jointly() -> None:
     n = 60_000
     noise = KeyedNoise(torch.randint(-(2**62), 2**62, (n,), generator=generator))
     draft, scores = drafted(BENT, noise, n)
-    assert isinstance(draft.law, Gaussian)
+    assert isinstance(draft.distribution, Gaussian)
     assert isinstance(draft.extras, Driving)
-    std = torch.full_like(draft.law.mean, BENT.std)
+    std = torch.full_like(draft.distribution.mean, BENT.std)
     std[1::2, 1] = 1.1
     first = draft.tokens[:, 0]
-    second = draft.law.mean[:, 1] + std[:, 1] * draft.extras.noise[:, 1]
+    second = draft.distribution.mean[:, 1] + std[:, 1] * draft.extras.noise[:, 1]
     tokens = torch.stack([first, second], 1)
-    draft = replace(draft, tokens=tokens, law=Gaussian(draft.law.mean, std, 1))
+    draft = replace(draft, tokens=tokens, distribution=Gaussian(draft.distribution.mean, std, 1))
     scores = replace(
         scores,
-        law=Gaussian(BENT.p(torch.cat([0 * tokens[:, :1], tokens], 1)), scores.law.std, 1),  # type: ignore[attr-defined]
+        distribution=Gaussian(
+            BENT.p(torch.cat([0 * tokens[:, :1], tokens], 1)), scores.distribution.std, 1
+        ),  # type: ignore[attr-defined]
     )
     verdict = Reflection().verify(draft, scores, noise)
     following = verdict.next

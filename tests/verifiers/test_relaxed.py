@@ -18,17 +18,17 @@ from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verif
 from mmspec.trees import Tree
 from mmspec.verifiers.annealed import Annealed, WeightedRule
 from mmspec.verifiers.distances import measure, over_accepted, total_variation
+from mmspec.verifiers.enumeration import ancestral, distribution, enumerate_rounds, joint
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.lantern_residuals import ClearedTarget
 from mmspec.verifiers.latent_neighbourhood import AdditiveBound, LatentNeighbourhood, Multiplicative
-from mmspec.verifiers.law import ancestral, enumerate_rounds, joint, law
 from mmspec.verifiers.local_islands import LocalIslands
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.typical import Typical
 from mmspec.verifiers.walk import one_hot
-from tests.verifiers.drawn_laws import book, by_prefix, laws, near, vector
+from tests.verifiers.drawn_distributions import book, by_prefix, distributions, near, vector
 
 KINDS = [Kind.IID, Kind.WOR, Kind.DET]
 
@@ -59,7 +59,7 @@ NEUTRAL: list[Rule | RuleSchedule] = [
 
 @pytest.mark.parametrize("tree", [Tree.chain(3), Tree.branching([2, 1])], ids=str)
 @pytest.mark.parametrize("rule", NEUTRAL, ids=repr)
-def test_where_nothing_is_allowed_the_target_s_law_comes_out(
+def test_where_nothing_is_allowed_the_target_s_distribution_comes_out(
     rule: Rule | RuleSchedule, tree: Tree
 ) -> None:
     for kind in KINDS:
@@ -97,9 +97,9 @@ THRESHOLD = NeighbourhoodThreshold(near(7, 4), 3, tau=0.4)
 
 @pytest.mark.parametrize("rule", [*RELAXED, *RELEASED, THRESHOLD], ids=repr)
 def test_one_step_does_what_its_formula_says(rule: Rule) -> None:
-    for p, q in zip(*laws(6, 7), strict=True):
+    for p, q in zip(*distributions(6, 7), strict=True):
         step = measure(rule, p, q)
-        assert_close(step.output, law(p, q, rule, kind=Kind.IID), atol=1e-12, rtol=0)
+        assert_close(step.output, distribution(p, q, rule, kind=Kind.IID), atol=1e-12, rtol=0)
         assert_close(step.output.sum(), torch.ones(()).double())
         assert step.distance >= step.over_accepted - 1e-14
 
@@ -108,7 +108,7 @@ def test_one_step_does_what_its_formula_says(rule: Rule) -> None:
 def test_the_output_is_off_by_what_was_accepted_too_often(rule: Rule) -> None:
     """Holds for grouped rules too, as long as they reject no more than speculative sampling."""
     counted = 0
-    for p, q in zip(*laws(30, 7), strict=True):
+    for p, q in zip(*distributions(30, 7), strict=True):
         step = measure(rule, p, q)
         if step.rejected <= total_variation(p, q):
             assert_close(step.distance, step.over_accepted, atol=1e-14, rtol=0)
@@ -122,9 +122,9 @@ def test_greedy_decoding_stays_exact(rule: Rule, kind: Kind) -> None:
     """Fixed groups aside, which hold other tokens than the target's."""
     scores = torch.randn(7, generator=torch.Generator().manual_seed(4)).double()
     greedy = Categorical(scores, hard=True)
-    q = laws(1, 7)[1][0]
+    q = distributions(1, 7)[1][0]
     for siblings in (1, 2):
-        found = law(greedy, q, rule, siblings, kind)
+        found = distribution(greedy, q, rule, siblings, kind)
         assert_close(found, greedy.probs, atol=1e-12, rtol=0)
 
 
@@ -147,7 +147,7 @@ def test_weights_fall_and_keep_their_mean() -> None:
 
 def test_every_depth_is_tested_with_its_own_weight() -> None:
     for seed in range(3):
-        p, q = (law_[0] for law_ in laws(1, 4, seed))
+        p, q = (distribution_[0] for distribution_ in distributions(1, 4, seed))
         rule = Annealed(1.5)
         weights = rule.weights(3)
         a, b, c = (float(torch.minimum(q, w * p).sum()) for w in weights)
@@ -160,7 +160,7 @@ def test_every_depth_is_tested_with_its_own_weight() -> None:
 
 
 def test_a_step_over_accepts_as_its_formula_says() -> None:
-    p, q = laws(10, 8)
+    p, q = distributions(10, 8)
     for depth, weight in enumerate(Annealed(1.7).weights(5)):
         wanted = (torch.minimum(q, weight * p) - p).clamp_min(0).sum(-1)
         assert_close(measure(Annealed(1.7).at(depth, 5), p, q).over_accepted, wanted)
@@ -171,7 +171,7 @@ def test_a_step_over_accepts_as_its_formula_says() -> None:
 def test_forgiving_early_costs_less_than_forgiving_late() -> None:
     """Two tokens, the same expected number accepted: the early relaxation is nearer to p."""
     for seed in range(6):
-        p, q = (law_[0] for law_ in laws(1, 4, seed))
+        p, q = (distribution_[0] for distribution_ in distributions(1, 4, seed))
 
         def accepted(weight: float, p: Tensor = p, q: Tensor = q) -> float:
             return float(torch.minimum(q, weight * p).sum())
@@ -194,7 +194,7 @@ def test_forgiving_early_costs_less_than_forgiving_late() -> None:
 
 def test_annealing_wraps_any_rule() -> None:
     inner = LatentNeighbourhood(near(7, 4), 3, Multiplicative(2))
-    p, q = laws(6, 7)
+    p, q = distributions(6, 7)
     rule = Annealed(1.5, nu=0, inner=inner).at(torch.tensor(2), 4)
     wanted = (1.5 * measure(inner, p, q).accept).clamp_max(1)
     assert_close(measure(rule, p, q).accept, wanted)
@@ -228,7 +228,7 @@ class Ragged(Verifier):
 
 def test_a_window_takes_the_neighbours_in_rank() -> None:
     p = vector(0.30, 0.02, 0.05, 0.20, 0.25, 0.10, 0.08)  # ranks upwards: 1 2 6 5 3 4 0
-    q = laws(1, 7)[1][0]
+    q = distributions(1, 7)[1][0]
     for size, x, members in (
         (2, 5, [6, 5]),
         (3, 5, [6, 5, 3]),
@@ -265,13 +265,13 @@ def test_a_token_that_the_target_rules_out_is_rejected() -> None:
 
 
 def test_one_group_of_all_accepts_everything() -> None:
-    p, q = laws(5, 7)
+    p, q = distributions(5, 7)
     for rule in (Grouped(RankWindow(14, gap=2.0)), Grouped(Partition(torch.zeros(7).long()))):
         assert_close(measure(rule, p, q).output, q, atol=1e-14, rtol=0)
 
 
 def test_groups_that_do_not_overlap_accept_at_least_as_often() -> None:
-    p, q = laws(40, 9)
+    p, q = distributions(40, 9)
     for labels in ([0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 0, 1, 0, 1, 0, 1, 2]):
         groups = torch.tensor(labels)
         step = measure(Grouped(Partition(groups)), p, q)
@@ -281,7 +281,7 @@ def test_groups_that_do_not_overlap_accept_at_least_as_often() -> None:
 
 
 def test_windows_accept_some_tokens_less_than_speculative_sampling() -> None:
-    p, q = laws(40, 9)
+    p, q = distributions(40, 9)
     accept = measure(Grouped(RankWindow(4, gap=1.0)), p, q).accept
     vanilla = (p / q).clamp_max(1)
     assert (accept < vanilla - 0.05).any()
@@ -312,7 +312,7 @@ def test_a_threshold_that_is_reached_is_met() -> None:
 
 
 def test_a_threshold_of_nothing_emits_the_draft() -> None:
-    p, q = laws(5, 7)
+    p, q = distributions(5, 7)
     step = measure(NeighbourhoodThreshold(near(7, 3), 3, tau=0), p, q)
     assert_close(step.output, q)
     assert_close(step.distance, total_variation(p, q))
@@ -346,7 +346,7 @@ def test_bad_settings_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=says):
             make()
-    p, q = laws(1, 9)
+    p, q = distributions(1, 9)
     for rule in (
         LatentNeighbourhood(table, 3, AdditiveBound(0.1)),
         NeighbourhoodThreshold(table, 3, 0.1),

@@ -15,7 +15,7 @@ from mmspec.distributions.noise import Coins, KeyedNoise, Keys
 from mmspec.drafters.denoising.patches import Ahead, Aligned, Milestones
 from mmspec.modalities.mar.toys import LinearHead, LinearReader, innovations
 from mmspec.targets.continuous.patches import BlindTarget, PatchRequest, PatchSettings
-from mmspec.verifiers.path_ratio import path_law
+from mmspec.verifiers.path_ratio import path_distribution
 from mmspec.verifiers.released_ratio import ReleasedRatio
 from tests.verifiers.pictures import ALARM, drawn
 
@@ -96,7 +96,7 @@ def test_all_steps_stay_and_cells_are_redrawn_in_place() -> None:
     assert changed.any()
     assert (odds[changed] < 1).all()
     assert torch.equal(verdict.replaced[..., :-1, :], draft.tokens[..., :-1, :])
-    p = path_law(scores.law)  # the target reads nothing of the draft
+    p = path_distribution(scores.distribution)  # the target reads nothing of the draft
     assert (p.condition[:, :3][p.real[:, :3]] == 0).all()
 
 
@@ -115,7 +115,7 @@ def test_a_single_noisy_step_is_speculative_sampling() -> None:
 @pytest.mark.parametrize(
     "rule", [ReleasedRatio(), ReleasedRatio(1.0), ReleasedRatio(1.0, "path")], ids=repr
 )
-def test_as_released_it_is_another_law(rule: ReleasedRatio) -> None:
+def test_as_released_it_is_another_distribution(rule: ReleasedRatio) -> None:
     found = drawn(TARGET, Aligned(DRAFT, Milestones(2, 0)), rule)
     assert min(standard_normal_p_values(innovations(TARGET, found))) < ALARM
 
@@ -133,7 +133,7 @@ def test_what_is_left_after_the_last_try(fallback: bool) -> None:
     draft, scores, verdict, odds = judged(rule, target, wide, depth=1)
     assert odds[..., 0].max() < 1e-3
     kept = verdict.replaced[:, 0, 0, -1, 0]
-    own = path_law(scores.law)[:, :-1].walk(draft.extras.noise)[0][:, 0, 0, -1, 0]
+    own = path_distribution(scores.distribution)[:, :-1].walk(draft.extras.noise)[0][:, 0, 0, -1, 0]
     assert torch.equal(kept, own if fallback else torch.zeros(3))
 
 

@@ -1,4 +1,4 @@
-"""Sequence coupling: the published acceptance, the target's law, whole trees."""
+"""Sequence coupling: the published acceptance, the target's distribution, whole trees."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.verifiers.gaussian_rounds import (
     apart,
     check_acceptance,
     check_coupling,
+    check_distribution,
     check_joint,
-    check_law,
     check_untouched,
     drafted,
     overlap,
@@ -54,10 +54,10 @@ def test_acceptance_is_the_published_one(r: float) -> None:
 
 
 @pytest.mark.parametrize(("r", "siblings"), [(1.0, 4), (2.0, 1), (2.0, 3), (3.0, 2)])
-def test_siblings_have_the_target_law_and_that_acceptance(r: float, siblings: int) -> None:
+def test_siblings_have_the_target_distribution_and_that_acceptance(r: float, siblings: int) -> None:
     case = apart(r, 3, width=siblings)
     played = play(Sequence(), case, 20_000)
-    check_law(played, case)
+    check_distribution(played, case)
     check_acceptance(played, accepted(r, siblings))
     check_untouched(played, case)
     check_coupling(played, case)
@@ -77,14 +77,14 @@ def test_trees_are_exact_jointly(tree: Tree, d: int) -> None:
     check_joint(play(Sequence(), replace(BENT, tree=tree, d=d, kind=Kind.IID), 40_000))
 
 
-def test_equal_laws_take_the_first_branch_to_its_end() -> None:
+def test_equal_distributions_take_the_first_branch_to_its_end() -> None:
     noise = KeyedNoise(torch.arange(100))
     case = replace(apart(0.0, 2), tree=Tree.branching([2, 2, 1]), kind=Kind.IID)
     draft, scores = drafted(case, noise, 100)
     verdict = Sequence().verify(draft, scores, noise)
     assert verdict.path.tolist() == [[0, 2, 6]] * 100
     assert verdict.next is not None
-    plain = scores.law.sample(noise.shared(scores.position))
+    plain = scores.distribution.sample(noise.shared(scores.position))
     assert verdict.next.equal(plain[:, 7])
 
 
@@ -98,7 +98,7 @@ def test_padded_siblings_are_not_tried() -> None:
     verdict = Sequence().verify(none, scores, noise)
     assert not bool(verdict.length.any())
     assert verdict.next is not None
-    assert verdict.next.equal(scores.law.sample(noise.shared(scores.position))[:, 0])
+    assert verdict.next.equal(scores.distribution.sample(noise.shared(scores.position))[:, 0])
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,10 @@ def test_wrong_residuals_are_found(
     case = apart(2.0, 3, width=3)
     monkeypatch.setattr(sequence, "residual", wrong)
     with pytest.raises(AssertionError, match=where):
-        check_law(play(Sequence(), case, 20_000), case)
+        check_distribution(play(Sequence(), case, 20_000), case)
 
 
 def test_siblings_with_the_same_noise_are_found() -> None:
     case = apart(2.0, 3, width=3)
     with pytest.raises(AssertionError, match="along"):
-        check_law(play(SharedBySiblings(), case, 20_000), case)
+        check_distribution(play(SharedBySiblings(), case, 20_000), case)

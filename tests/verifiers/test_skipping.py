@@ -144,7 +144,7 @@ def test_never_is_the_base_bit_for_bit(shape: dict[str, Any]) -> None:
 
 @dataclass
 class Recorder:
-    """A target that notes its texts, its laws at the root, and its memory at the end."""
+    """A target that notes its texts, its distributions at the root, and its memory at the end."""
 
     inner: CausalTarget
     seen: list[tuple[tuple[int, ...], list[list[int]], Tensor]] = field(default_factory=list)
@@ -157,9 +157,9 @@ class Recorder:
 
     def score(self, context: Context, draft: Draft) -> Scores:
         scores = self.inner.score(context, draft)
-        law: Any = scores.law
+        distribution: Any = scores.distribution
         texts = [list(row) for row in context.history]
-        self.seen.append((context.pending, texts, law.scores[:, 0]))
+        self.seen.append((context.pending, texts, distribution.scores[:, 0]))
         return scores
 
     def keep(self, context: Context, draft: Draft, kept: Round) -> Context:
@@ -167,7 +167,7 @@ class Recorder:
 
 
 def test_after_a_skip_the_target_knows_the_text() -> None:
-    """Laws and memory are those of the same tokens decoded without any speculation."""
+    """Distributions and memory are those of the same tokens decoded without any speculation."""
     model, request = toys.model("llama"), toys.inputs("llama", batch=2, ragged=True)
     fast = bound(interval=2, tree=Tree((-1, -1, 1, 2)))  # paths of one and of three
     recorder = Recorder(fast.session.bound.target)
@@ -176,11 +176,11 @@ def test_after_a_skip_the_target_knows_the_text() -> None:
     after = [line for line in recorder.seen if max(line[0]) > 1]
     assert len(after) > 2
     assert any(len(set(pending)) > 1 for pending, _, _ in after)  # rows of different lengths
-    for _, texts, law in recorder.seen:
+    for _, texts, distribution in recorder.seen:
         for row, text in enumerate(texts):
             with torch.no_grad():
                 expected = model(torch.tensor([text])).logits[0, -1]
-            assert_close(law[row], expected, atol=1e-3, rtol=1e-3)
+            assert_close(distribution[row], expected, atol=1e-3, rtol=1e-3)
     memory: Memory = recorder.memory
     for row, text in enumerate(recorder.seen[-1][1]):
         pad = memory.padding[row]

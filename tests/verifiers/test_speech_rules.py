@@ -20,26 +20,26 @@ from mmspec.verifiers.all_or_nothing import AllOrNothing
 from mmspec.verifiers.coarse_groups import CoarseGroups, Groups
 from mmspec.verifiers.confidence_floor import ConfidenceFloor
 from mmspec.verifiers.distances import measure, total_variation
+from mmspec.verifiers.enumeration import ancestral, distribution, enumerate_rounds, joint
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.grouped import Grouped
-from mmspec.verifiers.law import ancestral, enumerate_rounds, joint, law
 from mmspec.verifiers.likelihood_floor import LikelihoodFloor
 from mmspec.verifiers.rank_limit import RankLimit
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.walk import one_hot
-from tests.verifiers.drawn_laws import by_prefix, laws, vector
+from tests.verifiers.drawn_distributions import by_prefix, distributions, vector
 
 SIZE = 7
-PAIRS = list(zip(*laws(8, SIZE), strict=True))
-Laws = Callable[[tuple[int, ...]], Tensor | Categorical]
+PAIRS = list(zip(*distributions(8, SIZE), strict=True))
+Distributions = Callable[[tuple[int, ...]], Tensor | Categorical]
 
 
 def close(found: Tensor, wanted: Tensor) -> None:
     assert_close(found, wanted, atol=1e-9, rtol=0)
 
 
-def hard(law_: Callable[[tuple[int, ...]], Tensor]) -> Laws:
-    return lambda prefix: Categorical(law_(prefix).log(), hard=True)
+def hard(distribution_: Callable[[tuple[int, ...]], Tensor]) -> Distributions:
+    return lambda prefix: Categorical(distribution_(prefix).log(), hard=True)
 
 
 def groups(*members: list[int], size: int = SIZE) -> Groups:
@@ -137,11 +137,13 @@ def test_rounds_report_the_mass_that_was_accepted_too_often() -> None:
     error = float(verdict.excess.std()) / batch**0.5
     assert abs(float(verdict.excess.mean()) - wanted) < 4 * error
     said = torch.where(verdict.length > 0, drawn[:, 0], verdict.next)
-    share, law_ = (
+    share, distribution_ = (
         said.bincount(minlength=SIZE) / batch,
         measure(AdditiveTolerance(0.2), p, q).output,
     )
-    assert ((share - law_).abs() < 4.5 * (law_ * (1 - law_) / batch).sqrt()).all()
+    assert (
+        (share - distribution_).abs() < 4.5 * (distribution_ * (1 - distribution_) / batch).sqrt()
+    ).all()
 
 
 # Rank
@@ -205,7 +207,7 @@ def test_a_floor_keeps_what_is_likely_enough(floor: float) -> None:
         assert torch.equal(step.accept, kept)
         close(step.output, wanted)
         greedy = measure(LikelihoodFloor(floor), Categorical(p.log() + 3, hard=True), q)
-        assert torch.equal(greedy.accept, kept)  # the law behind the point mass
+        assert torch.equal(greedy.accept, kept)  # the distribution behind the point mass
 
 
 @pytest.mark.parametrize("walk", [Recursive, AllOrNothing])
@@ -218,8 +220,8 @@ def test_a_floor_above_one_half_is_greedy_decoding(walk: Callable[[Rule], Verifi
 
 def test_a_lower_floor_is_not_greedy_decoding() -> None:
     p, q = Categorical(vector(0.55, 0.45).log(), hard=True), vector(0.1, 0.9)
-    assert law(p, q, LikelihoodFloor(0.4), kind=Kind.DET).tolist() == [0, 1]
-    assert law(p, q, LikelihoodFloor(0.51), kind=Kind.DET).tolist() == [1, 0]
+    assert distribution(p, q, LikelihoodFloor(0.4), kind=Kind.DET).tolist() == [0, 1]
+    assert distribution(p, q, LikelihoodFloor(0.51), kind=Kind.DET).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.3, 0.5, 0.8, 1.5])
@@ -229,8 +231,8 @@ def test_who_is_sure_is_not_asked(floor: float) -> None:
         step = measure(ConfidenceFloor(floor), p, q)
         assert step.accept.unique().tolist() == [float(is_sure)]
         close(step.output, q if is_sure else p)
-        greedy = Categorical(q.log() + 3, hard=True)  # the law behind the point mass
-        taken = law(p, greedy, ConfidenceFloor(floor), kind=Kind.IID)
+        greedy = Categorical(q.log() + 3, hard=True)  # the distribution behind the point mass
+        taken = distribution(p, greedy, ConfidenceFloor(floor), kind=Kind.IID)
         close(taken, greedy.probs if is_sure else p)
 
 
@@ -262,10 +264,11 @@ def split(p: Tensor, table: Groups) -> Tensor:  # (V,) -> (V, G) p(x) w(g|x), by
 
 
 @pytest.mark.parametrize("table", [OVERLAPPING, PARTITION, ALONE], ids=["over", "part", "alone"])
-def test_the_law_of_the_group_is_the_target_s(table: Groups) -> None:
+def test_the_distribution_of_the_group_is_the_target_s(table: Groups) -> None:
     """Token and group together, as the paper draws them: their group part is P, and the rule is it.
 
-    On a partition the group can be told from the token, and the output itself has group law P.
+    On a partition the group can be told from the token, and the output itself has group
+    distribution P.
     """
     for p, q in PAIRS:
         wanted, proposed = (split(one, table).sum(0) for one in (p, q))
@@ -315,7 +318,7 @@ def test_groups_are_made_of_the_angle_between_vectors() -> None:
     assert table.table.tolist()[0] == [0, -1, -1]
 
 
-def test_groups_with_token_corrections_miss_the_law_of_the_group() -> None:
+def test_groups_with_token_corrections_miss_the_distribution_of_the_group() -> None:
     """GSD corrects from norm((p - q)+): right for tokens, not for groups."""
 
     class Partition:
@@ -355,4 +358,4 @@ def test_bad_settings_are_refused() -> None:
         with pytest.raises(ValueError, match=says):
             make()
     with pytest.raises(ValueError, match=r"counts 7 token ids, but the target.s vocabulary has 9"):
-        measure(CoarseGroups(PARTITION), laws(1, 9)[0], laws(1, 9)[1])
+        measure(CoarseGroups(PARTITION), distributions(1, 9)[0], distributions(1, 9)[1])

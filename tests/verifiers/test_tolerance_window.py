@@ -41,7 +41,7 @@ def kept(verifier: Verifier, missed: list[float], std: float = 0.0) -> int:
     draft, scores = window(missed, std)
     verdict = verifier.verify(draft, scores, NOISE)
     length = int(verdict.length)
-    plain: Tensor = scores.law.sample(NOISE.shared(scores.position))
+    plain: Tensor = scores.distribution.sample(NOISE.shared(scores.position))
     assert_close(verdict.next, plain[:, length], rtol=0, atol=0)
     return length
 

@@ -26,9 +26,9 @@ SIGHT, SOUND = [1.0, 0.0], [0.0, 1.0]  # states that look at the picture, and th
 
 def verdict(drafted: list[int], states: list[list[float]], **knobs: Any) -> Verdict:
     """Of one row whose prompt is a picture of two tokens, a word, and padding before."""
-    law = torch.full((1, 5, 6), -9.0).scatter(2, torch.tensor(TARGET)[None, :, None], 9.0)
+    distribution = torch.full((1, 5, 6), -9.0).scatter(2, torch.tensor(TARGET)[None, :, None], 9.0)
     scores = Scores(
-        Categorical(law, hard=True),
+        Categorical(distribution, hard=True),
         torch.arange(5)[None],
         {"hidden": torch.tensor([[[0.0, 0.0], *states]])},
     )

@@ -1,4 +1,4 @@
-"""Where a token passes that lies near enough: the windows of a law that hold most of it."""
+"""Where a token passes that lies near enough: the windows of a distribution that hold most of it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from mmspec.drafters.growth import DraftModel, Nodes
 from mmspec.drafters.neural.action_slots import ActionSlotsDraft
 from mmspec.targets.tokens.context import Context
 
-MOST = 4  # windows of a law
+MOST = 4  # windows of a distribution
 
 
 @dataclass(frozen=True, eq=False)
 class WindowedSlots(DraftModel):
-    """Laws of slots for a verifier that lets a token pass within `bins` of the target's own.
+    """Distributions of slots for a verifier that lets a token pass within `bins` of the target's own.
 
-    Of a slot's law, the middles of the windows that hold most of it take what lies within each: the
-    first is the bin that most likely passes, where the likeliest bin alone may stand at the edge.
+    Of a slot's distribution, the middles of the windows that hold most of it take what lies within
+    each: the first is the bin that most likely passes, where the likeliest bin alone may stand at
+    the edge.
     """
 
     slots: ActionSlotsDraft
@@ -57,22 +58,24 @@ class WindowedSlots(DraftModel):
 
 
 def windows(logits: Tensor, codes: ActionCodes, radii: Tensor, most: int) -> Tensor:
-    """Log-mass (B, S, V) of each law's best windows at their middles, -inf elsewhere.
+    """Log-mass (B, S, V) of each distribution's best windows at their middles, -inf elsewhere.
 
-    A window reaches `radii` (S,) bins to both sides. The first holds most of the law, each one
-    after it most of what is left; they number `most`, or fewer where nothing is left.
+    A window reaches `radii` (S,) bins to both sides. The first holds most of the distribution, each
+    one after it most of what is left; they number `most`, or fewer where nothing is left.
 
-    law     .1  .3   0  .2  .2  .2        the likeliest bin is the second; within one bin of the
-    within  .4  .4  .5  .4  .6  .4        fifth lies more than within one bin of any other
+    distribution     .1  .3   0  .2  .2  .2        the likeliest bin is the second; within one bin
+    of the within  .4  .4  .5  .4  .6  .4        fifth lies more than within one bin of any other
     """
-    law = logits[..., codes.first : codes.vocabulary].float().softmax(-1)
-    place = torch.arange(codes.bins, device=law.device)
-    ends = (place + radii[:, None] + 1).clamp_max(codes.bins).expand(len(law), -1, -1)
-    starts = (place - radii[:, None]).clamp_min(0).expand(len(law), -1, -1)
+    distribution = logits[..., codes.first : codes.vocabulary].float().softmax(-1)
+    place = torch.arange(codes.bins, device=distribution.device)
+    ends = (place + radii[:, None] + 1).clamp_max(codes.bins).expand(len(distribution), -1, -1)
+    starts = (place - radii[:, None]).clamp_min(0).expand(len(distribution), -1, -1)
     found = torch.zeros_like(logits, dtype=torch.float32)
     for _ in range(most):
-        below = functional.pad(law.cumsum(-1), (1, 0))  # (B, S, bins + 1): the mass before each bin
+        below = functional.pad(
+            distribution.cumsum(-1), (1, 0)
+        )  # (B, S, bins + 1): the mass before each bin
         mass, middle = (below.gather(-1, ends) - below.gather(-1, starts)).max(-1, keepdim=True)
         found = found.scatter_add(-1, middle + codes.first, mass.clamp_min(0))
-        law = law.masked_fill((place - middle).abs() <= radii[:, None], 0)
+        distribution = distribution.masked_fill((place - middle).abs() <= radii[:, None], 0)
     return found.log()

@@ -72,12 +72,12 @@ class Extrapolated(PredictionDrafter):
         memory, steps = self._with_fresh(context, state)
         weights = self._weights(context, steps, tree.depth).to(memory)  # (B, depth, H)
 
-        def law(depth: int, x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        def distribution(depth: int, x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
             guess = torch.einsum("bh,bh...->b...", weights[:, depth], memory)[:, None]
             mean = self.freeze.mean(context.kernel, guess, x, step)
             return opening(context, depth, x, step, mean)
 
-        return unroll(context, tree, levels, law, self.kind)
+        return unroll(context, tree, levels, distribution, self.kind)
 
     def observe(
         self, context: Trajectory, state: History, draft: Draft, scores: Scores, kept: Round

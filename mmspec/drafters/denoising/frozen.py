@@ -92,17 +92,17 @@ class Frozen(PredictionDrafter):
         at = torch.tensor(known.step, device=context.device)
         memory = self.freeze.freeze(kernel, known.state, known.prediction.clean, at)[:, None]
 
-        def law(depth: int, x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        def distribution(depth: int, x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
             mean = self.freeze.mean(kernel, memory, x, step)
             return opening(context, depth, x, step, mean)
 
-        return unroll(context, tree, levels, law, self.kind)
+        return unroll(context, tree, levels, distribution, self.kind)
 
 
 def opening(
     context: Trajectory, depth: int, x: Tensor, step: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor]:  # (B, W, *E), std broadcasting
-    """The law of a state drafted with `mean`; the target's own where that is known already.
+    """The distribution of a state drafted with `mean`; the target's own where that is known already.
 
     A network that predicts its own std is taken to keep the ratio of that to the kernel's.
     """

@@ -21,7 +21,7 @@ from mmspec.models.random_weights import random_model
 from mmspec.models.reading import read
 from mmspec.recipe import DraftModelKind, Kit
 from mmspec.targets.continuous.patches import CellQuery, Patches, PatchReader, cell_keys
-from mmspec.targets.continuous.paths import PathLaw
+from mmspec.targets.continuous.paths import PathDistribution
 from mmspec.trees import Tree
 
 
@@ -94,7 +94,7 @@ class Aligned(Drafter):
         mask = torch.arange(depth, device=context.device) < deep[:, None]
         block, latents = context.block(depth), context.latents.clone()
         noise = cell_keys(context.noise, block.cells)
-        laws: list[PathLaw] = []
+        distributions: list[PathDistribution] = []
         paths: list[Tensor] = []
         driving: list[Tensor] = []
         for index in range(depth):
@@ -102,17 +102,19 @@ class Aligned(Drafter):
             cells, real = block.cells[row, index], block.real[row, index]
             shown = context.shown(block.begin[:, index : index + 1])[row, 0]
             asked = CellQuery(latents[row], shown, cells, real, row, block.end[row, index])
-            law = self.reader.law(asked).among(mask[:, index])
-            driving.append(law.noise(type(noise)(noise.key[:, index])))
-            path, _ = law.walk(driving[-1])
+            distribution = self.reader.distribution(asked).among(mask[:, index])
+            driving.append(distribution.noise(type(noise)(noise.key[:, index])))
+            path, _ = distribution.walk(driving[-1])
             at = real.nonzero(as_tuple=True)
             latents[row[at[0]], cells[at]] = path[row][at][:, -1]
-            laws.append(law)
+            distributions.append(distribution)
             paths.append(path)
         tree, made = Tree.chain(depth), torch.stack(paths, 1)
         ragged = mask if min(levels) < depth else None
         noises = Driving(torch.stack(driving, 1))
-        return Draft.of(tree, made, Kind.RACE, PathLaw.stack(laws), ragged, noises)
+        return Draft.of(
+            tree, made, Kind.RACE, PathDistribution.stack(distributions), ragged, noises
+        )
 
     def observe(self, *news: Any) -> None:
         return None

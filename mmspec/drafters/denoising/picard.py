@@ -76,7 +76,7 @@ class Picard(PredictionDrafter):
         last = torch.tensor([max(count - 1, 0) for count in state.count], device=context.device)
         begun = torch.tensor(state.step, device=context.device)
 
-        def law(depth: int, x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        def distribution(depth: int, x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
             slot = torch.minimum(shift + depth, last)
             old, clean = (value[rows, slot][:, None] for value in (state.state, state.clean))
             at = (begun + slot).clamp_max(context.kernel.steps - 1)[:, None]
@@ -87,7 +87,7 @@ class Picard(PredictionDrafter):
             mean = torch.where(still, context.kernel.mean(x, clean, step), mean)
             return opening(context, depth, x, step, mean)
 
-        return unroll(context, tree, levels, law, Kind.RACE)
+        return unroll(context, tree, levels, distribution, Kind.RACE)
 
     def observe(
         self, context: Trajectory, state: Carried, draft: Draft, scores: Scores, kept: Round

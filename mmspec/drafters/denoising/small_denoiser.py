@@ -38,16 +38,16 @@ class Independent(WindowDrafter):
     def propose(self, context: Trajectory, state: Progress) -> Draft:
         levels = self.window.levels(state, context)
 
-        def law(depth: int, x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        def distribution(depth: int, x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
             rows = [row for row, most in enumerate(levels) if most > depth]
-            return self._law(context, x, step, torch.tensor(rows, device=x.device))
+            return self._distribution(context, x, step, torch.tensor(rows, device=x.device))
 
-        return unroll(context, self.window.topology(max(levels)), levels, law, self.kind)
+        return unroll(context, self.window.topology(max(levels)), levels, distribution, self.kind)
 
-    def _law(
+    def _distribution(
         self, context: Trajectory, x: Tensor, step: Tensor, rows: Tensor
     ) -> tuple[Tensor, Tensor]:  # (B, W, *E), (B, W), (R,)
-        """Laws of the next states; rows that are not drafted any more keep x."""
+        """Distributions of the next states; rows that are not drafted any more keep x."""
         width = x.shape[1]
         states, at = x[rows].flatten(0, 1), step[rows].flatten()
         seen = self.denoiser.predict(states, at, rows.repeat_interleave(width))

@@ -1,4 +1,4 @@
-"""Drafting a denoising chain state by state: from laws of the next state to a `Draft`."""
+"""Drafting a denoising chain state by state: from distributions of the next state to a `Draft`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WindowDrafter(Drafter):
 
 
 class UnrolledStep(Protocol):
-    """A draft's law of the state after each of W states, all at the same depth.
+    """A draft's distribution of the state after each of W states, all at the same depth.
 
     It must not depend on the noise of that state or of later ones: no look at states that were
     rejected, unless they stand at this step or before it.
@@ -86,7 +86,7 @@ def unroll(
     context: Trajectory,
     tree: Tree,
     levels: Sequence[int],
-    law: UnrolledStep,
+    distribution: UnrolledStep,
     kind: Kind,
 ) -> Draft:
     """Draft `levels[b]` states deep in row b, along `tree`, whose depth is the largest of them.
@@ -106,7 +106,7 @@ def unroll(
     for depth, nodes in enumerate(tree.levels):
         x = torch.stack([states[tree.parents[node]] for node in nodes], 1)  # (B, W, *E)
         step = (context.position() - 1 + depth).clamp_max(last).expand(-1, len(nodes))
-        mean, std = law(depth, x, step)
+        mean, std = distribution(depth, x, step)
         if ragged:
             alive = (deep > depth).reshape(-1, *(1,) * (x.dim() - 1))
             mean = torch.where(alive, mean, x)

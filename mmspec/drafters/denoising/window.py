@@ -201,10 +201,11 @@ class Mismatch:
 
         E r^2 = (s' - s) (mmse(s_a) - mmse(s)),    s = alpha^2 / sigma^2 at i, s' at i + 1.
 
-    With mmse(s) = c / (1 + s), as of a normal law of variance 1, c is the one that fits what was
-    seen in the last draft of the image, up to its first rejection. A mismatch of r is accepted with
-    probability erfc(r / 8^.5). `start` states are tried before anything was seen. The first state
-    of a draft, which may be the target's own, says nothing about c, so two at least are drafted.
+    With mmse(s) = c / (1 + s), as of a normal distribution of variance 1, c is the one that fits
+    what was seen in the last draft of the image, up to its first rejection. A mismatch of r is
+    accepted with probability erfc(r / 8^.5). `start` states are tried before anything was seen. The
+    first state of a draft, which may be the target's own, says nothing about c, so two at least are
+    drafted.
     """
 
     most: float = 2.0
@@ -234,13 +235,13 @@ class Mismatch:
         return max(next(over, len(grid)) - step + 1, self.least)
 
     def observe(self, state: list[float | None], news: WindowNews) -> list[float | None]:
-        drafted, law, draft = news.draft.law, news.scores.law, news.draft
+        drafted, distribution, draft = news.draft.distribution, news.scores.distribution, news.draft
         if not draft.nodes:
             return state
         assert isinstance(drafted, Gaussian)
-        assert isinstance(law, Gaussian)
+        assert isinstance(distribution, Gaussian)
         rows = torch.arange(draft.batch, device=draft.tokens.device)[:, None]
-        p = law[rows, draft.parents + 1]
+        p = distribution[rows, draft.parents + 1]
         std = p.std.clamp_min(torch.finfo(p.std.dtype).tiny)
         squared = (((drafted.mean - p.mean) / std) ** 2).flatten(2).sum(-1).tolist()  # (B, N)
         grid = _ratios(news.context.kernel)

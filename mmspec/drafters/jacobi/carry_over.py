@@ -2,10 +2,10 @@
 
 A window of four drafted tokens over one round; a dot is a slot that nobody has spoken about.
 
-    drafted   x0 x1 x2 x3 .      one forward gives a law for every slot and one behind the last
-    verdict   x0 y               x1 rejected, y committed in its place
-    carried         x2 x3 x4     redrawn from the new laws by the suffix policy, x4 newly drawn
-    next            x2 x3 x4 x5  x5 is a guess of the initialiser
+    drafted   x0 x1 x2 x3 .      one forward gives a distribution for every slot and one behind the
+    last verdict   x0 y               x1 rejected, y committed in its place carried         x2 x3 x4
+    redrawn from the new distributions by the suffix policy, x4 newly drawn next            x2 x3 x4
+    x5  x5 is a guess of the initialiser
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from mmspec.targets.tokens.context import Context
 
 @dataclass(frozen=True)
 class Jacobi(Drafter):
-    """The target drafts for itself, out of the laws of its last pass (SJD, Teng et al. 2025).
+    """The target drafts for itself, out of the distributions of its last pass (SJD, Teng et al. 2025).
 
     `length` counts drafted tokens: a window of L in the papers, its committed token included, is
     length L - 1; 0 is plain decoding. `suffix` redraws what stands behind a rejected token,
@@ -50,8 +50,8 @@ class Jacobi(Drafter):
     `context.shared["grid"]` counts, and without that there is none. Rows accept at their own pace.
 
     Verify with a rule that decides position by position (`Recursive`, `Coupled`): one that looks
-    ahead has looked at the tokens that a coupling policy carries on. A draft records the laws that
-    its `suffix` does.
+    ahead has looked at the tokens that a coupling policy carries on. A draft records the
+    distributions that its `suffix` does.
     """
 
     length: int | str | Length = 15
@@ -76,16 +76,18 @@ class Jacobi(Drafter):
     def trees(self) -> bool:
         return self.proactive is not None and self.proactive.width > 1
 
-    records_law = answered_by("suffix.records_law")
+    records_distribution = answered_by("suffix.records_distribution")
     carries = answered_by("suffix.carries")
 
     def begin(self, context: Context) -> JacobiWindow:
-        assert context.scores is not None, "a request begins with the law of its first token"
+        assert context.scores is not None, (
+            "a request begins with the distribution of its first token"
+        )
         grid = context.shared.get("grid") if self.grid is None else self.grid
         first = torch.zeros(context.batch, dtype=torch.int64, device=context.device)
         return JacobiWindow(
             tokens=first[:, None][:, :0],
-            law=categorical(context.scores.law),
+            distribution=categorical(context.scores.distribution),
             known=first,
             length=self.policy.begin(),
             map=None if grid is None else Map.of(grid, context.device),
@@ -93,34 +95,34 @@ class Jacobi(Drafter):
 
     def propose(self, context: Context, state: JacobiWindow) -> Draft:
         width = self.policy.budget(state.length, context)
-        tokens, law = state.tokens[:, :width], state.law[:, 1 : 1 + width]
+        tokens, distribution = state.tokens[:, :width], state.distribution[:, 1 : 1 + width]
         if width:
-            tokens, law = self._filled(context, state, width)
-        state.proposed, state.drafted = tokens, law
+            tokens, distribution = self._filled(context, state, width)
+        state.proposed, state.drafted = tokens, distribution
         if not width:
             return Draft.empty(context.batch, context.device)
         if not self.trees:
-            return Draft.chain(tokens, Kind.IID, law)
+            return Draft.chain(tokens, Kind.IID, distribution)
         assert self.proactive is not None
-        return self.proactive.spread(tokens, law, context.noise)
+        return self.proactive.spread(tokens, distribution, context.noise)
 
     def observe(
         self, context: Context, state: JacobiWindow, draft: Draft, scores: Scores, kept: Round
     ) -> JacobiWindow:
         """Move the window behind what was committed and redraw what is left of it."""
         assert state.proposed is not None, "a draft is proposed before it is scored"
-        width, law = state.proposed.shape[1], categorical(scores.law)
+        width, distribution = state.proposed.shape[1], categorical(scores.distribution)
         if not draft.is_chain:
             assert self.proactive is not None
-            chain = self.proactive.chain(draft.nodes, law.size)
-            law = law[:, [0, *(node + 1 for node in chain)]]
+            chain = self.proactive.chain(draft.nodes, distribution.size)
+            distribution = distribution[:, [0, *(node + 1 for node in chain)]]
         rows = torch.arange(draft.batch, device=context.device)[:, None]
         least = zip(kept.accepted, kept.finished, strict=True)
         left = width - min((count for count, over in least if not over), default=width)
         done = kept.verdict.length[:, None]
         steps = torch.arange(left + 1, device=context.device)
         slot = (done + steps).clamp_max(width)  # (B, 1 + left): first the one just committed
-        p = law[rows, slot]
+        p = distribution[rows, slot]
         tokens, redrawn = state.proposed[:, :0], p[:, 1:]
         if left:
             old = slot[:, 1:].clamp_max(width - 1)
@@ -141,16 +143,16 @@ class Jacobi(Drafter):
         self, context: Context, state: JacobiWindow, width: int
     ) -> tuple[Tensor, Categorical]:  # (B, width) x2
         """The carried slots, and guesses behind them."""
-        tokens, law = state.tokens[:, :width], state.law[:, : 1 + width]
+        tokens, distribution = state.tokens[:, :width], state.distribution[:, : 1 + width]
         carried = tokens.shape[1]
         new = torch.arange(width, device=context.device) >= state.known[:, None]
         tokens = torch.nn.functional.pad(tokens, (0, width - carried))
-        guess = self.initial.fill(Frame(context, tokens, new, law, state.map))
+        guess = self.initial.fill(Frame(context, tokens, new, distribution, state.map))
         tokens = torch.where(new, guess, tokens)
-        scores = one_hot(tokens, law.scores)
+        scores = one_hot(tokens, distribution.scores)
         known = ~new[:, :carried, None]
-        scores[:, :carried] = torch.where(known, law.scores[:, 1:], scores[:, :carried])
-        return tokens, Categorical(scores, law.hard)
+        scores[:, :carried] = torch.where(known, distribution.scores[:, 1:], scores[:, :carried])
+        return tokens, Categorical(scores, distribution.hard)
 
 
 @dataclass
@@ -158,12 +160,12 @@ class JacobiWindow:
     """What is carried from round to round."""
 
     tokens: Tensor  # (B, M) int64 redrawn slots, the next position first
-    law: Categorical  # (B, 1 + M) of the last committed token, then of `tokens`
+    distribution: Categorical  # (B, 1 + M) of the last committed token, then of `tokens`
     known: Tensor  # (B,) how many of the M slots a row really has
     length: Any  # the state of the length policy
     map: Map | None
     proposed: Tensor | None = None  # (B, N) what was drafted in this round
-    drafted: Categorical | None = None  # (B, N) and its laws
+    drafted: Categorical | None = None  # (B, N) and its distributions
 
 
 def with_window(
@@ -173,7 +175,7 @@ def with_window(
     options: Mapping[str, Any] = {},
     **parts: Any,
 ) -> Recipe:
-    """A recipe whose drafts are the target's own laws of the pass before, `length` tokens of them.
+    """A recipe whose drafts are the target's own distributions of the pass before, `length` tokens of them.
 
     `options` stand beside `initial`, which every such recipe offers; `parts` are further fields.
     """
@@ -193,7 +195,7 @@ def resampled_window(kit: Kit) -> Drafter:
 
 
 def maximally_coupled_window(kit: Kit) -> Drafter:
-    """A window whose unverified tokens are kept as often as their laws allow (MC-SJD)."""
+    """A window whose unverified tokens are kept as often as their distributions allow (MC-SJD)."""
     return _window(kit, CoupleMax())
 
 

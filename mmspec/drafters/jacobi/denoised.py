@@ -4,8 +4,8 @@ Three levels, 2 = pure noise; the letters are what a slot will be read as in the
 
     level      0  0  1  2          only the clean slots in front are proposals
     verdict    x  y  .  .          x kept, y drawn by the target where its clean slot was rejected
-    left             1  2          each slot draws a token from its new law and goes on towards it
-    next             0  1  2  2    the first slot is a token now, noise fills up behind
+    left             1  2          each slot draws a token from its new distribution and goes on
+    towards it next             0  1  2  2    the first slot is a token now, noise fills up behind
 
 Letters: B batch rows, N window slots, M slots that are left, V vocabulary, D embedding width.
 """
@@ -122,16 +122,18 @@ class Space:
 class Denoised(Drafter):
     """A Jacobi window whose new slots are noise (SJD2, Teng et al. 2025, section 3).
 
-    Every pass reads the noisy slots as they are; each of them then draws a token from its new law
-    and takes one step towards its embedding. Once a slot is clean it is an ordinary slot of
+    Every pass reads the noisy slots as they are; each of them then draws a token from its new
+    distribution and takes one step towards its embedding. Once a slot is clean it is an ordinary
+    slot of
     `window`. Only the clean slots in front of the first noisy one are proposals, so every token is
     kept behind tokens alone: its memory is that of the text, and the output is as exact as the
-    window's suffix policy, for the law of the very model that decodes. Noise decides about speed
-    only, and a model that was not taught to read it gains nothing.
+    window's suffix policy, for the distribution of the very model that decodes. Noise decides about
+    speed only, and a model that was not taught to read it gains nothing.
 
     `encoding` (levels, D) is added to what noisy slots read, for a model that is told the level.
-    With one level it is `window`. Reconstructed: which law goes with a token when its slot becomes
-    clean (the one it was drawn from), the ends of the noise schedule, the form of the encoding.
+    With one level it is `window`. Reconstructed: which distribution goes with a token when its slot
+    becomes clean (the one it was drawn from), the ends of the noise schedule, the form of the
+    encoding.
     """
 
     window: Jacobi
@@ -151,7 +153,7 @@ class Denoised(Drafter):
             )
 
     kinds = answered_by("window.kinds")
-    records_law = answered_by("window.records_law")
+    records_distribution = answered_by("window.records_distribution")
     carries = answered_by("window.carries")
 
     def begin(self, context: Context) -> Noisy:

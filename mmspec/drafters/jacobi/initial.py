@@ -1,6 +1,7 @@
 """What a Jacobi window holds where the target has said nothing yet: one guess per object.
 
-Any guess is legal, because it is stored with a point mass as its law; only speed depends on it.
+Any guess is legal, because it is stored with a point mass as its distribution; only speed depends
+on it.
 
 Letters: B batch rows, N window slots, V vocabulary, G tokens of the grid.
 """
@@ -50,7 +51,9 @@ class Frame:
     context: Context
     tokens: Tensor  # (B, N) int64; what stands in new slots means nothing
     new: Tensor  # (B, N) bool, True = to be filled
-    law: Categorical  # (B, 1 + M), M <= N: of the last committed token and of slots known by a row
+    distribution: (
+        Categorical  # (B, 1 + M), M <= N: of the last committed token and of slots known by a row
+    )
     map: Map | None
 
     @property
@@ -100,13 +103,13 @@ class Left:
 
 @dataclass(frozen=True)
 class LeftArgmax:
-    """The likeliest token of the slot before, by its own law ("sample horizon", Teng et al. 2025).
+    """The likeliest token of the slot before, by its own distribution ("sample horizon", Teng et al. 2025).
 
     As `Left` otherwise: behind a new slot its guess is copied.
     """
 
     def fill(self, frame: Frame) -> Tensor:  # (B, N)
-        best = frame.law.scores.argmax(-1)
+        best = frame.distribution.scores.argmax(-1)
         behind = frame.tokens[:, best.shape[1] - 1 :]
         return _copied(frame, torch.cat((best, behind), 1), 1, _inner(frame))
 

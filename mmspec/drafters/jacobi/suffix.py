@@ -1,9 +1,9 @@
 """What becomes of a Jacobi window behind the first rejection: one policy per object.
 
-The tokens there were scored behind a token that was rejected, so their new laws p differ from the
-laws q they were drawn from. A policy returns the next tokens and the laws to store with them. The
-law stored with a token must be the one it was drawn from *given the tokens before it*; for tokens
-that are kept by coupling that is p, not the old q.
+The tokens there were scored behind a token that was rejected, so their new distributions p differ
+from the distributions q they were drawn from. A policy returns the next tokens and the
+distributions to store with them. The distribution stored with a token must be the one it was drawn
+from *given the tokens before it*; for tokens that are kept by coupling that is p, not the old q.
 
 Letters: B batch rows, M window slots, V vocabulary.
 """
@@ -27,7 +27,7 @@ KEEP, REDRAW = Lane.OTHER, Lane.OTHER + 1  # lanes of the draws made here
 class Slots:
     """Window slots to redraw."""
 
-    p: Categorical  # (B, M) their laws in the pass that has just been made
+    p: Categorical  # (B, M) their distributions in the pass that has just been made
     q: Categorical  # (B, M) what their tokens were drawn from
     tokens: Tensor  # (B, M) int64
     known: Tensor  # (B, M) bool, False = no token stood there yet
@@ -47,14 +47,14 @@ class Slots:
 class Suffix(Protocol):
     """How a slot behind the first rejection is redrawn.
 
-    `records_law` says whether the law that goes with a token is the one it was drawn from, so that
-    an exact verifier stays exact. With `carries` a kept token is
-    correlated with the one before, so the verifier must decide about a position without having
-    looked at later ones.
+    `records_distribution` says whether the distribution that goes with a token is the one it was
+    drawn from, so that an exact verifier stays exact. With `carries` a kept token is correlated
+    with the one before, so the verifier must decide about a position without having looked at later
+    ones.
     """
 
     @property
-    def records_law(self) -> bool: ...
+    def records_distribution(self) -> bool: ...
     @property
     def carries(self) -> bool: ...
 
@@ -65,7 +65,7 @@ class Suffix(Protocol):
 class Resample:
     """x ~ p, q := p (SJD, Teng et al. 2025). Exact; consecutive windows share little."""
 
-    records_law: ClassVar[bool] = True
+    records_distribution: ClassVar[bool] = True
     carries: ClassVar[bool] = False
 
     def redraw(self, slots: Slots, noise: Noise) -> tuple[Tensor, Categorical]:
@@ -80,7 +80,7 @@ class CoupleMax:
     new token is distributed as p. The adaptive continuation of SJD-PAC is the same draw.
     """
 
-    records_law: ClassVar[bool] = True
+    records_distribution: ClassVar[bool] = True
     carries: ClassVar[bool] = True
 
     def redraw(self, slots: Slots, noise: Noise) -> tuple[Tensor, Categorical]:
@@ -101,7 +101,7 @@ class CoupleGumbel:
     sample.
     """
 
-    records_law: ClassVar[bool] = True
+    records_distribution: ClassVar[bool] = True
     carries: ClassVar[bool] = True
 
     def redraw(self, slots: Slots, noise: Noise) -> tuple[Tensor, Categorical]:
@@ -117,7 +117,7 @@ class ThresholdReuse:
     """
 
     tau: float = 1.0
-    records_law: ClassVar[bool] = False
+    records_distribution: ClassVar[bool] = False
     carries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -129,14 +129,14 @@ class ThresholdReuse:
 
 @dataclass(frozen=True)
 class OneHotReuse:
-    """The tokens of `ThresholdReuse`, a kept one stored with a point mass as its law.
+    """The tokens of `ThresholdReuse`, a kept one stored with a point mass as its distribution.
 
     Exact, whatever is kept; a kept token is then accepted with p(x) instead of p/q, and since its
     point mass bounds p/q by 1, tau >= 1 keeps it for one round only.
     """
 
     tau: float = 1.0
-    records_law: ClassVar[bool] = True
+    records_distribution: ClassVar[bool] = True
     carries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

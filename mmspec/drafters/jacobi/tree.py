@@ -42,16 +42,18 @@ class Proactive:
                 f"depth={self.depth} and width={self.width} make no tree; give 1 or more of both"
             )
 
-    def spread(self, tokens: Tensor, law: Categorical, noise: Noise) -> Draft:
-        """The window `tokens` (B, N) with its siblings, drawn from its `law` (B, N).
+    def spread(self, tokens: Tensor, distribution: Categorical, noise: Noise) -> Draft:
+        """The window `tokens` (B, N) with its siblings, drawn from its `distribution` (B, N).
 
-        Slots whose law is a point mass have none, unless it is the target's own (greedy): then its
-        next best tokens are candidates.
+        Slots whose distribution is a point mass have none, unless it is the target's own (greedy):
+        then its next best tokens are candidates.
         """
         depth = min(self.depth, tokens.shape[1])
-        count = min(self.width, law.size) - 1
+        count = min(self.width, distribution.size) - 1
         first = tokens[:, :depth, None]
-        rest = Categorical(law.scores[:, :depth].scatter(-1, first, -torch.inf), law.hard)
+        rest = Categorical(
+            distribution.scores[:, :depth].scatter(-1, first, -torch.inf), distribution.hard
+        )
         slots = torch.arange(depth, device=tokens.device)
         best = rest.perturbed(noise.fresh(SIBLINGS, slots)).topk(count, -1)
         nodes = torch.cat((first, best.indices), -1).flatten(1)
@@ -62,7 +64,7 @@ class Proactive:
             tree,
             torch.cat((nodes, behind), 1),
             Kind.WOR,
-            law[:, list(slot)],
+            distribution[:, list(slot)],
             torch.cat((real, torch.ones_like(behind).bool()), 1),
         )
 

@@ -37,8 +37,8 @@ class Length:
         """Tokens this round, 0 = a plain step."""
         return min(self.most, useful(context))
 
-    def more(self, state: Any, law: Categorical) -> Tensor | None:
-        """(B,) bool, whether to draw from `law`; None = all rows."""
+    def more(self, state: Any, distribution: Categorical) -> Tensor | None:
+        """(B,) bool, whether to draw from `distribution`; None = all rows."""
         return None
 
     def observe(self, state: Any, kept: Round) -> Any:
@@ -140,8 +140,8 @@ class Entropy(Length):
     c: float = 0.15
     most: int = 10
 
-    def more(self, state: None, law: Categorical) -> Tensor:  # (B,) bool
-        return _sure(law, self.h, self.c)
+    def more(self, state: None, distribution: Categorical) -> Tensor:  # (B,) bool
+        return _sure(distribution, self.h, self.c)
 
 
 @dataclass
@@ -176,8 +176,8 @@ class AdaptiveEntropy(Length):
     def begin(self) -> _EntropyLevel:
         return _EntropyLevel(self.h, self.target)
 
-    def more(self, state: _EntropyLevel, law: Categorical) -> Tensor:  # (B,) bool
-        return _sure(law, state.h, self.c)
+    def more(self, state: _EntropyLevel, distribution: Categorical) -> Tensor:  # (B,) bool
+        return _sure(distribution, state.h, self.c)
 
     def observe(self, state: _EntropyLevel, kept: Round) -> _EntropyLevel:
         seen = tries(kept)
@@ -197,8 +197,8 @@ class Confidence(Length):
     threshold: float = 0.4
     most: int = 10
 
-    def more(self, state: None, law: Categorical) -> Tensor:  # (B,) bool
-        return _rows(_soft(law).amax(-1) >= self.threshold)
+    def more(self, state: None, distribution: Categorical) -> Tensor:  # (B,) bool
+        return _rows(_soft(distribution).amax(-1) >= self.threshold)
 
 
 def tries(kept: Round) -> list[tuple[int, int]]:
@@ -211,13 +211,13 @@ def tries(kept: Round) -> list[tuple[int, int]]:
     ]
 
 
-def _soft(law: Categorical) -> Tensor:  # (..., V)
+def _soft(distribution: Categorical) -> Tensor:  # (..., V)
     """Probabilities by the scores: a point mass would make a greedy drafter always sure."""
-    return law.scores.float().softmax(-1)
+    return distribution.scores.float().softmax(-1)
 
 
-def _sure(law: Categorical, h: float, c: float) -> Tensor:  # (B,) bool
-    entropy = Categorical(law.scores.float()).entropy()
+def _sure(distribution: Categorical, h: float, c: float) -> Tensor:  # (B,) bool
+    entropy = Categorical(distribution.scores.float()).entropy()
     return _rows(torch.sqrt(c * entropy.clamp_min(0)) <= h)
 
 

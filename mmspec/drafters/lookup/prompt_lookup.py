@@ -31,7 +31,8 @@ class Copying(Drafter):
     """Copies on from an earlier place of the text.
 
     Token ids in `ignore` (image placeholders) are never matched and end a copy. `length` is a
-    number or a policy; policies that read the drafter's law find none here and draft to their
+    number or a policy; policies that read the drafter's distribution find none here and draft to
+    their
     `most`.
     """
 

@@ -40,9 +40,9 @@ class TokenRecycling(Drafter):
 
     All rows of a batch share what is remembered, and so do later requests, as in the authors' code:
     answers that repeat each other gain most. What is remembered decides what is drafted and never
-    what is said: greedy and coupled tokens are the same with any table. Rejection keeps the law
-    too, but draws by the draft; there a seed repeats its tokens only with `fresh`, which starts
-    every request with nothing.
+    what is said: greedy and coupled tokens are the same with any table. Rejection keeps the
+    distribution too, but draws by the draft; there a seed repeats its tokens only with `fresh`,
+    which starts every request with nothing.
     """
 
     kinds: tuple[Kind, ...] = (Kind.DET,)
@@ -79,11 +79,11 @@ class TokenRecycling(Drafter):
         self, context: Context, state: RecyclingState, draft: Draft, scores: Scores, kept: Round
     ) -> RecyclingState:
         assert state.last is not None, "a draft is proposed before it is scored"
-        law = categorical(scores.law)
+        distribution = categorical(scores.distribution)
         running = torch.tensor([[bool(row)] for row in kept.tokens], device=state.last.device)
         read = torch.cat((state.last, draft.tokens), 1)
         known = torch.cat((running, running & draft.mask), 1)
-        remember(state.table, read, known, law.scores)
+        remember(state.table, read, known, distribution.scores)
         return state
 
 

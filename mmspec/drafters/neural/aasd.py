@@ -13,7 +13,12 @@ from mmspec.draft import Drafter
 from mmspec.drafters.growth import DraftModel, Nodes
 from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.kv import ProjectedKv, check_viewable
-from mmspec.drafters.neural.small_model import committed, draft_law, head_of_target, unread_block
+from mmspec.drafters.neural.small_model import (
+    committed,
+    draft_distribution,
+    head_of_target,
+    unread_block,
+)
 from mmspec.drafters.neural.target_states import check_axes, check_heads
 from mmspec.models.heads.aasd import AasdHead
 from mmspec.recipe import STATES, Kit
@@ -69,13 +74,13 @@ class AasdDraft(DraftModel):
 
     def listen(self, context: Context, state: KvView | None) -> Categorical:
         said = self._read(context, state, unread_block(context))[:, -1:]
-        return draft_law(context, self.backbone.head(said), committed(context))
+        return draft_distribution(context, self.backbone.head(said), committed(context))
 
     def say(self, context: Context, state: KvView | None, nodes: Nodes) -> Categorical:
         waiting = len(context.waiting()[0])
         said = self._read(context, state, nodes.block(context.memory.like, waiting))
         logits = self.backbone.head(said)
-        return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
+        return draft_distribution(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
 
     def _read(self, context: Context, view: KvView | None, layout: TokenBlock) -> Tensor:
         """What the head gives (B, q, D) of a block behind what the target keeps."""

@@ -15,7 +15,7 @@ from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.small_model import (
     committed,
-    draft_law,
+    draft_distribution,
     head_of_target,
 )
 from mmspec.drafters.neural.target_states import OfLastStates, guided_logits
@@ -27,11 +27,11 @@ from mmspec.targets.tokens.turns import prompt_slots
 
 @dataclass(frozen=True, eq=False)
 class ActionSlotsDraft(OfLastStates):
-    """Laws of all tokens that an answer still lacks, of one forward of the head per round.
+    """Distributions of all tokens that an answer still lacks, of one forward of the head per round.
 
     Tokens that were said, by whomever, fill their slots, so a rejection is answered by drafting the
-    rest anew. Nodes of one depth share their law. What lies behind the last slot is drafted as if
-    it were that one.
+    rest anew. Nodes of one depth share their distribution. What lies behind the last slot is
+    drafted as if it were that one.
     """
 
     heads: ActionSlots
@@ -46,7 +46,7 @@ class ActionSlotsDraft(OfLastStates):
 
     def listen(self, context: Context, state: _Prompt) -> Categorical:
         self.fill(context, state)
-        return draft_law(context, self.at(state, 0), committed(context))
+        return draft_distribution(context, self.at(state, 0), committed(context))
 
     def fill(self, context: Context, state: _Prompt) -> Tensor:  # (B, S, V)
         """Logits of all slots; those of tokens that are said already say nothing."""
@@ -64,7 +64,7 @@ class ActionSlotsDraft(OfLastStates):
 
     def say(self, context: Context, state: _Prompt, nodes: Nodes) -> Categorical:
         ahead = nodes.layout.depths + 1
-        return draft_law(context, self.at(state, ahead), nodes.prefix(context), ahead)
+        return draft_distribution(context, self.at(state, ahead), nodes.prefix(context), ahead)
 
     def at(self, state: _Prompt, ahead: Tensor | int) -> Tensor:  # (1 or B, n) -> (B, n, V)
         """Logits of the slots so many tokens behind the next one."""

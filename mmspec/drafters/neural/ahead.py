@@ -61,7 +61,7 @@ class DraftsAhead(ChoosesKind, OfModel):
         room = useful(context)
         state.sent = min(self.window - 1 if state.tokens else self.refill, room)
         self._extend(context, state, state.sent)
-        tokens, laws = state.tokens[: state.sent], state.laws[: state.sent]
+        tokens, distributions = state.tokens[: state.sent], state.distributions[: state.sent]
         state.ahead = None
         if room > state.sent:
             longer = state.sent + self.window
@@ -69,8 +69,8 @@ class DraftsAhead(ChoosesKind, OfModel):
         if not tokens:
             return context.nothing()
         kind = self.kinds[0]
-        law = Categorical.cat(laws) if kind in LAWFUL else None
-        return Draft.chain(torch.cat(tokens, 1), kind, law)
+        distribution = Categorical.cat(distributions) if kind in LAWFUL else None
+        return Draft.chain(torch.cat(tokens, 1), kind, distribution)
 
     def observe(
         self, context: Context, state: _Flight, draft: Draft, scores: Scores, kept: Round
@@ -84,10 +84,10 @@ class DraftsAhead(ChoosesKind, OfModel):
         else:
             steps = [min(accepted, read) for accepted in kept.accepted]
         paths = tuple(tuple(range(count)) for count in steps)
-        news = News(draft, scores, kept, paths, read, state.laws)
+        news = News(draft, scores, kept, paths, read, state.distributions)
         model, done = self.model.keep(context, state.model, news), state.sent + 1
         if goes_on:
-            return _Flight(model, state.tokens[done:], state.laws[done:])
+            return _Flight(model, state.tokens[done:], state.distributions[done:])
         return _Flight(model)
 
     def _extend(self, context: Context, state: _Flight, length: int) -> None:
@@ -97,11 +97,11 @@ class DraftsAhead(ChoosesKind, OfModel):
             if step:
                 *earlier, last = state.tokens
                 nodes = Nodes(last, link(step - 1, last.device), tuple(earlier))
-                law = self.model.say(context, state.model, nodes)
+                distribution = self.model.say(context, state.model, nodes)
             else:
-                law = self.model.listen(context, state.model)
-            state.laws.append(law)
-            state.tokens.append(next_token(law, self.kinds[0], context, step))
+                distribution = self.model.listen(context, state.model)
+            state.distributions.append(distribution)
+            state.tokens.append(next_token(distribution, self.kinds[0], context, step))
 
 
 @dataclass
@@ -110,7 +110,7 @@ class _Flight:
 
     model: Any
     tokens: list[Tensor] = field(default_factory=list)
-    laws: list[Categorical] = field(default_factory=list)
+    distributions: list[Categorical] = field(default_factory=list)
     sent: int = 0
     ahead: Beside | None = None
 

@@ -1,4 +1,4 @@
-"""Several views of one draft model speak as one: laws are mixed, and the mixture is drawn from."""
+"""Several views of one draft model speak as one: distributions are mixed, and the mixture is drawn from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mmspec.drafters.neural.sight import (
 from mmspec.drafters.neural.small_model import (
     SMALL_MODEL,
     committed,
-    draft_law,
+    draft_distribution,
     grown,
     waiting_block,
 )
@@ -39,12 +39,12 @@ from mmspec.targets.tokens.context import Context
 
 @dataclass(frozen=True)
 class Ensemble(DraftModel):
-    """The law q = sum_m w_m q_m over the `sights` of a draft model (IbED, Lee et al. 2024; TABED).
+    """The distribution q = sum_m w_m q_m over the `sights` of a draft model (IbED, Lee et al. 2024; TABED).
 
     All views read the same draft, as one batch of M x B rows, so that a level of the draft is one
     forward; only their prompts are read one by one. Probabilities are mixed, not logits, and the
     mixture is recorded, so this is exact with every lossless verifier. Greedy drafting takes the
-    best token of the mixture of softmax laws. Weights belong to rows.
+    best token of the mixture of softmax distributions. Weights belong to rows.
     """
 
     backbone: Reader
@@ -104,16 +104,18 @@ class Ensemble(DraftModel):
         ahead: Tensor | int = 0,
     ) -> Categorical:  # (M * B, n, V') -> (B, n, V)
         parts = logits.chunk(len(self.sights))
-        laws = [draft_law(context, part, prefix, ahead) for part in parts]
-        said = torch.stack([law.scores for law in laws], -2).log_softmax(-1)
+        distributions = [draft_distribution(context, part, prefix, ahead) for part in parts]
+        said = torch.stack([distribution.scores for distribution in distributions], -2).log_softmax(
+            -1
+        )
         if self.weighting.learns:
             state.said.append(said)
-        return mixture(said, state.weights, laws[0].hard)
+        return mixture(said, state.weights, distributions[0].hard)
 
 
 @dataclass
 class _Choir:
-    """The memory of all views, and the laws they gave in this round."""
+    """The memory of all views, and the distributions they gave in this round."""
 
     memory: Memory | RowMemories  # M x B rows, view by view
     read: list[int]  # committed tokens of each of B rows that are in it
@@ -162,26 +164,26 @@ def _rows(memory: Memory | RowMemories) -> list[Memory]:
 
 
 def mixture(log_probs: Tensor, weights: Tensor, hard: bool) -> Categorical:
-    """Mix laws (B, n, M, V) by weights (B, M); `hard` keeps the best token of the mixture only."""
+    """Mix distributions (B, n, M, V) by weights (B, M); `hard` keeps the best token of the mixture only."""
     return Categorical((log_probs + weights.log()[:, None, :, None]).logsumexp(-2), hard)
 
 
 def evidence(said: Sequence[Tensor], news: News) -> list[Evidence]:
-    """Per row the members' laws and the target's where the draft's context was kept.
+    """Per row the members' distributions and the target's where the draft's context was kept.
 
     Those are the places behind the context and behind every kept node that was read: the accepted
     positions and the first rejected one.
     """
-    target = Categorical(categorical(news.scores.law).scores).probs
-    laws = torch.cat([law.exp() for law in said], 1) if said else None
+    target = Categorical(categorical(news.scores.distribution).scores).probs
+    distributions = torch.cat([distribution.exp() for distribution in said], 1) if said else None
     rows = []
     for row, read in enumerate(news.read):
         own = [0, *(1 + place for place in read)]
         theirs = [0, *(1 + node for node in news.kept.path[row][: len(read)])]
-        if laws is None or not news.kept.tokens[row]:
+        if distributions is None or not news.kept.tokens[row]:
             own = theirs = []
         none = target.new_zeros(0, 1, target.shape[-1])
-        members = none if laws is None else laws[row, own]
+        members = none if distributions is None else distributions[row, own]
         rows.append(Evidence(members, target[row, theirs]))
     return rows
 

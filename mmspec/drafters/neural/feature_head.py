@@ -19,7 +19,7 @@ from mmspec.drafters.neural.multi_token import MEDUSA_HEADS, MULTI_TOKEN_HEADS, 
 from mmspec.drafters.neural.small_model import (
     SMALL_MODEL,
     committed,
-    draft_law,
+    draft_distribution,
     head_of_target,
     small_model,
     waiting_block,
@@ -50,8 +50,8 @@ class FeatureDraft(DraftModel):
     """A draft model on top of the target's states (Li et al. 2024 and 2025, EAGLE-1 to 3).
 
     Slot t of its memory holds the state of token t and the embedding of token t + 1, and leads to
-    the law of token t + 2. States of committed tokens are the target's; deeper in a draft they are
-    the head's own, and are read again as soon as the target has given the true ones:
+    the distribution of token t + 2. States of committed tokens are the target's; deeper in a draft
+    they are the head's own, and are read again as soon as the target has given the true ones:
 
         token      a    b    c   [x    y ]     committed a b c, drafted x y
         slot      a|b  b|c  c|x' x'|y          ' = what the head said of the state
@@ -121,7 +121,7 @@ class FeatureDraft(DraftModel):
         state.read = [len(row) for row in context.history]
         state.fresh = [fresh[:0] for fresh in state.fresh]
         state.said = [out[:, -1:]]
-        return draft_law(context, self._logits(context, state.said[0]), committed(context))
+        return draft_distribution(context, self._logits(context, state.said[0]), committed(context))
 
     def say(self, context: Context, state: _Thread, nodes: Nodes) -> Categorical:
         branches = len(state.fresh) // context.batch
@@ -133,7 +133,7 @@ class FeatureDraft(DraftModel):
         steps = depths if len(depths) == 1 else depths.repeat(branches, 1)
         state.said.append(self._read(state, layout, states, steps))
         logits = self._logits(context, state.said[-1])
-        return draft_law(context, logits, nodes.prefix(context), depths)
+        return draft_distribution(context, logits, nodes.prefix(context), depths)
 
     def keep(self, context: Context, state: _Thread, news: News) -> _Thread:
         """Take the true states of what was kept; nothing read of the draft is."""

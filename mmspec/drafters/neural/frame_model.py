@@ -16,7 +16,12 @@ from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.errors import described
 from mmspec.models.random_weights import random_model
 from mmspec.recipe import DraftModelKind, Kit
-from mmspec.targets.frames.frame_distributions import Draw, FrameLaw, ParallelLaw, keyed
+from mmspec.targets.frames.frame_distributions import (
+    Draw,
+    FrameDistribution,
+    ParallelDistribution,
+    keyed,
+)
 from mmspec.targets.frames.frames import FrameMemory, FrameReader, Frames, Outputs, scored
 
 
@@ -54,16 +59,20 @@ class FrameModel(Drafter):
         kind, settings = self.kinds[0], context.request.settings
         outputs = self._caught_up(context, state)
         frames: list[Tensor] = []
-        laws: list[FrameLaw] = []
+        distributions: list[FrameDistribution] = []
         for step in range(count):
-            law = scored(self.reader, outputs, context.steps + step, settings).law[:, 0]
-            frame, said = _drawn(law, _draw(kind, context.noise, context.steps[:, 0] + step, step))
+            distribution = scored(
+                self.reader, outputs, context.steps + step, settings
+            ).distribution[:, 0]
+            frame, said = _drawn(
+                distribution, _draw(kind, context.noise, context.steps[:, 0] + step, step)
+            )
             frames.append(frame)
-            laws.append(said)
+            distributions.append(said)
             if step + 1 < count:
                 outputs = self._read(context, state, frame, step)
         tokens = torch.stack(frames, 1)
-        return Draft.chain(tokens, kind, None if kind is Kind.RACE else _joined(laws))
+        return Draft.chain(tokens, kind, None if kind is Kind.RACE else _joined(distributions))
 
     def observe(
         self, context: Frames, state: _FrameReading, draft: Draft, scores: Scores, kept: Round
@@ -109,23 +118,31 @@ def _draw(kind: Kind, noise: Any, steps: Tensor, step: int) -> Draw:
     return keyed(Keys(own.fresh(Lane.DRAFT, index).key[:, 0]))
 
 
-def _drawn(law: FrameLaw, draw: Draw) -> tuple[Tensor, ParallelLaw]:
-    """A frame per row (B, K), and the laws that its codes were drawn from."""
+def _drawn(distribution: FrameDistribution, draw: Draw) -> tuple[Tensor, ParallelDistribution]:
+    """A frame per row (B, K), and the distributions that its codes were drawn from."""
     said: list[Categorical] = []
 
     def recorded(one: Categorical, book: int) -> Tensor:
         said.append(one)
         return draw(one, book)
 
-    blank = law.forced.clamp_min(0)
-    frame = law.completed(blank, torch.zeros_like(blank[:, 0]), recorded)
-    return frame, ParallelLaw(Categorical.stack(said), law.forced)
+    blank = distribution.forced.clamp_min(0)
+    frame = distribution.completed(blank, torch.zeros_like(blank[:, 0]), recorded)
+    return frame, ParallelDistribution(Categorical.stack(said), distribution.forced)
 
 
-def _joined(laws: list[FrameLaw]) -> ParallelLaw:
-    """Recorded laws of following frames, (B, N)."""
-    codes = Categorical.stack([law.codes for law in laws if isinstance(law, ParallelLaw)])
-    return ParallelLaw(codes, torch.stack([law.forced for law in laws], 1))
+def _joined(distributions: list[FrameDistribution]) -> ParallelDistribution:
+    """Recorded distributions of following frames, (B, N)."""
+    codes = Categorical.stack(
+        [
+            distribution.codes
+            for distribution in distributions
+            if isinstance(distribution, ParallelDistribution)
+        ]
+    )
+    return ParallelDistribution(
+        codes, torch.stack([distribution.forced for distribution in distributions], 1)
+    )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from mmspec.distributions.categorical import Categorical
 from mmspec.drafters.growth import News, Nodes
 from mmspec.drafters.neural.head_kind import HeadKind
-from mmspec.drafters.neural.small_model import committed, draft_law
+from mmspec.drafters.neural.small_model import committed, draft_distribution
 from mmspec.drafters.neural.target_states import (
     OfLastStates,
     guided_logits,
@@ -25,7 +25,7 @@ from mmspec.targets.tokens.context import Context
 
 @dataclass(frozen=True, eq=False)
 class HydraDraft(OfLastStates):
-    """Laws of the next tokens, of one state of the target and of the tokens behind it.
+    """Distributions of the next tokens, of one state of the target and of the tokens behind it.
 
     Ankner et al. 2024. The newest token was said by the target of its last state; head i speaks of
     the place i + 1 behind that one, and hears the newest token and the i drafted ones between:
@@ -57,7 +57,7 @@ class HydraDraft(OfLastStates):
         newest = torch.tensor([row[-1:] for row in context.history], device=context.device)
         state.paths = [self._embed(state, newest)[:, :, None]]
         logits = self.heads(state.last[:, None], state.paths[0])
-        return draft_law(context, guided_logits(context, logits), committed(context))
+        return draft_distribution(context, guided_logits(context, logits), committed(context))
 
     def say(self, context: Context, state: _Heard, nodes: Nodes) -> Categorical:
         layout = nodes.layout
@@ -75,7 +75,7 @@ class HydraDraft(OfLastStates):
         paths[rows, places, depths + 1] = embeds
         state.paths.append(paths)
         logits = self._by_depth(state.last, paths, depths)
-        return draft_law(
+        return draft_distribution(
             context, guided_logits(context, logits), nodes.prefix(context), layout.depths + 1
         )
 

@@ -16,7 +16,7 @@ from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.shared import SharedBackbone
 from mmspec.drafters.neural.small_model import (
     committed,
-    draft_law,
+    draft_distribution,
     head_of_target,
     unread_block,
 )
@@ -85,7 +85,7 @@ class KangarooDraft(DraftModel):
         said = self._adapt(state, layout, states)[:, -1:]
         state.memory.advance([len(fresh) for fresh in state.fresh])
         state.fresh = [fresh[:0] for fresh in state.fresh]
-        return draft_law(context, self._logits(context, said), committed(context))
+        return draft_distribution(context, self._logits(context, said), committed(context))
 
     def say(self, context: Context, state: _Early, nodes: Nodes) -> Categorical:
         waiting = len(context.waiting()[0])
@@ -93,7 +93,7 @@ class KangarooDraft(DraftModel):
         layout = nodes.block(state.memory.like, waiting).tiled(len(early) // context.batch)
         said = self._adapt(state, layout, early)
         logits = self._logits(context, said)
-        return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
+        return draft_distribution(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
 
     def keep(self, context: Context, state: _Early, news: News) -> _Early:
         """Take the target's early states of what was kept."""

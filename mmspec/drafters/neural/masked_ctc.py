@@ -83,16 +83,16 @@ class MaskedCtcDraft(OfEncoder):
         if heard is not None:
             paths = greedy(heard.log_probs, heard.seen, heard.blank)
             for row, path in enumerate(paths):
-                law = heard.log_probs[row, heard.seen[row]]
-                scorers[row] = PrefixScorer(law, heard.blank)
-                rows[row] = self._transcript(law, path, context.request.room)
+                distribution = heard.log_probs[row, heard.seen[row]]
+                scorers[row] = PrefixScorer(distribution, heard.blank)
+                rows[row] = self._transcript(distribution, path, context.request.room)
         joint = JointScorer(scorers, self.spelled, self.end, self.weight, self.most)
         return State(rows, joint, [0] * context.batch)
 
-    def _transcript(self, law: Tensor, path: list[Run], room: int) -> MaskedTranscript:
+    def _transcript(self, distribution: Tensor, path: list[Run], room: int) -> MaskedTranscript:
         labels = [run.label for run in path]
         tokens = self.spelling(labels)
-        each = confidences(law, path).tolist()
+        each = confidences(distribution, path).tolist()
         sure = token_confidences([self.spelled(token) for token in tokens], labels, each)
         masked = [one < self.sure for one in sure]
         return MaskedTranscript([*tokens, self.end][:room], [*masked, False][:room])
@@ -116,7 +116,7 @@ class MaskedCtcDraft(OfEncoder):
     def observe(
         self, context: Any, state: State, draft: Draft, scores: Scores, kept: Round
     ) -> State:
-        own = categorical(scores.law).scores.argmax(-1).tolist() if state.first else None
+        own = categorical(scores.distribution).scores.argmax(-1).tolist() if state.first else None
         for row, transcript in enumerate(state.rows):
             if own is not None and draft.nodes:
                 for at, token in enumerate(transcript.tokens):

@@ -14,7 +14,7 @@ from mmspec.drafters.growth import News, Nodes
 from mmspec.drafters.neural.head_kind import HeadKind
 from mmspec.drafters.neural.small_model import (
     committed,
-    draft_law,
+    draft_distribution,
     head_of_target,
 )
 from mmspec.drafters.neural.target_states import OfLastStates, guided_logits
@@ -30,7 +30,7 @@ _BIGRAMS = 64  # pairs that random heads have counted
 
 @dataclass(frozen=True, eq=False)
 class MultiTokenDraft(OfLastStates):
-    """Laws of the next tokens, all of one state of the target (Cai et al. 2024).
+    """Distributions of the next tokens, all of one state of the target (Cai et al. 2024).
 
     The newest token was said by the target itself, of its last state; head h speaks of the place h
     tokens behind that one, whatever a draft has put between:
@@ -39,10 +39,10 @@ class MultiTokenDraft(OfLastStates):
         state     a    -    -    -    -         b was said by the target of the state of a
         head                1    2    3
 
-    A whole draft so costs one small forward, and nodes of one depth share their law. Where a gate
-    kept tokens that the target has not read, the state is older and later heads speak in time; the
-    last one speaks of all that lies beyond it. Under guidance both branches are read and their
-    logits guided by the target's scale.
+    A whole draft so costs one small forward, and nodes of one depth share their distribution. Where
+    a gate kept tokens that the target has not read, the state is older and later heads speak in
+    time; the last one speaks of all that lies beyond it. Under guidance both branches are read and
+    their logits guided by the target's scale.
     """
 
     heads: TokenHeads
@@ -70,14 +70,14 @@ class MultiTokenDraft(OfLastStates):
 
     def listen(self, context: Context, state: _LastStates) -> Categorical:
         state.logits = self.ahead(context, state, self.reach)
-        return draft_law(context, state.logits[:, :1], committed(context))
+        return draft_distribution(context, state.logits[:, :1], committed(context))
 
     def say(self, context: Context, state: _LastStates, nodes: Nodes) -> Categorical:
         assert state.logits is not None
         places = (nodes.layout.depths + 1).expand(context.batch, -1)
         wide = places[..., None].expand(-1, -1, state.logits.shape[-1])
         logits = state.logits.gather(1, wide)
-        return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
+        return draft_distribution(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
 
     def keep(self, context: Context, state: _LastStates, news: News) -> _LastStates:
         """Take the true state of the last token that was read."""

@@ -12,7 +12,12 @@ from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.growth import Chain, DraftModel, Nodes
 from mmspec.drafters.neural.kv import Kv, SameKv, kv_of
-from mmspec.drafters.neural.small_model import Autoregressive, committed, draft_law, unread_block
+from mmspec.drafters.neural.small_model import (
+    Autoregressive,
+    committed,
+    draft_distribution,
+    unread_block,
+)
 from mmspec.errors import check_number, is_whole
 from mmspec.recipe import Kit, Recipe
 from mmspec.targets.cache import crossed_layers
@@ -84,13 +89,13 @@ class SharedBackbone(DraftModel):
             state.become(self.kv.renew(context, self.backbone, self.layers, tap))
         if state is not None:
             state.drafts += 1
-        return draft_law(context, logits, committed(context))
+        return draft_distribution(context, logits, committed(context))
 
     def say(self, context: Context, state: KvView | None, nodes: Nodes) -> Categorical:
         waiting = len(context.waiting()[0])
         layout = nodes.block(context.memory.like, waiting)
         logits, _ = self.thin.read(_memory(context, state), layout)
-        return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
+        return draft_distribution(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
 
 
 def _memory(context: Context, view: KvView | None) -> Any:

@@ -53,10 +53,11 @@ class OfModel(Drafter):
 
 @dataclass(frozen=True)
 class Autoregressive(ChoosesKind, OfModel):
-    """Grows `shape` out of the laws of `model`, drawing siblings as `kind` says.
+    """Grows `shape` out of the distributions of `model`, drawing siblings as `kind` says.
 
     `kind` must be one the verifier accepts; `mmspec.recipe.pair` chooses it when it is None.
-    Lossless with every lossless verifier: the draft's law is recorded exactly as it was drawn from.
+    Lossless with every lossless verifier: the draft's distribution is recorded exactly as it was
+    drawn from.
     """
 
     shape: Shape
@@ -100,7 +101,7 @@ class Autoregressive(ChoosesKind, OfModel):
         assert state.sprout is not None
         read = read_path(state.sprout.places, kept) if draft.nodes else ((),) * draft.batch
         nodes_read = max(max(row, default=-1) for row in state.sprout.places) + 1
-        news = News(draft, scores, kept, read, nodes_read, state.sprout.laws)
+        news = News(draft, scores, kept, read, nodes_read, state.sprout.distributions)
         return _State(
             self.model.keep(context, state.model, news), self.shape.observe(state.shape, news)
         )
@@ -132,7 +133,7 @@ class SmallModel(DraftModel):
     def listen(self, context: Context, state: _Reading) -> Categorical:
         told, state.told = state.told, None
         if told is not None and state.read == [len(row) for row in context.history]:
-            return draft_law(context, told[:, None], committed(context))
+            return draft_distribution(context, told[:, None], committed(context))
         back = [
             -1 if read == len(row) and not finished else 0  # nothing new: its last token, again
             for read, row, finished in zip(
@@ -146,11 +147,11 @@ class SmallModel(DraftModel):
         logits, _ = self.backbone.read(state.memory, layout)
         state.memory.advance(counts)
         state.read = [len(row) for row in context.history]
-        return draft_law(context, logits, committed(context))
+        return draft_distribution(context, logits, committed(context))
 
     def say(self, context: Context, state: _Reading, nodes: Nodes) -> Categorical:
         logits, _ = self.backbone.read(state.memory, nodes.block(state.memory.like))
-        return draft_law(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
+        return draft_distribution(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
 
     def keep(self, context: Context, state: _Reading, news: News) -> _Reading:
         kept = state.memory.commit([0] * context.batch, news.read, news.nodes_read)
@@ -186,20 +187,20 @@ def waiting_block(
     return block(waiting, None, like), counts
 
 
-def draft_law(
+def draft_distribution(
     context: Context, logits: Tensor, prefix: Prefix | None, ahead: Tensor | int = 0
 ) -> Categorical:
-    """The drafter's logits (B, n, V') become its law by the very settings of the target.
+    """The drafter's logits (B, n, V') become its distribution by the very settings of the target.
 
-    `ahead` (1 or B, n) tokens of the draft lie between the context and the token that a law speaks
-    of. Vocabularies that differ by padding only are brought to the target's size; what the drafter
-    lacks is impossible under q.
+    `ahead` (1 or B, n) tokens of the draft lie between the context and the token that a
+    distribution speaks of. Vocabularies that differ by padding only are brought to the target's
+    size; what the drafter lacks is impossible under q.
     """
     missing = context.vocabulary - logits.shape[-1]
     if missing:
         logits = functional.pad(logits, (0, missing), value=-torch.inf)  # negative = cut
     position = context.position() + ahead if context.sampling.places else None
-    return context.sampling.law(logits, prefix, position)
+    return context.sampling.distribution(logits, prefix, position)
 
 
 def committed(context: Context) -> Prefix | None:
@@ -231,7 +232,7 @@ def head_of_target(kit: Kit) -> Drafter:
     """A draft model that came bound to the target: it sees what the target has seen."""
     if not isinstance(kit.drafter, DraftModel):
         raise ValueError(
-            f"a {type(kit.drafter).__name__} is no source of draft laws; let the `read` of its "
+            f"a {type(kit.drafter).__name__} is no source of draft distributions; let the `read` of its "
             "sort give what inherits mmspec.drafters.growth.DraftModel"
         )
     if kit.compressor is not None:

@@ -25,7 +25,7 @@ Network = Callable[[Tensor, Tensor | None, Tensor, Cache], Tensor]  # states, ma
 
 @dataclass(frozen=True, eq=False)
 class OfLastStates(DraftModel):
-    """Laws that heads say of the target's last states.
+    """Distributions that heads say of the target's last states.
 
     Raises ValueError at construction for heads of another target, and for a target without states
     to offer.

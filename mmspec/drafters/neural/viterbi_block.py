@@ -14,7 +14,7 @@ from mmspec.drafters.chosen_kind import ChoosesKind
 from mmspec.drafters.growth import News
 from mmspec.drafters.lengths.length import useful
 from mmspec.drafters.neural.multi_token import MultiTokenDraft
-from mmspec.drafters.neural.small_model import OfModel, committed, draft_law
+from mmspec.drafters.neural.small_model import OfModel, committed, draft_distribution
 from mmspec.errors import check_number
 from mmspec.models.heads.multi_token import MultiTokenHeads
 from mmspec.recipe import LINEAR, Kit
@@ -75,10 +75,13 @@ class ViterbiBlock(ChoosesKind, OfModel):
             return context.nothing()
         places = torch.arange(count, device=context.device)[None]
         logits = self.model.ahead(context, state.model, count)
-        law, kind = draft_law(context, logits, committed(context), places), self.kinds[0]
-        scores = law.scores
+        distribution, kind = (
+            draft_distribution(context, logits, committed(context), places),
+            self.kinds[0],
+        )
+        scores = distribution.scores
         if kind is Kind.RACE:
-            scores = law.perturbed(context.noise.shared(context.position() + places))
+            scores = distribution.perturbed(context.noise.shared(context.position() + places))
         last = torch.tensor([row[-1] for row in context.history], device=context.device)
         return Draft.chain(best_path(scores, last, state.bigrams, self.k, self.lam), kind)
 

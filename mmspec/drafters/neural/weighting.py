@@ -26,8 +26,8 @@ class Weighting(Protocol):
 class Evidence:
     """What one row learned in a round, at T places that the target has judged."""
 
-    members: Tensor  # (T, M, V) law of each member
-    target: Tensor  # (T, V) law of the target
+    members: Tensor  # (T, M, V) distribution of each member
+    target: Tensor  # (T, V) distribution of the target
 
 
 @dataclass(frozen=True)

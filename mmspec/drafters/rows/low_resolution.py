@@ -55,8 +55,8 @@ class Sketcher:
         for step in range(sketch.grid.width):
             if step:
                 logits, _ = self.backbone.read(memory, _link(drawn[-1], step - 1, memory.like))
-            law = sketch.sampling.law(logits, None, sketch.start + place + step)
-            drawn.append(_drawn(law, context, step))
+            distribution = sketch.sampling.distribution(logits, None, sketch.start + place + step)
+            drawn.append(_drawn(distribution, context, step))
         return torch.cat(drawn, 1)
 
     def _read(self, sketch: Sketch, given: Sequence[Sequence[int]]) -> Tensor:  # (B, 1, V)
@@ -85,9 +85,9 @@ class Sketch:
     read: list[int]  # picture tokens in memory, per row
 
 
-def _drawn(law: Categorical, context: Context, step: int) -> Tensor:  # (B, 1)
+def _drawn(distribution: Categorical, context: Context, step: int) -> Tensor:  # (B, 1)
     index = torch.tensor([step], device=context.device)
-    return law.sample(context.noise.fresh(Lane.DRAFT, index))
+    return distribution.sample(context.noise.fresh(Lane.DRAFT, index))
 
 
 def _link(token: Tensor, behind: int, like: Tensor) -> TokenBlock:

@@ -20,7 +20,7 @@ class DraftedCode:
 
     token: int
     settled: bool = False  # judged already, or drawn from the target
-    scores: Tensor | None = None  # (V,) the law it was drawn from; None = without one
+    scores: Tensor | None = None  # (V,) the distribution it was drawn from; None = without one
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class RowChain:
     start: int  # new tokens before it
     nodes: tuple[tuple[int, int], ...]  # places behind them, tokens
     sure: int  # how many of the nodes, from the first, stand without a gap
-    fronts: tuple[tuple[int, int], ...]  # rows of the law to draw from, and the offsets to fill
+    fronts: tuple[
+        tuple[int, int], ...
+    ]  # rows of the distribution to draw from, and the offsets to fill
 
 
 def said(grid: Grid, held: Mapping[int, DraftedCode], offset: int) -> int | None:
@@ -44,10 +46,10 @@ def drafted(
     like: Categorical,
     kind: Kind,
 ) -> Draft:
-    """The chains of all rows as one draft; `like` (B, 0) is a law over the target's vocabulary.
+    """The chains of all rows as one draft; `like` (B, 0) is a distribution over the target's vocabulary.
 
-    A code without a law of its own and a forced token are point masses; what stands behind a gap is
-    read and is no proposal.
+    A code without a distribution of its own and a forced token are point masses; what stands behind
+    a gap is read and is no proposal.
     """
     width, device = max(len(line.nodes) for line in lines), like.scores.device
     nodes = [[*line.nodes, *[(0, 0)] * (width - len(line.nodes))] for line in lines]
@@ -78,12 +80,14 @@ def drawn(
     if not width:
         return [{} for _ in fronts]
     index = [[place for place, _ in line] + [0] * (width - len(line)) for line in fronts]
-    place = torch.tensor(index, device=scores.position.device)  # (B, F) rows of the law
-    law = categorical(scores.law)[torch.arange(len(index), device=place.device)[:, None], place]
-    tokens = law.sample(keys(scores.position.gather(1, place))).tolist()
+    place = torch.tensor(index, device=scores.position.device)  # (B, F) rows of the distribution
+    distribution = categorical(scores.distribution)[
+        torch.arange(len(index), device=place.device)[:, None], place
+    ]
+    tokens = distribution.sample(keys(scores.position.gather(1, place))).tolist()
     return [
         {
-            offset: DraftedCode(tokens[row][step], settled, law.scores[row, step])
+            offset: DraftedCode(tokens[row][step], settled, distribution.scores[row, step])
             for step, (_, offset) in enumerate(line)
         }
         for row, line in enumerate(fronts)

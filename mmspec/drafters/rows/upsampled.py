@@ -39,14 +39,14 @@ class Upsampled(ChoosesKind):
     """Draws a row of a picture `ratio` times smaller, enlarges it, and proposes what comes out.
 
     Peruzzo et al. 2026 ("MuLo-SD"), with `LocalIslands` as verifier: what is refused is drawn from
-    the target's laws in the rounds that follow, islands side by side, and kept codes are proposed
-    again without being judged again. A block that is complete goes back to the small picture
-    through the resampler, and the next row is drawn behind that. With a verifier that names no
-    refused nodes the rest of a block is proposed again, and exact verifiers stay exact.
+    the target's distributions in the rounds that follow, islands side by side, and kept codes are
+    proposed again without being judged again. A block that is complete goes back to the small
+    picture through the resampler, and the next row is drawn behind that. With a verifier that names
+    no refused nodes the rest of a block is proposed again, and exact verifiers stay exact.
 
-    With a `Lawful` resampler codes are drawn from its laws, one behind the other, with the target's
-    noise (RACE) or noise of their own (IID); what is neither committed nor judged is drawn anew in
-    every round, behind what the target made of the codes before it.
+    With a `Lawful` resampler codes are drawn from its distributions, one behind the other, with the
+    target's noise (RACE) or noise of their own (IID); what is neither committed nor judged is drawn
+    anew in every round, behind what the target made of the codes before it.
 
     Behind a block that was kept whole the target's own token begins the next one. Without a grid in
     `context.shared["grid"]` nothing is drafted. `layout` gives the drafter's grid; a grid that the
@@ -66,12 +66,14 @@ class Upsampled(ChoosesKind):
         return (Kind.RACE, Kind.IID) if isinstance(self.sampler, Lawful) else (Kind.DET,)
 
     def begin(self, context: Context) -> Sheet | None:
-        assert context.scores is not None, "a request begins with the law of its first token"
+        assert context.scores is not None, (
+            "a request begins with the distribution of its first token"
+        )
         grid = context.shared.get("grid")
         if grid is None:
             return None
         small = self.lowered(grid)
-        like = categorical(context.scores.law)[:, :0]
+        like = categorical(context.scores.distribution)[:, :0]
         pages = [PartialImage() for _ in range(context.batch)]
         sketch = self.sketcher.begin(context, small)
         return Sheet(grid, small, like, context.position(), sketch, pages)
@@ -214,17 +216,17 @@ def enlarge(context: Context, state: Sheet, sampler: Lawful, kind: Kind) -> None
     place = begun[:, None] * high + torch.arange(high, device=begun.device)
     each = torch.arange(context.batch, device=begun.device)[:, None]
     for _ in range(offset.shape[1] + 1):
-        logits = sampler.law(small, large, begun).flatten(1, 2)
-        law = context.sampling.law(logits, None, position)
+        logits = sampler.distribution(small, large, begun).flatten(1, 2)
+        distribution = context.sampling.distribution(logits, None, position)
         before = large[each, place].flatten(1)
-        after = torch.where(is_free, (law.scores + noise).argmax(-1), before)
+        after = torch.where(is_free, (distribution.scores + noise).argmax(-1), before)
         if torch.equal(before, after):
             break
         large[each, place] = after.unflatten(1, (high, -1))
     for row, tokens in enumerate(after.tolist()):
         for node, (o, token) in enumerate(zip(blocks[row], tokens, strict=True)):
             if free[row][node]:
-                state.pages[row].held[o] = DraftedCode(token, scores=law.scores[row, node])
+                state.pages[row].held[o] = DraftedCode(token, scores=distribution.scores[row, node])
 
 
 def block_of(state: Sheet, row: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 Three rows of six codes, `window` 2. Letters are committed, digits are held: drawn already, behind a
 gap. The block of the next forward holds the digits in raster order; `?` are the places that its
-laws speak of, `next` first.
+distributions speak of, `next` first.
 
     a b c d e ?        nodes   1 2 3   3     the 3 at the end stands in for the code before the
     1 2 3 ? . .        place   6 7 8  11     third row, which nobody knows yet: it is the newest
@@ -39,11 +39,12 @@ class Wavefront(ChoosesKind):
     """Drafts a row's next code as soon as the row above has `window` codes (He et al. 2025).
 
     Every forward reads all that is held, in raster order behind the committed tokens, and draws one
-    more code for each row that has begun. A held code was drawn from a law that lacked what stood
-    in the gap before it. When the gap closes, the codes behind it become proposals: `Unchecked`
-    takes them as they are (ZipAR), an exact verifier tests them against the law without a gap, so
-    that the same front is a lossless way of drafting. Unlike in the published code a code is read
-    again until it is committed; what is kept in memory never lacks a token before it.
+    more code for each row that has begun. A held code was drawn from a distribution that lacked
+    what stood in the gap before it. When the gap closes, the codes behind it become proposals:
+    `Unchecked` takes them as they are (ZipAR), an exact verifier tests them against the
+    distribution without a gap, so that the same front is a lossless way of drafting. Unlike in the
+    published code a code is read again until it is committed; what is kept in memory never lacks a
+    token before it.
 
     Forced tokens are proposals where they stand. A window of a whole row, or no grid, is plain
     decoding. Without a `grid` the one that the target offers in `context.shared["grid"]` counts.
@@ -63,9 +64,11 @@ class Wavefront(ChoosesKind):
             )
 
     def begin(self, context: Context) -> Front:
-        assert context.scores is not None, "a request begins with the law of its first token"
+        assert context.scores is not None, (
+            "a request begins with the distribution of its first token"
+        )
         grid = context.shared.get("grid") if self.grid is None else self.grid
-        like = categorical(context.scores.law)[:, :0]
+        like = categorical(context.scores.distribution)[:, :0]
         return Front(grid, like, [{} for _ in range(context.batch)])
 
     def propose(self, context: Context, state: Front) -> Draft:

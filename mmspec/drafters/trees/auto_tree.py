@@ -130,7 +130,9 @@ class AutoTree(Shape):
             tree = Tree.chain(max(1, tree.depth // 2))
         shape = Chain(Fixed(tree.nodes)) if tree.is_chain else StaticTree(tree)
         sprout = shape.grow(model, context, state, None, kind)
-        is_known = tree.is_chain and all(law.hard for law in sprout.laws)  # by where it broke off
+        is_known = tree.is_chain and all(
+            distribution.hard for distribution in sprout.distributions
+        )  # by where it broke off
         own.best = None if is_known else _ranked(sprout, self.width, kind, context)
         return sprout
 
@@ -174,11 +176,15 @@ def _ranked(sprout: Sprout, width: int, kind: Kind, context: Context) -> Tensor 
     """What the drafter would have proposed first at every place it read: (B, n, K)."""
     if not sprout.draft.nodes:
         return None
-    laws, position = Categorical.cat(sprout.laws), context.position()
-    levels = [depth for depth, law in enumerate(sprout.laws) for _ in range(law.batch[1])]
+    distributions, position = Categorical.cat(sprout.distributions), context.position()
+    levels = [
+        depth
+        for depth, distribution in enumerate(sprout.distributions)
+        for _ in range(distribution.batch[1])
+    ]
     index = torch.arange(len(levels), device=context.device)
     places = position + torch.tensor(levels, device=context.device)
-    return draw(laws, min(width, laws.size), kind, context.noise, places, index)
+    return draw(distributions, min(width, distributions.size), kind, context.noise, places, index)
 
 
 def _ranks(best: Sequence[Sequence[Sequence[int]]], news: News) -> Iterator[tuple[int, int | None]]:
@@ -196,16 +202,16 @@ def _ranks(best: Sequence[Sequence[Sequence[int]]], news: News) -> Iterator[tupl
 
 
 def _ranks_of_chain(news: News, width: int) -> Iterator[tuple[int, int | None]]:
-    """The same for a greedy chain: only the law behind its accepted tokens is looked at."""
+    """The same for a greedy chain: only the distribution behind its accepted tokens is looked at."""
     for row, said in enumerate(news.kept.tokens):
         accepted = len(news.kept.path[row])
         yield from ((level, 0) for level in range(accepted))
-        if not said or accepted >= len(news.laws):
+        if not said or accepted >= len(news.distributions):
             continue
         if accepted == len(said):  # the answer ended on a drafted token
             yield accepted, None
             continue
-        scores = news.laws[accepted].scores[row, 0]
+        scores = news.distributions[accepted].scores[row, 0]
         best = scores.topk(min(width, len(scores))).indices.tolist()
         yield accepted, best.index(said[accepted]) if said[accepted] in best else None
 

@@ -1,11 +1,12 @@
-"""How the children of a node are drawn from the drafter's law, one function per kind.
+"""How the children of a node are drawn from the drafter's distribution, one function per kind.
 
 Letters: B batch rows, M nodes expanded in one call, V vocabulary. Every function returns the
 children in the order they were drawn, which is the order verifiers must test them in.
 
-A point mass (`law.hard`, greedy drafting) needs no noise and any kind gives its `count` highest
-scores: the first child is the argmax, the others are chosen by looking at identities. Verifiers
-treat a child that its law could not produce as deterministic, so this stays exact under every kind.
+A point mass (`distribution.hard`, greedy drafting) needs no noise and any kind gives its `count`
+highest scores: the first child is the argmax, the others are chosen by looking at identities.
+Verifiers treat a child that its distribution could not produce as deterministic, so this stays
+exact under every kind.
 """
 
 from __future__ import annotations
@@ -19,59 +20,63 @@ from mmspec.draft import Kind
 
 
 def draw(
-    law: Categorical, count: int, kind: Kind, noise: Noise, position: Tensor, index: Tensor
+    distribution: Categorical, count: int, kind: Kind, noise: Noise, position: Tensor, index: Tensor
 ) -> Tensor:  # (B, M, count) int64
-    """Draw `count` children of every node, `law` (B, M) being the drafter's law there.
+    """Draw `count` children of every node, `distribution` (B, M) being the drafter's distribution there.
 
     `position` (B, M), or (B, 1) when all nodes speak of one position (a tree level): the absolute
     position of the children; only RACE reads it. `index` (B, M) or (M,) tells apart all the nodes
     that are expanded in one round; the kinds with noise of their own read it.
     """
-    if not 1 <= count <= law.size:
+    if not 1 <= count <= distribution.size:
         raise ValueError(
-            f"cannot draw {count} children from a vocabulary of {law.size}; "
+            f"cannot draw {count} children from a vocabulary of {distribution.size}; "
             "the count must lie between 1 and the vocabulary size"
         )
-    if law.hard or kind is Kind.DET:
-        return _top(law.scores, count)
+    if distribution.hard or kind is Kind.DET:
+        return _top(distribution.scores, count)
     if kind is Kind.RACE:
-        return race(law, count, noise, position)
+        return race(distribution, count, noise, position)
     if kind is Kind.WOR:
-        return without_replacement(law, count, noise, index)
+        return without_replacement(distribution, count, noise, index)
     if kind is Kind.IID:
-        return independent(law, count, noise, index)
-    return hub(law, count, noise, index)
+        return independent(distribution, count, noise, index)
+    return hub(distribution, count, noise, index)
 
 
-def race(law: Categorical, count: int, noise: Noise, position: Tensor) -> Tensor:
+def race(distribution: Categorical, count: int, noise: Noise, position: Tensor) -> Tensor:
     """The top of log q + g with the target's own noise g: the likeliest to agree with the target.
 
     g belongs to a position, so all nodes of a tree level share it (Gumbel-max coupling, Daliri et
     al. 2025).
     """
-    return _top(law.perturbed(noise.shared(position)), count)
+    return _top(distribution.perturbed(noise.shared(position)), count)
 
 
-def without_replacement(law: Categorical, count: int, noise: Noise, index: Tensor) -> Tensor:
+def without_replacement(
+    distribution: Categorical, count: int, noise: Noise, index: Tensor
+) -> Tensor:
     """Gumbel top-k: one draw after the other from q without its earlier draws (Kool et al. 2019).
 
     Where q has fewer than `count` possible tokens, impossible ones fill up.
     """
-    return _top(law.perturbed(noise.fresh(Lane.DRAFT, index)), count)
+    return _top(distribution.perturbed(noise.fresh(Lane.DRAFT, index)), count)
 
 
-def independent(law: Categorical, count: int, noise: Noise, index: Tensor) -> Tensor:
+def independent(distribution: Categorical, count: int, noise: Noise, index: Tensor) -> Tensor:
     """Draws from q by its inverse distribution function; duplicates are possible."""
-    return quantile(law.probs, noise.fresh(Lane.DRAFT, index).uniform(count))
+    return quantile(distribution.probs, noise.fresh(Lane.DRAFT, index).uniform(count))
 
 
-def hub(law: Categorical, count: int, noise: Noise, index: Tensor) -> Tensor:
+def hub(distribution: Categorical, count: int, noise: Noise, index: Tensor) -> Tensor:
     """The top `count - 1` tokens of q, then one draw from the rest of q (Hu et al. 2025)."""
     if count == 1:
-        return without_replacement(law, 1, noise, index)
-    top = _top(law.scores, count - 1)
+        return without_replacement(distribution, 1, noise, index)
+    top = _top(distribution.scores, count - 1)
     # impossible tokens stay behind all possible ones and ahead of the tokens already taken
-    rest = law.scores.clamp_min(torch.finfo(law.scores.dtype).min).scatter(-1, top, -torch.inf)
+    rest = distribution.scores.clamp_min(torch.finfo(distribution.scores.dtype).min).scatter(
+        -1, top, -torch.inf
+    )
     last = without_replacement(Categorical(rest), 1, noise, index)
     return torch.cat([top, last], -1)
 
@@ -82,8 +87,10 @@ def _top(scores: Tensor, count: int) -> Tensor:
     return scores.topk(count, -1).indices
 
 
-def ranking(law: Categorical, kind: Kind, noise: Noise, position: Tensor) -> Tensor:  # (B, n, V)
+def ranking(
+    distribution: Categorical, kind: Kind, noise: Noise, position: Tensor
+) -> Tensor:  # (B, n, V)
     """Log-probabilities that rank candidates, with the target's noise for RACE proposals."""
-    if kind is Kind.RACE and not law.hard:
-        return law.perturbed(noise.shared(position)).log_softmax(-1)
-    return law.scores.log_softmax(-1)
+    if kind is Kind.RACE and not distribution.hard:
+        return distribution.perturbed(noise.shared(position)).log_softmax(-1)
+    return distribution.scores.log_softmax(-1)

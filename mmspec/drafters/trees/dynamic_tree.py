@@ -43,11 +43,11 @@ class DynamicTree(RankedTree):
         self, model: DraftModel, context: Context, state: Any, kind: Kind, depth: int
     ) -> Sprout:
         batch, device = context.batch, context.device
-        law = model.listen(context, state)
-        laws = [law]
-        beam = min(self.beam, law.size)
+        distribution = model.listen(context, state)
+        distributions = [distribution]
+        beam = min(self.beam, distribution.size)
         pool = _Pool(batch, device)
-        scored = ranking(law, kind, context.noise, context.position())
+        scored = ranking(distribution, kind, context.noise, context.position())
         pool.add(*scored.topk(beam, -1), parents=torch.full((batch, 1), -1, device=device))
         front = torch.arange(beam, device=device).expand(batch, -1)  # candidate index of the beam
         seen = torch.zeros(batch, beam, 0, dtype=torch.bool, device=device)
@@ -58,16 +58,16 @@ class DynamicTree(RankedTree):
             layout = Layout(torch.full((1, beam), level - 1, device=device), visible)
             pool.read(front)
             nodes = Nodes(pool.tokens(front), layout, read)
-            law = model.say(context, state, nodes)
-            laws.append(law)
+            distribution = model.say(context, state, nodes)
+            distributions.append(distribution)
             read += (nodes.tokens,)
-            scored = ranking(law, kind, context.noise, context.position() + level)
+            scored = ranking(distribution, kind, context.noise, context.position() + level)
             start = pool.size
             pool.add(*(pool.scores(front)[..., None] + scored).topk(beam, -1), parents=front)
             best = pool.score[:, start:].topk(beam, -1).indices  # (B, beam) among beam * beam
             seen = visible.gather(1, (best // beam)[..., None].expand(-1, -1, visible.shape[2]))
             front = start + best
-        return pool.harvest(min(self.nodes, pool.size), kind, laws)
+        return pool.harvest(min(self.nodes, pool.size), kind, distributions)
 
 
 class _Pool:
@@ -104,7 +104,7 @@ class _Pool:
     def scores(self, index: Tensor) -> Tensor:
         return self.score.gather(1, index)
 
-    def harvest(self, nodes: int, kind: Kind, laws: list[Categorical]) -> Sprout:
+    def harvest(self, nodes: int, kind: Kind, distributions: list[Categorical]) -> Sprout:
         """The best candidates.
 
         A child never scores above its parent, and ties favour the earlier one.
@@ -116,4 +116,4 @@ class _Pool:
         parents = torch.where(parents < 0, -1, found)
         mask = torch.ones_like(kept, dtype=torch.bool)
         draft = Draft(self.token.gather(1, kept), parents, mask, kind, padded=False)
-        return Sprout(draft, self.place.gather(1, kept).tolist(), laws)
+        return Sprout(draft, self.place.gather(1, kept).tolist(), distributions)

@@ -19,15 +19,15 @@ from mmspec.trees import Tree
 
 @dataclass(frozen=True)
 class EntropyTree(Shape):
-    """A tree whose depth and width follow the entropy of the target's last law.
+    """A tree whose depth and width follow the entropy of the target's last distribution.
 
-    Tong et al. 2026, "SAGE". Entropies of neighbouring tokens are alike, so the law that ended the
-    round before says how sure the target will be: H / log V between `sure` and `unsure` moves depth
-    and width between their ends (`depth[1]` x `width[0]` if sure, `depth[0]` x `width[1]` if not).
-    Reconstructed: the paper's formula is not public; all these numbers; that width tapers evenly to
-    one path; the mean over a batch, whose rows share a tree; half-way in the first round. The shape
-    depends on committed tokens only, so proposals of any kind stay what they are. Raises ValueError
-    for ends that are no sizes or stand the wrong way round.
+    Tong et al. 2026, "SAGE". Entropies of neighbouring tokens are alike, so the distribution that
+    ended the round before says how sure the target will be: H / log V between `sure` and `unsure`
+    moves depth and width between their ends (`depth[1]` x `width[0]` if sure, `depth[0]` x
+    `width[1]` if not). Reconstructed: the paper's formula is not public; all these numbers; that
+    width tapers evenly to one path; the mean over a batch, whose rows share a tree; half-way in the
+    first round. The shape depends on committed tokens only, so proposals of any kind stay what they
+    are. Raises ValueError for ends that are no sizes or stand the wrong way round.
     """
 
     depth: tuple[int, int] = (2, 8)
@@ -91,14 +91,14 @@ def tapered(depth: int, width: int, nodes: int) -> Tree:
 
 
 def _last_entropy(news: News) -> Tensor | None:  # ()
-    """Mean over the rows that go on of H / log V where their paths ended; None = no such law."""
-    law, kept = news.scores.law, news.kept
-    if not isinstance(law, Categorical):
+    """Mean over the rows that go on of H / log V where their paths ended; None = no such distribution."""
+    distribution, kept = news.scores.distribution, news.kept
+    if not isinstance(distribution, Categorical):
         return None
     rows = [row for row, finished in enumerate(kept.finished) if not finished]
     if not rows:
         return None
     ends = [kept.path[row][-1] + 1 if kept.path[row] else 0 for row in rows]
     # by the scores: the point mass of greedy decoding has no entropy
-    soft = Categorical(law.scores[rows, ends].float())
-    return soft.entropy().mean() / math.log(law.size)
+    soft = Categorical(distribution.scores[rows, ends].float())
+    return soft.entropy().mean() / math.log(distribution.size)

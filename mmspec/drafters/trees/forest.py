@@ -43,7 +43,7 @@ class Forest:
         self.depths: list[list[int]] = [[] for _ in range(context.batch)]
         self.places: list[list[int]] = [[] for _ in range(context.batch)]
         self.blocks: list[Tensor] = []  # (B, n) tokens read, in order
-        self.laws: list[Categorical] = []
+        self.distributions: list[Categorical] = []
         self.columns = 0
 
     def add(self, row: int, token: int, parent: int) -> int:
@@ -61,8 +61,8 @@ class Forest:
 
     def root(self) -> list[NextTokens]:
         """What comes behind the context, per row."""
-        law = self.model.listen(self.context, self.state)
-        return [row[0] for row in self._choices(law, self.context.position())]
+        distribution = self.model.listen(self.context, self.state)
+        return [row[0] for row in self._choices(distribution, self.context.position())]
 
     def read(self, wanted: Sequence[Sequence[int]]) -> list[list[NextTokens]]:
         """One forward over new nodes per row; what comes behind each of them."""
@@ -79,16 +79,16 @@ class Forest:
         visible = torch.tensor(seen, device=device).view(len(wanted), width, -1)
         block, deep = torch.tensor(tokens, device=device), torch.tensor(depths, device=device)
         nodes_read = Nodes(block, Layout(deep, visible), tuple(self.blocks))
-        law = self.model.say(self.context, self.state, nodes_read)
+        distribution = self.model.say(self.context, self.state, nodes_read)
         self.blocks.append(block)
         self.columns += width
-        return self._choices(law, self.context.position() + deep + 1)
+        return self._choices(distribution, self.context.position() + deep + 1)
 
     def chains(self) -> Sprout:
         """The nodes as chains, for rows that never branched."""
         tokens, mask = self._padded()
         draft = Draft.chain(tokens, self.kind, mask=mask)
-        return Sprout(draft, self._all_places(tokens.shape[1]), self.laws)
+        return Sprout(draft, self._all_places(tokens.shape[1]), self.distributions)
 
     def keep(self, chosen: Sequence[Sequence[int]]) -> None:
         """Propose these nodes of each row alone; parents come before their children."""
@@ -105,7 +105,7 @@ class Forest:
         rows = [self._filled(row, width, -1) for row in self.parents]
         parents = torch.tensor(rows, device=tokens.device)
         draft = Draft(tokens, parents, mask, self.kind)
-        return Sprout(draft, self._all_places(width), self.laws)
+        return Sprout(draft, self._all_places(width), self.distributions)
 
     def _padded(self) -> tuple[Tensor, Tensor]:  # (B, N) each
         width, device = max(map(len, self.tokens)), self.context.device
@@ -134,14 +134,14 @@ class Forest:
             node = self.parents[row][node]
         return columns
 
-    def _choices(self, law: Categorical, position: Tensor) -> list[list[NextTokens]]:
-        """What each law chooses; `position` (B, n) is that of the tokens."""
-        self.laws.append(law)
-        index = torch.arange(law.batch[1], device=self.context.device)
-        tokens = draw(law, self.count, self.kind, self.context.noise, position, index)
+    def _choices(self, distribution: Categorical, position: Tensor) -> list[list[NextTokens]]:
+        """What each distribution chooses; `position` (B, n) is that of the tokens."""
+        self.distributions.append(distribution)
+        index = torch.arange(distribution.batch[1], device=self.context.device)
+        tokens = draw(distribution, self.count, self.kind, self.context.noise, position, index)
         # by the scores: a point mass would make a greedy drafter always sure
-        sure = law.scores.float().softmax(-1).amax(-1)
-        weights = ranking(law, self.kind, self.context.noise, position).gather(-1, tokens)
+        sure = distribution.scores.float().softmax(-1).amax(-1)
+        weights = ranking(distribution, self.kind, self.context.noise, position).gather(-1, tokens)
         read = torch.cat((tokens.double(), weights.double(), sure.double()[..., None]), -1).tolist()
         return [[self._choice(values) for values in row] for row in read]
 

@@ -1,9 +1,10 @@
-"""Trees under laws that do not hear each other: of all paths, the likeliest.
+"""Trees under distributions that do not hear each other: of all paths, the likeliest.
 
-Heads that say several tokens at once give every depth one law, whatever stands before it, so a path
-is as likely as the product of its tokens, and the best `nodes` nodes are found without asking the
-draft model again (Medusa's trees, Cai et al. 2024, section 2.3.3, made anew in every round from the
-laws themselves, as OPT-Tree, Wang et al. 2024, makes them from a law per node).
+Heads that say several tokens at once give every depth one distribution, whatever stands before it,
+so a path is as likely as the product of its tokens, and the best `nodes` nodes are found without
+asking the draft model again (Medusa's trees, Cai et al. 2024, section 2.3.3, made anew in every
+round from the distributions themselves, as OPT-Tree, Wang et al. 2024, makes them from a
+distribution per node).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class ParallelTree(RankedTree):
 
     A node has at most `branch` children. Nodes are chosen by looking at them, so proposals are DET
     or RACE, as in `DynamicTree`. Raises ValueError for sizes that are none, and, when it is bound,
-    for a draft model whose laws hear the tokens before them.
+    for a draft model whose distributions hear the tokens before them.
     """
 
     nodes: int = 24
@@ -43,37 +44,40 @@ class ParallelTree(RankedTree):
     def check(self, model: DraftModel) -> None:
         if not model.parallel:
             raise ValueError(
-                f"the laws of a {type(model).__name__} go by the tokens before them, and a "
+                f"the distributions of a {type(model).__name__} go by the tokens before them, and a "
                 'parallel tree is for those that do not (Medusa heads); give tree="dynamic"'
             )
 
     @property
     def words(self) -> str:
-        return f"likeliest {self.nodes} nodes under parallel laws"
+        return f"likeliest {self.nodes} nodes under parallel distributions"
 
     def ranked(
         self, model: DraftModel, context: Context, state: Any, kind: Kind, depth: int
     ) -> Sprout:
         first = model.listen(context, state)
-        laws = [first]
+        distributions = [first]
         scored = [ranking(first, kind, context.noise, context.position())]
         if depth > 1:
             steps = torch.arange(depth - 1, device=context.device)[None]
             visible = (steps <= steps.mT)[None]
             spoken = scored[0].argmax(-1).expand(-1, depth - 1)
-            laws.append(model.say(context, state, Nodes(spoken, Layout(steps, visible))))
-            scored.append(ranking(laws[1], kind, context.noise, context.position() + 1 + steps))
+            distributions.append(model.say(context, state, Nodes(spoken, Layout(steps, visible))))
+            scored.append(
+                ranking(distributions[1], kind, context.noise, context.position() + 1 + steps)
+            )
         best = torch.cat(scored, 1).topk(min(self.branch, first.size), -1)
         tokens, scores = best.indices.tolist(), best.values.tolist()
         rows = [likeliest(row, self.nodes) for row in scores]
-        return Sprout(_forest(context, tokens, rows, kind), [()], laws)
+        return Sprout(_forest(context, tokens, rows, kind), [()], distributions)
 
 
 def likeliest(scores: Sequence[Sequence[float]], nodes: int) -> list[tuple[int, ...]]:
     """The best paths of ranks, parents first: `scores[d]` are log-probabilities, best first.
 
-    law of depth 0   .6 .4        path    0    00    1    01   10
-    law of depth 1   .7 .3        chance  .6   .42   .4   .18  .28    four nodes: 0, 00, 1, 10
+    distribution of depth 0   .6 .4        path    0    00    1    01   10
+    distribution of depth 1   .7 .3        chance  .6   .42   .4   .18  .28    four nodes: 0, 00, 1,
+    10
     """
     waiting: list[tuple[float, tuple[int, ...]]] = [(-scores[0][0], (0,))]
     found: list[tuple[int, ...]] = []

@@ -2,7 +2,7 @@
 
 Hu et al. 2025. Nothing is fused: a first decoder layer without a norm in front reads embeddings, a
 gated cross-attention reads the target's last states, a second decoder layer and a norm follow; the
-target's own output head turns that into a law:
+target's own output head turns that into a distribution:
 
     embeddings of tokens 0 .. t -> layer -> x + tanh(a) attention(x, states 0 .. t - 1) -> layer
                                               + tanh(b) MLP                   -> norm -> state t

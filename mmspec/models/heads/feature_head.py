@@ -2,7 +2,7 @@
 
 Li et al. 2024. It reads the next token beside the target's state behind the one before, and says
 what the target's state behind that next token will be; the target's own output head turns that into
-a law:
+a distribution:
 
     slot t    fc([embedding of token t + 1 ; state of slot t]) -> layers -> state of slot t + 1
 

@@ -62,7 +62,7 @@ class PrefixLayer(nn.Module):
 
 
 class HydraHeads(LlamaHead):
-    """A state of the target and the tokens behind it to the law of the next one."""
+    """A state of the target and the tokens behind it to the distribution of the next one."""
 
     config: HydraHeadsConfig
     config_class = HydraHeadsConfig

@@ -1,7 +1,8 @@
 """Kangaroo's adapter: one attention between the first layers of a target and its output head.
 
 Liu et al. 2024. The state behind layer `exit_layer` of the target, before any norm, goes through
-one attention with a norm in front, no MLP, and a norm; the target's output head makes a law of it:
+one attention with a norm in front, no MLP, and a norm; the target's output head makes a
+distribution of it:
 
     layers 0 .. n - 1 of the target -> x + attention(norm(x)) -> norm -> the target's output head
 

@@ -66,7 +66,7 @@ class MedusaBlock(nn.Module):
 
 
 class MedusaHeads(TokenHeads):
-    """One state of the target to the laws of as many tokens as there are heads."""
+    """One state of the target to the distributions of as many tokens as there are heads."""
 
     config: MedusaHeadsConfig
     config_class = MedusaHeadsConfig

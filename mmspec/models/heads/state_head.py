@@ -1,7 +1,7 @@
 """What all heads have in common that continue the hidden states of a target.
 
 Such a head reads a chain of slots. Slot t holds the embedding of token t + 1 beside a *state* of
-token t, and gives the state of token t + 1, from which the law of token t + 2 is made:
+token t, and gives the state of token t + 1, from which the distribution of token t + 2 is made:
 
     features of the target --fuse--> state of slot t --head--> state of slot t + 1 --head again ..
                                                        '--> logits of token t + 2

@@ -1,4 +1,4 @@
-"""The target of a denoising chain: tokens are latents, laws are Gaussian, the chain is the tree.
+"""The target of a denoising chain: tokens are latents, distributions are Gaussian, the chain is the tree.
 
 Row b stands at step `step[b]` in state `state[b]`. One call of the network serves any number of
 states, whatever their steps, so a drafted window is scored like a block of tokens.
@@ -228,10 +228,10 @@ class ChainTarget:
         mean = self.denoiser.kernel.mean(states, clean, step)
         spread = self.denoiser.kernel.deviation(step, states) if std is None else std
         calls, known.calls = known.calls, 0
-        law = Gaussian(mean, spread, len(context.event))
+        distribution = Gaussian(mean, spread, len(context.event))
         scale = at_step(self.denoiser.kernel.noise_scale, step, states)
         features = {"state": states, "clean": clean, "scale": scale}
-        return Scores(law, position, features, calls)
+        return Scores(distribution, position, features, calls)
 
     def keep(self, context: Trajectory, draft: Draft, kept: Round) -> Trajectory:
         """Move every row to the last state kept of it; remember what was seen just before."""

@@ -6,7 +6,8 @@ its diffusion head took (`mmspec.targets.continuous.paths`), padded to the wides
     order     7  2  5 | 0  3 | 1  4  6        a permutation of the cells, drawn per picture
     step         0    |   1  |    2           how many are shown at a time follows a cosine
 
-Given what is shown the cells of a step are independent, so laws have the batch shape (B, N + 1, K).
+Given what is shown the cells of a step are independent, so distributions have the batch shape (B, N
++ 1, K).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 from mmspec.distributions.noise import KeyedNoise, Keys
 from mmspec.draft import Draft, Round, Scores
 from mmspec.errors import check_flag, check_number
-from mmspec.targets.continuous.paths import Head, PathLaw
+from mmspec.targets.continuous.paths import Head, PathDistribution
 
 SCHEDULES = ("linear", "constant")
 Spans = tuple[tuple[int, int], ...]
@@ -30,7 +31,7 @@ Spans = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class PatchSettings:
-    """How a picture is sampled: the target whose law an exact recipe keeps."""
+    """How a picture is sampled: the target whose distribution an exact recipe keeps."""
 
     steps: int = 64  # autoregressive ones
     guidance: float = 1.0  # 1 = none
@@ -73,7 +74,7 @@ class PatchSettings:
 
 @dataclass(frozen=True)
 class CellQuery:
-    """R rows ask for the laws of K cells each."""
+    """R rows ask for the distributions of K cells each."""
 
     latents: Tensor  # (R, L, C)
     shown: Tensor  # (R, L) bool: which of them may be read
@@ -90,7 +91,7 @@ class PatchReader(Protocol):
     def cells(self) -> int: ...  # L
     @property
     def head(self) -> Head: ...
-    def law(self, asked: CellQuery) -> PathLaw: ...  # batch (R, K)
+    def distribution(self, asked: CellQuery) -> PathDistribution: ...  # batch (R, K)
 
 
 @dataclass(frozen=True)
@@ -202,15 +203,15 @@ class PatchTarget(OfPictures):
         row, node = live.nonzero(as_tuple=True)
         latents, shown = filled(context, draft)[row], context.shown(block.begin)[row, node]
         cells, real, reach = (table[row, node] for table in (block.cells, block.real, block.end))
-        law = self.reader.law(CellQuery(latents, shown, cells, real, row, reach))
-        return Scores(law.among(live), places(block))
+        distribution = self.reader.distribution(CellQuery(latents, shown, cells, real, row, reach))
+        return Scores(distribution.among(live), places(block))
 
 
 class BlindTarget(OfPictures):
     """Scores all drafted steps from what is shown now, as CSpD does: none reads another.
 
-    One picture per row, and another law than step by step: that of a target with fewer, wider
-    steps. It has nothing to say about the step behind a draft.
+    One picture per row, and another distribution than step by step: that of a target with fewer,
+    wider steps. It has nothing to say about the step behind a draft.
     """
 
     def score(self, context: Patches, draft: Draft) -> Scores:
@@ -222,12 +223,12 @@ class BlindTarget(OfPictures):
         now = context.shown(block.begin)[:, 0]
         image = torch.arange(context.batch, device=context.device)
         asked = CellQuery(context.latents, now, block.cells.flatten(1), real, image, reach)
-        law = self.reader.law(asked).reshape(*block.cells.shape)
+        distribution = self.reader.distribution(asked).reshape(*block.cells.shape)
         if draft.nodes:  # nothing is said about the step behind
-            law = law[:, [*range(count), 0]]
+            distribution = distribution[:, [*range(count), 0]]
             last = torch.arange(count + 1, device=context.device)[:, None] == count
-            law = replace(law, real=law.real & ~last)
-        return Scores(law, places(context.block(draft.nodes + 1)))
+            distribution = replace(distribution, real=distribution.real & ~last)
+        return Scores(distribution, places(context.block(draft.nodes + 1)))
 
 
 def opened(reader: PatchReader, request: PatchRequest) -> Patches:

@@ -1,4 +1,4 @@
-"""The law of a token that a diffusion head draws: of its whole path from noise to data.
+"""The distribution of a token that a diffusion head draws: of its whole path from noise to data.
 
 A head that adds noise on the way has no density of its tokens that could be computed, but one of
 its paths x_0 (noise), x_1, ..., x_T (the token): a product of Gaussian steps,
@@ -43,7 +43,7 @@ class Head(Protocol):
 
 
 @dataclass(frozen=True)
-class PathLaw:
+class PathDistribution:
     """Paths (..., S, *E) of S = T + 1 states; places that are not `real` hold zeros."""
 
     head: Head
@@ -61,8 +61,10 @@ class PathLaw:
         """S."""
         return self.head.kernel.steps + 1
 
-    def walk(self, noise: Tensor) -> tuple[Tensor, Gaussian]:  # (..., S, *E) -> the same, laws
-        """The path that standard normal noise drives, and the law of each of its states."""
+    def walk(
+        self, noise: Tensor
+    ) -> tuple[Tensor, Gaussian]:  # (..., S, *E) -> the same, distributions
+        """The path that standard normal noise drives, and the distribution of each of its states."""
         kernel, condition, scale = (
             self.head.kernel,
             self.condition[self.real],
@@ -71,7 +73,7 @@ class PathLaw:
         driving = noise[self.real]
         if not len(driving):
             nothing = driving.unbind(1)
-            return self._placed(driving, 0.0), self._law(nothing, nothing)
+            return self._placed(driving, 0.0), self._distribution(nothing, nothing)
         x = driving[:, 0]
         path, means, stds = [x], [torch.zeros_like(x)], [torch.ones_like(x)]
         for index in range(kernel.steps):
@@ -80,10 +82,10 @@ class PathLaw:
             x = mean + std * driving[:, index + 1] if kernel.is_random[index] else mean
             for line, value in ((path, x), (means, mean), (stds, std)):
                 line.append(value)
-        return self._placed(torch.stack(path, 1), 0.0), self._law(means, stds)
+        return self._placed(torch.stack(path, 1), 0.0), self._distribution(means, stds)
 
     def along(self, paths: Tensor) -> Gaussian:  # (..., S, *E)
-        """The law of each state of given paths, after the state before: one call of the head."""
+        """The distribution of each state of given paths, after the state before: one call of the head."""
         states = paths[self.real][:, :-1]
         count, steps = states.shape[:2]
         step = torch.arange(steps, device=states.device).repeat(count)
@@ -96,7 +98,7 @@ class PathLaw:
             found = [(states.flatten(0, 1), states.flatten(0, 1))]
         mean, std = (torch.cat(values).view_as(states) for values in zip(*found, strict=True))
         first = torch.zeros_like(states[:, :1])
-        return self._law([first[:, 0], *mean.unbind(1)], [first[:, 0] + 1, *std.unbind(1)])
+        return self._distribution([first[:, 0], *mean.unbind(1)], [first[:, 0] + 1, *std.unbind(1)])
 
     def log_prob(self, x: Tensor) -> Tensor:  # (..., S, *E) -> (...) float64
         """The log density of paths; 0 where they are not real.
@@ -104,8 +106,8 @@ class PathLaw:
         Raises ValueError where a step adds no noise: such paths have none.
         """
         check_random(self.head.kernel)
-        law = self.along(x)
-        wide = Gaussian(law.mean.double(), law.std.double(), law.events)
+        distribution = self.along(x)
+        wide = Gaussian(distribution.mean.double(), distribution.std.double(), distribution.events)
         return torch.where(self.real, wide.log_prob(x.double()), 0)
 
     def sample(self, keys: Keys) -> Tensor:  # (...) -> (..., S, *E)
@@ -115,15 +117,15 @@ class PathLaw:
         """The standard normal noise of whole paths."""
         return keys.normal(self.states, *self.head.event)
 
-    def residual(self, other: PathLaw) -> PathResidual:
+    def residual(self, other: PathDistribution) -> PathResidual:
         return PathResidual(self, other)
 
-    def broken(self, mask: Tensor | None = None) -> Tensor:  # law (B, M, K) -> (B,) bool
+    def broken(self, mask: Tensor | None = None) -> Tensor:  # distribution (B, M, K) -> (B,) bool
         """Rows in which some condition is not finite; `mask` (B, M) leaves places out."""
         broken = (~self.condition.isfinite().flatten(self.real.dim()).all(-1) & self.real).any(-1)
         return (broken if mask is None else broken & mask).any(-1)
 
-    def reshape(self, *batch: int) -> PathLaw:
+    def reshape(self, *batch: int) -> PathDistribution:
         """The same places in another batch shape."""
         tail = self.condition.shape[-2:]
         return replace(
@@ -133,8 +135,10 @@ class PathLaw:
             real=self.real.reshape(batch),
         )
 
-    def among(self, where: Tensor) -> PathLaw:  # law (R, K), where (B, M) bool with R True
-        """The law in R of B x M places; the others are not real."""
+    def among(
+        self, where: Tensor
+    ) -> PathDistribution:  # distribution (R, K), where (B, M) bool with R True
+        """The distribution in R of B x M places; the others are not real."""
         return replace(
             self,
             condition=_among(self.condition, where),
@@ -142,16 +146,24 @@ class PathLaw:
             real=_among(self.real, where),
         )
 
-    def __getitem__(self, index: Any) -> PathLaw:
+    def __getitem__(self, index: Any) -> PathDistribution:
         return replace(
             self, condition=self.condition[index], scale=self.scale[index], real=self.real[index]
         )
 
     @staticmethod
-    def stack(laws: Sequence[PathLaw], dim: int = 1) -> PathLaw:
-        """Join laws of equal batch shape along a new batch axis."""
-        parts = zip(*((law.condition, law.scale, law.real) for law in laws), strict=True)
-        return PathLaw(laws[0].head, *(torch.stack(values, dim) for values in parts))
+    def stack(distributions: Sequence[PathDistribution], dim: int = 1) -> PathDistribution:
+        """Join distributions of equal batch shape along a new batch axis."""
+        parts = zip(
+            *(
+                (distribution.condition, distribution.scale, distribution.real)
+                for distribution in distributions
+            ),
+            strict=True,
+        )
+        return PathDistribution(
+            distributions[0].head, *(torch.stack(values, dim) for values in parts)
+        )
 
     def _step(
         self, x: Tensor, step: Tensor, condition: Tensor, scale: Tensor
@@ -162,7 +174,7 @@ class PathLaw:
         std = kernel.deviation(step, x).expand_as(x) if seen.std is None else seen.std
         return mean, std
 
-    def _law(self, means: Sequence[Tensor], stds: Sequence[Tensor]) -> Gaussian:
+    def _distribution(self, means: Sequence[Tensor], stds: Sequence[Tensor]) -> Gaussian:
         mean = self._placed(torch.stack(list(means), 1), 0.0)
         std = self._placed(torch.stack(list(stds), 1), 1.0)
         return Gaussian(mean, std, 1 + len(self.head.event))
@@ -176,16 +188,16 @@ class PathLaw:
 
 @dataclass(frozen=True)
 class PathResidual:
-    """The law proportional to (P - Q)+ of paths, drawn by thinning P with 1 - min(1, Q / P).
+    """The distribution proportional to (P - Q)+ of paths, drawn by thinning P with 1 - min(1, Q / P).
 
     1 / TV(P, Q) tries are expected, so with the chance TV that a path was refused one per refusal
     tested. They are made side by side, a few at first, then twice as many in each turn: a walk of
-    several costs little more than one. Raises ValueError after `most_tries`: the two laws are then
-    equal to rounding, and the residual does not exist.
+    several costs little more than one. Raises ValueError after `most_tries`: the two distributions
+    are then equal to rounding, and the residual does not exist.
     """
 
-    p: PathLaw
-    q: PathLaw
+    p: PathDistribution
+    q: PathDistribution
     most_tries: int = 1 << 14
 
     @property
@@ -199,7 +211,7 @@ class PathResidual:
         while len(left):
             if made >= self.most_tries:
                 raise ValueError(
-                    f"{made} tries found no path of the residual of two laws: they are equal to "
+                    f"{made} tries found no path of the residual of two distributions: they are equal to "
                     "rounding, and a refusal is as rare as the tries are many; use another seed, "
                     "or compute in a wider dtype"
                 )

@@ -1,4 +1,4 @@
-"""Laws of frames: K codes at once, one of each codebook.
+"""Distributions of frames: K codes at once, one of each codebook.
 
 delay pattern (MusicGen)            depth decoder (CSM)
 book 0   a1 a2 a3 a4 --             c0 ~ backbone
@@ -24,11 +24,11 @@ from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import Keys
 
 FREE = -1  # of a code that is drawn; any other number is forced
-Draw = Callable[[Categorical, int], Tensor]  # law (R,), book -> codes (R,)
+Draw = Callable[[Categorical, int], Tensor]  # distribution (R,), book -> codes (R,)
 
 
-class FrameLaw(ABC):
-    """The law of a frame (K,) per batch entry."""
+class FrameDistribution(ABC):
+    """The distribution of a frame (K,) per batch entry."""
 
     trouble: ClassVar[str] = Categorical.trouble
 
@@ -70,11 +70,11 @@ class FrameLaw(ABC):
         raise TypeError("the residual of a frame has no closed form; its verifiers draw it")
 
     @abstractmethod
-    def _flat(self) -> FrameLaw: ...  # batch shape (R,)
+    def _flat(self) -> FrameDistribution: ...  # batch shape (R,)
 
 
 @dataclass(frozen=True)
-class ParallelLaw(FrameLaw):
+class ParallelDistribution(FrameDistribution):
     """Codes that are independent given the past: delay patterns, and what drafters record."""
 
     codes: Categorical  # (..., K)
@@ -96,32 +96,35 @@ class ParallelLaw(FrameLaw):
         old = torch.arange(self.books, device=kept.device) < kept[:, None]
         return torch.where(self.fixed == FREE, torch.where(old, frames, made), self.fixed)
 
-    def broken(self, mask: Tensor | None = None) -> Tensor:  # law (B, M) -> (B,) bool
+    def broken(self, mask: Tensor | None = None) -> Tensor:  # distribution (B, M) -> (B,) bool
         free = self.fixed == FREE
         return self.codes.broken(free if mask is None else free & mask[..., None])
 
-    def __getitem__(self, index: Any) -> ParallelLaw:
-        return ParallelLaw(self.codes[index], self.fixed[index])
+    def __getitem__(self, index: Any) -> ParallelDistribution:
+        return ParallelDistribution(self.codes[index], self.fixed[index])
 
-    def _flat(self) -> ParallelLaw:
+    def _flat(self) -> ParallelDistribution:
         scores = self.codes.scores
         flat = Categorical(scores.reshape(-1, *scores.shape[-2:]), self.codes.hard)
-        return ParallelLaw(flat, self.fixed.reshape(-1, self.books))
+        return ParallelDistribution(flat, self.fixed.reshape(-1, self.books))
 
 
 class DepthDecoder(Protocol):
     """What says the codes behind the first, given the state of the backbone."""
 
-    def laws(self, states: Tensor, codes: Tensor) -> Categorical: ...  # (R, H), (R, n) -> (R, n)
+    def distributions(
+        self, states: Tensor, codes: Tensor
+    ) -> Categorical: ...  # (R, H), (R, n) -> (R, n)
     def begin(self, states: Tensor) -> Any: ...  # (R, H) -> a memory
     def step(self, memory: Any, code: Tensor) -> Categorical: ...  # (R,) -> the next, (R,)
 
 
 @dataclass(frozen=True)
-class DepthLaw(FrameLaw):
+class DepthDistribution(FrameDistribution):
     """Codes that follow each other: the first by the backbone, the others by a depth decoder.
 
-    Laws of drafted frames are read in one pass; a frame that is drawn takes K - 1 small steps.
+    Distributions of drafted frames are read in one pass; a frame that is drawn takes K - 1 small
+    steps.
     """
 
     first: Categorical  # (...)
@@ -141,7 +144,7 @@ class DepthLaw(FrameLaw):
     def given(self, frames: Tensor) -> Categorical:
         rows = prod(self.batch)
         states, codes = self.states.reshape(rows, -1), frames.reshape(rows, self.count)
-        rest = self.decoder.laws(states, codes[:, :-1]).scores
+        rest = self.decoder.distributions(states, codes[:, :-1]).scores
         rest = rest.view(*self.batch, self.count - 1, rest.shape[-1])
         scores = torch.cat((self.first.scores[..., None, :], rest), -2)
         return Categorical(scores, self.first.hard)
@@ -162,20 +165,22 @@ class DepthLaw(FrameLaw):
         fine = self.states.isfinite().all(-1)
         return (fine if mask is None else fine | ~mask).flatten(1).all(-1)
 
-    def __getitem__(self, index: Any) -> DepthLaw:
+    def __getitem__(self, index: Any) -> DepthDistribution:
         return replace(self, first=self.first[index], states=self.states[index])
 
-    def _flat(self) -> DepthLaw:
+    def _flat(self) -> DepthDistribution:
         scores = self.first.scores
         flat = Categorical(scores.reshape(-1, scores.shape[-1]), self.first.hard)
         return replace(self, first=flat, states=self.states.reshape(-1, self.states.shape[-1]))
 
 
-def frame_law(law: Any) -> FrameLaw:
-    """Narrow a law to one of frames."""
-    if not isinstance(law, FrameLaw):
-        raise TypeError(f"a law of frames is needed here, but the law is {type(law).__name__}")
-    return law
+def frame_distribution(distribution: Any) -> FrameDistribution:
+    """Narrow a distribution to one of frames."""
+    if not isinstance(distribution, FrameDistribution):
+        raise TypeError(
+            f"a distribution of frames is needed here, but the distribution is {type(distribution).__name__}"
+        )
+    return distribution
 
 
 def book_keys(keys: Keys, books: int) -> Keys:  # (...) -> (..., K)
@@ -185,4 +190,4 @@ def book_keys(keys: Keys, books: int) -> Keys:  # (...) -> (..., K)
 
 def keyed(keys: Keys) -> Draw:
     """Draws with the noise of these places (R,), a stream per book."""
-    return lambda law, book: law.sample(keys.split(book))
+    return lambda distribution, book: distribution.sample(keys.split(book))

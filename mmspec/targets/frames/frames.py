@@ -17,7 +17,7 @@ from mmspec.distributions.noise import KeyedNoise
 from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Draft, Round, Scores
 from mmspec.targets.cache import SlotCache
-from mmspec.targets.frames.frame_distributions import FrameLaw
+from mmspec.targets.frames.frame_distributions import FrameDistribution
 
 Outputs = tuple[Tensor, ...]  # of some places: (n, ...) each
 
@@ -55,14 +55,16 @@ class FrameReader(Protocol):
     @property
     def books(self) -> int: ...  # K
     @property
-    def size(self) -> int: ...  # codes per book, those that only a law has included
+    def size(self) -> int: ...  # codes per book, those that only a distribution has included
     @property
     def is_parallel(self) -> bool: ...  # whether the codes of a frame are independent
     def begin(
         self, inputs: Mapping[str, Any], settings: FrameSettings
     ) -> tuple[list[FrameMemory], list[Outputs]]: ...  # per row; outputs of one place, (1, ...)
     def read(self, memory: FrameMemory, frames: Tensor) -> Outputs: ...  # (n, K) -> of n places
-    def law(self, outputs: Outputs, steps: Tensor, settings: FrameSettings) -> FrameLaw: ...
+    def distribution(
+        self, outputs: Outputs, steps: Tensor, settings: FrameSettings
+    ) -> FrameDistribution: ...
     def like(self, model: Any) -> FrameReader: ...  # of a draft model; ValueError if none
 
 
@@ -167,12 +169,12 @@ class FrameTarget:
 def scored(
     reader: FrameReader, outputs: Sequence[Outputs], steps: Tensor, settings: FrameSettings
 ) -> Scores:
-    """Laws (B, M) of what a reader said of every row; of a row that is over, of another one."""
+    """Distributions (B, M) of what a reader said of every row; of a row that is over, of another one."""
     some = next(one for one in outputs if one)
     filled = [one or some for one in outputs]
     joined = tuple(torch.stack(parts) for parts in zip(*filled, strict=True))
     steps = steps + torch.arange(joined[0].shape[1], device=steps.device)
-    return Scores(reader.law(joined, steps, settings), steps)
+    return Scores(reader.distribution(joined, steps, settings), steps)
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,10 @@ class Backbone(Reader):
     """A causal model with its family; holds no state of any request.
 
     Blocks are placed by explicit positions and masks. Where a class takes none, or reads them
-    otherwise than needed (`obstacle`, `mmspec.targets.readers.check`), chains are read row by row, each as
-    the model's own step of several tokens (`stepwise`): it then makes positions and masks itself.
-    Raises ValueError at construction for what cannot work: a cache that cannot roll back, an
-    attention kernel that takes no mask.
+    otherwise than needed (`obstacle`, `mmspec.targets.readers.check`), chains are read row by row,
+    each as the model's own step of several tokens (`stepwise`): it then makes positions and masks
+    itself. Raises ValueError at construction for what cannot work: a cache that cannot roll back,
+    an attention kernel that takes no mask.
     """
 
     is_whole = True  # whether no layer is left out

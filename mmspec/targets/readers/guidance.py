@@ -32,7 +32,7 @@ class Guided(Reader):
 
     A request asks by two more inputs: `guidance_scale`, and `negative`, the inputs of the
     unconditional prompts (B rows as well). A scale of 1 reads no second branch. Draft models given
-    the same inputs are guided alike, so that p and q are laws of the same kind.
+    the same inputs are guided alike, so that p and q are distributions of the same kind.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -154,7 +154,8 @@ def joined(inputs: Mapping[str, Any], negative: Mapping[str, Any]) -> tuple[dict
 def guided(logits: Tensor, scale: float) -> Tensor:  # (2B, ..., V) -> (B, ..., V)
     """Logits of both branches as one, log-probabilities first, as `generate()` combines them.
 
-    The law is that of raw logits; a penalty that goes by the sign of a score sees the same scores.
+    The distribution is that of raw logits; a penalty that goes by the sign of a score sees the same
+    scores.
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
     cond, uncond = logits.log_softmax(-1, dtype=wide).chunk(2)

@@ -70,7 +70,7 @@ class Reader(ABC):
         return torch.cat([logits for logits, _ in pieces]), torch.cat(states) if hidden else None
 
     def divided(self, logits: Tensor) -> Tensor:  # (..., V) -> (..., V)
-        """Logits of the law that the model was trained for, where its class forgets a division."""
+        """Logits of the distribution that the model was trained for, where its class forgets a division."""
         name = self.family.undivided
         return logits if name is None else logits / getattr(self.config, name)
 

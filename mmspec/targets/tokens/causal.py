@@ -42,19 +42,20 @@ class CausalTarget:
     "logits" (as the model gives them, (B, N + 1, V)) with the scores; and, in `context.shared`
     after the prefill, "vision" (the picture encoders' outputs by modality), "cls" (what the class
     token of the vision tower attends to, (n,) per picture), attention of several kinds (see
-    `mmspec.targets.readers.attention_tap`), "states" (hidden states embedded and early on, (2, B, L, H)),
-    "ctc" (a `Heard`: what the labels of a recogniser's encoder say), "source" (the encoder's own
-    output; both known early), and, with "hidden", "embeds" and "hidden" of the whole prompt,
-    (B, L, H) each, and "positions", (B, L) or (axes, B, L), where the decoder is told them.
-    "layers:2,8,13" are hidden states of these layers by Hugging Face index, side by side:
-    (B, N + 1, 3H) with the scores, (B, L, 3H) after the prefill, with the same beside them. Under
-    guidance hidden states are those of both branches, 2B rows.
-    Recurrent models replay lazily: their state stays at the last point where everything was
-    accepted, and the tokens kept since then stay pending and are read again with the next draft.
-    No forward is spent on that until `longest_replay` tokens wait.
+    `mmspec.targets.readers.attention_tap`), "states" (hidden states embedded and early on, (2, B,
+    L, H)), "ctc" (a `Heard`: what the labels of a recogniser's encoder say), "source" (the
+    encoder's own output; both known early), and, with "hidden", "embeds" and "hidden" of the whole
+    prompt, (B, L, H) each, and "positions", (B, L) or (axes, B, L), where the decoder is told them.
+    "layers:2,8,13" are hidden states of these layers by Hugging Face index, side by side: (B, N +
+    1, 3H) with the scores, (B, L, 3H) after the prefill, with the same beside them. Under guidance
+    hidden states are those of both branches, 2B rows. Recurrent models replay lazily: their state
+    stays at the last point where everything was accepted, and the tokens kept since then stay
+    pending and are read again with the next draft. No forward is spent on that until
+    `longest_replay` tokens wait.
 
     `checks` has a few tokens behind the first prompt of every class read both ways, see
-    `mmspec.targets.readers.check`: a class that cannot be read in blocks is refused instead of misread.
+    `mmspec.targets.readers.check`: a class that cannot be read in blocks is refused instead of
+    misread.
     """
 
     backbone: Reader
@@ -99,9 +100,11 @@ class CausalTarget:
         memory, logits = self._read_all(told, offer)
         context = self._context(request, memory, memory.kept, logits.shape[-1], offer)
         position = context.position()
-        law = request.sampling.law(logits[:, None], prefix(context, None), position)
+        distribution = request.sampling.distribution(
+            logits[:, None], prefix(context, None), position
+        )
         features = {"logits": logits[:, None]} if "logits" in self.wants else {}
-        return replace(context, scores=Scores(law, position, features))
+        return replace(context, scores=Scores(distribution, position, features))
 
     def _read_all(self, request: Request, offer: dict[str, Any]) -> tuple[Any, Tensor]:
         """Memory and logits (B, V) of a prompt; what drafters asked for comes into `offer`."""
@@ -196,8 +199,8 @@ class CausalTarget:
             position = torch.cat((position, position + 1 + draft.places()), 1)
         if "logits" in self.wants:
             features = {**features, "logits": logits}
-        law = context.sampling.law(logits, prefix(context, draft), position)
-        return Scores(law, position, features, calls)
+        distribution = context.sampling.distribution(logits, prefix(context, draft), position)
+        return Scores(distribution, position, features, calls)
 
     def _read_with(
         self, context: Context, unread: Unread, draft: Draft
@@ -373,7 +376,7 @@ def _encoded(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def prefix(context: Context, draft: Draft | None) -> Prefix | None:
-    """The tokens before each law row, for processors that look at them; None when nobody does."""
+    """The tokens before each distribution row, for processors that look at them; None when nobody does."""
     if not context.sampling.needs_prefix:
         return None
     committed = [context.prefix(row) for row in range(context.batch)]

@@ -40,7 +40,7 @@ class Context:
     vocabulary: int  # the target's
     memory: Memory | RowMemories  # the target's; an `Unread` stands for it till it is read
     noise: KeyedNoise  # this round's
-    scores: Scores | None = None  # the law after the prompt, until its token is chosen
+    scores: Scores | None = None  # the distribution after the prompt, until its token is chosen
     shared: Mapping[str, Any] = field(default_factory=dict)  # what target and call offer drafters
     finished: tuple[bool, ...] = ()
     skipped: int = 0  # rounds since the target was asked last; their tokens are pending

@@ -3,8 +3,8 @@
 Both are read in one forward where a model reads them so as one after the other. Classes differ in
 that: the tokens of a prefix may see each other, and positions or windows may go by its end. So the
 first draft of a class with its configuration is read both ways and the scores are compared; where
-these differ by more than rounding, prompts are read by themselves (see `mmspec.targets.readers.check`,
-which asks the same about what stands behind a prompt).
+these differ by more than rounding, prompts are read by themselves (see
+`mmspec.targets.readers.check`, which asks the same about what stands behind a prompt).
 """
 
 from __future__ import annotations

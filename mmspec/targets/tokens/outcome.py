@@ -105,22 +105,25 @@ class OutcomeRecorder:
             self.logits[row].append(own[max(ended[row] - read[row] - 1, 0) :])
         logits = torch.stack([torch.cat(row) for row in self.logits])[:, :count]
         if min(ended) < count:
-            law = self._law(context, tokens, logits, min(ended))
+            distribution = self._distribution(context, tokens, logits, min(ended))
             for row, end in enumerate(ended):
-                self.scores[row].append(law[row, end - min(ended) :])
+                self.scores[row].append(distribution[row, end - min(ended) :])
         scores = torch.stack([torch.cat(row) for row in self.scores])
         return Ending(filled, logits.float().unbind(1), scores.unbind(1))
 
     def _note(self, kept: Round) -> None:
         """The scores of each token just kept: those of the place before it."""
         assert self.last is not None
-        law, logits = cast(Categorical, self.last.law), self.last.features["logits"]
+        distribution, logits = (
+            cast(Categorical, self.last.distribution),
+            self.last.features["logits"],
+        )
         for row, (nodes, tokens) in enumerate(zip(kept.path, kept.tokens, strict=True)):
             places = [0, *(node + 1 for node in nodes)][: len(tokens)]
             self.logits[row].append(logits[row, places])
-            self.scores[row].append(law.scores[row, places])
+            self.scores[row].append(distribution.scores[row, places])
 
-    def _law(self, context: Context, tokens: Rows, logits: Tensor, first: int) -> Tensor:
+    def _distribution(self, context: Context, tokens: Rows, logits: Tensor, first: int) -> Tensor:
         """Scores (B, n, V) from token `first` on; processors see the padding before each."""
         ids = context.request.inputs.get("input_ids")
         given = [[]] * context.batch if ids is None else ids.tolist()
@@ -129,7 +132,7 @@ class OutcomeRecorder:
             shown = [*given[row], *tokens[row][: first + place]]
             return torch.tensor(shown, dtype=torch.int64, device=logits.device)
 
-        scores: Tensor = context.sampling.law(logits[:, first:], before).scores
+        scores: Tensor = context.sampling.distribution(logits[:, first:], before).scores
         return scores
 
     def _read(self, context: Context, missing: Rows) -> list[Tensor]:  # (n, V) each

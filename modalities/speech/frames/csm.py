@@ -17,7 +17,7 @@ from mmspec.distributions.sampling import Sampling
 from mmspec.modalities.speech.codecs import Codec
 from mmspec.modalities.speech.frames.asked import drawn
 from mmspec.targets.cache import SlotCache
-from mmspec.targets.frames.frame_distributions import DepthLaw
+from mmspec.targets.frames.frame_distributions import DepthDistribution
 from mmspec.targets.frames.frames import FrameMemory, FrameSettings, FrameStop, Outputs
 
 
@@ -84,9 +84,13 @@ class CsmReader:
         )
         return out.logits[0], out.hidden_states[-1][0, -count:]
 
-    def law(self, outputs: Outputs, steps: Tensor, settings: FrameSettings) -> DepthLaw:
+    def distribution(
+        self, outputs: Outputs, steps: Tensor, settings: FrameSettings
+    ) -> DepthDistribution:
         decoder = CsmDepth(self.model.depth_decoder, settings.depth)
-        return DepthLaw(settings.sampling.law(outputs[0]), outputs[1], decoder, self.books)
+        return DepthDistribution(
+            settings.sampling.distribution(outputs[0]), outputs[1], decoder, self.books
+        )
 
     def stop(self, most: int) -> FrameStop:
         return FrameStop(most, int(self.model.config.codebook_eos_token_id), self.books - 1)
@@ -132,9 +136,11 @@ class CsmDepth:
     model: Any
     sampling: Sampling
 
-    def laws(self, states: Tensor, codes: Tensor) -> Categorical:  # (R, H), (R, n) -> (R, n)
+    def distributions(
+        self, states: Tensor, codes: Tensor
+    ) -> Categorical:  # (R, H), (R, n) -> (R, n)
         ids = torch.nn.functional.pad(codes, (1, 0))
-        return self.sampling.law(self.model(ids, backbone_last_hidden_state=states).logits)
+        return self.sampling.distribution(self.model(ids, backbone_last_hidden_state=states).logits)
 
     def begin(self, states: Tensor) -> dict[str, Any]:
         return {"cache": DynamicCache(config=self.model.config), "states": states}
@@ -150,7 +156,7 @@ class CsmDepth:
             use_cache=True,
             logits_to_keep=1,
         )
-        return self.sampling.law(out.logits)[:, 0]
+        return self.sampling.distribution(out.logits)[:, 0]
 
 
 @dataclass(frozen=True)

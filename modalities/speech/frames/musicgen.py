@@ -16,7 +16,7 @@ from mmspec.distributions.sampling import guide
 from mmspec.modalities.speech.codecs import Codec
 from mmspec.modalities.speech.frames.asked import drawn
 from mmspec.targets.cache import SlotCache
-from mmspec.targets.frames.frame_distributions import FREE, ParallelLaw
+from mmspec.targets.frames.frame_distributions import FREE, ParallelDistribution
 from mmspec.targets.frames.frames import FrameMemory, FrameSettings, FrameStop, Outputs
 
 # (model, inputs, guidance) -> states, mask
@@ -118,11 +118,13 @@ class MusicgenReader:
         each = logits.reshape(branches, self.books, *logits.shape[1:]).transpose(1, 2)
         return (guide(each[0], each[1] if branches > 1 else None, scale),)
 
-    def law(self, outputs: Outputs, steps: Tensor, settings: FrameSettings) -> ParallelLaw:
+    def distribution(
+        self, outputs: Outputs, steps: Tensor, settings: FrameSettings
+    ) -> ParallelDistribution:
         logits = outputs[0]  # (B, M, K, V)
-        codes = settings.sampling.law(logits.flatten(1, 2))
+        codes = settings.sampling.distribution(logits.flatten(1, 2))
         split = type(codes)(codes.scores.view(logits.shape), codes.hard)
-        return ParallelLaw(split, self.forced(steps, settings.most))
+        return ParallelDistribution(split, self.forced(steps, settings.most))
 
     def forced(self, steps: Tensor, most: int) -> Tensor:  # (B, M) -> (B, M, K)
         """Book k has codes at steps k to k + T - 1, of T = most + 1 - K frames."""

@@ -145,7 +145,7 @@ def asked(batch: int = 1) -> dict[str, Any]:
 
 
 def speaking(fast: Accelerated, name: str) -> Subject:
-    """Codes of a tiny model, some of the prefill and some of a round, and their own law."""
+    """Codes of a tiny model, some of the prefill and some of a round, and their own distribution."""
 
     def sample(batch: int, first: int, seed: int) -> Tensor:
         rows = list(range(first, first + batch))
@@ -167,7 +167,7 @@ def _counted(name: str, codes: Tensor) -> Tensor:  # (K, T) -> (LENGTH,)
 
 
 @torch.no_grad()
-def _delay_law(model: Any) -> Tensor:
+def _delay_distribution(model: Any) -> Tensor:
     """By plain forwards over whole sequences, guided, without a cache."""
     mass = torch.ones((), dtype=torch.float64)
     first = _guided(model, torch.full((1, BOOKS, 1), CODES))[0, 0].softmax(-1)
@@ -196,12 +196,12 @@ def _guided(model: Any, steps: Tensor) -> Tensor:  # (R, K, s) -> (R, K, V) floa
 
 
 @torch.no_grad()
-def _depth_law(model: Any) -> Tensor:
-    """The second frame's law, first frames summed over; what ends speech counts as zeros."""
+def _depth_distribution(model: Any) -> Tensor:
+    """The second frame's distribution, first frames summed over; what ends speech counts as zeros."""
     prompt = torch.tensor([PROMPT])
     frames = torch.tensor(list(product(range(CODES), repeat=BOOKS)))
     text = model.embed_text_tokens(prompt)
-    first = _frame_law(model, text, frames)
+    first = _frame_distribution(model, text, frames)
     said = model.backbone_model.embed_tokens(frames[:, None])
     embeds = torch.cat((text.expand(len(frames), -1, -1), said), 1)
     over = (frames[:, : BOOKS - 1] == 0).all(-1)
@@ -210,22 +210,27 @@ def _depth_law(model: Any) -> Tensor:
         if over[row]:
             mass[0] += first[row]
         else:
-            second = _frame_law(model, embeds[row : row + 1], frames)
+            second = _frame_distribution(model, embeds[row : row + 1], frames)
             mass[0] += first[row] * second[over].sum()
             mass += first[row] * second.masked_fill(over, 0)
     return mass.view((CODES,) * BOOKS)
 
 
-def _frame_law(model: Any, embeds: Tensor, frames: Tensor) -> Tensor:  # (1, L, D), (F, K) -> (F,)
+def _frame_distribution(
+    model: Any, embeds: Tensor, frames: Tensor
+) -> Tensor:  # (1, L, D), (F, K) -> (F,)
     """The probability of every frame behind a sequence."""
     state = model.backbone_model(inputs_embeds=embeds).last_hidden_state[:, -1]
-    law: Tensor = model.lm_head(state).double().softmax(-1)[0, frames[:, 0]]
+    distribution: Tensor = model.lm_head(state).double().softmax(-1)[0, frames[:, 0]]
     ids = torch.nn.functional.pad(frames[:, :-1], (1, 0))
     states = state.expand(len(frames), -1)
     rest = model.depth_decoder(ids, backbone_last_hidden_state=states).logits.double().softmax(-1)
     for book in range(1, BOOKS):
-        law = law * rest[:, book - 1].gather(-1, frames[:, book : book + 1])[:, 0]
-    return law
+        distribution = distribution * rest[:, book - 1].gather(-1, frames[:, book : book + 1])[:, 0]
+    return distribution
 
 
-_LAWS: Mapping[str, Callable[[Any], Tensor]] = {"delay": _delay_law, "depth": _depth_law}
+_LAWS: Mapping[str, Callable[[Any], Tensor]] = {
+    "delay": _delay_distribution,
+    "depth": _depth_distribution,
+}

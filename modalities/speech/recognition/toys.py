@@ -1,4 +1,4 @@
-"""Tiny recognisers bound to a recipe, whose laws can be counted."""
+"""Tiny recognisers bound to a recipe, whose distributions can be counted."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def asked() -> dict[str, Any]:
 
 
 def writing(fast: Accelerated) -> Subject:
-    """What a tiny recogniser samples, and its own law."""
+    """What a tiny recogniser samples, and its own distribution."""
 
     def sample(batch: int, first: int, seed: int) -> Tensor:
         rows = list(range(first, first + batch))
@@ -88,7 +88,7 @@ def writing(fast: Accelerated) -> Subject:
 
 @torch.no_grad()
 def joint(model: Any, length: int) -> Tensor:  # (V,) * length
-    """The model's own law of its first `length` tokens, by trying all of them."""
+    """The model's own distribution of its first `length` tokens, by trying all of them."""
     mass = torch.ones((), dtype=torch.float64)
     for depth in range(length):
         prefixes = [[START, *more] for more in product(range(VOCABULARY), repeat=depth)]

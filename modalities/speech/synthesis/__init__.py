@@ -27,7 +27,9 @@ def owns(source: Source) -> bool:
 class SpeechSettings(VoiceSettings):
     """Codes are drawn if nothing is said, because greedy speech tends to loop."""
 
-    repetition_aware: bool = setting(False, "Codes that repeat are drawn anew from the whole law.")
+    repetition_aware: bool = setting(
+        False, "Codes that repeat are drawn anew from the whole distribution."
+    )
 
 
 MODALITY = Modality(

@@ -176,5 +176,5 @@ def _drawn(given: Mapping[str, Any], config: Any, aware: Any) -> dict[str, Any]:
             "temperature above 0, or drop it"
         )
     processors = [*(given.get("logits_processor") or ()), RepetitionAware(**said)]
-    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # they are inside the law
+    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # they are inside the distribution
     return {**made, **neutral, "logits_processor": processors}

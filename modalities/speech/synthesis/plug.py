@@ -49,10 +49,10 @@ class SpeechSession(tokens.TokenSession):
 
         Takes the text by place or as `text=`, or `input_ids` and `attention_mask` of prompts that
         end with the id that begins speech; `voice=` a name, or one per text; `max_new_tokens` codes
-        or `seconds` of sound; `repetition_aware=True` (see `mmspec.distributions.repetition`), and settings
-        of `generate` beside, among them `seed` and `row_ids`. If nothing is said, codes are drawn,
-        as greedy speech tends to loop, at the temperature of the model's generation configuration,
-        1 where that has none. All that is no code is never said.
+        or `seconds` of sound; `repetition_aware=True` (see `mmspec.distributions.repetition`), and
+        settings of `generate` beside, among them `seed` and `row_ids`. If nothing is said, codes
+        are drawn, as greedy speech tends to loop, at the temperature of the model's generation
+        configuration, 1 where that has none. All that is no code is never said.
         """
         asked = self.asked(args, arguments)
         speaking = SpeakingLoop(loop, self.codec, FlatFrames(self.layout, asked["max_new_tokens"]))

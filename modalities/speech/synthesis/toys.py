@@ -1,4 +1,4 @@
-"""A tiny random language model that speaks, with a tiny codec: few codes, so that laws count."""
+"""A tiny random language model that speaks, with a tiny codec: few codes, so that distributions count."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def asked(batch: int = 1) -> dict[str, Tensor]:
 
 
 def speaking(fast: Accelerated) -> Subject:
-    """What a tiny model says, and its own law of codes: neither words nor the end are said."""
+    """What a tiny model says, and its own distribution of codes: neither words nor the end are said."""
 
     def sample(batch: int, first: int, seed: int) -> Tensor:
         rows = list(range(first, first + batch))

@@ -1,4 +1,4 @@
-"""Draft lengths: budgets, predicates on laws, and what is learned from synthetic rounds."""
+"""Draft lengths: budgets, predicates on distributions, and what is learned from synthetic rounds."""
 
 from __future__ import annotations
 
@@ -74,13 +74,15 @@ def test_no_budget_beyond_what_can_be_kept(length: Length) -> None:
 @pytest.mark.parametrize("shape", [(2,), (2, 1)])
 def test_sure_rows_draft_on(length: Length, shape: tuple[int, ...]) -> None:
     sure, unsure = torch.tensor([9.0, -9.0, -torch.inf]), torch.zeros(3)
-    law = Categorical(torch.stack([sure, unsure]).view(*shape, 3))
-    more = length.more(length.begin(), law)
+    distribution = Categorical(torch.stack([sure, unsure]).view(*shape, 3))
+    more = length.more(length.begin(), distribution)
     if more is None:
         assert isinstance(length, Fixed | Heuristic | Auto)
     else:
         assert more.tolist() == [True, False]
-    hard = length.more(length.begin(), replace(law, hard=True))  # greedy drafting is judged alike
+    hard = length.more(
+        length.begin(), replace(distribution, hard=True)
+    )  # greedy drafting is judged alike
     assert (more is None) == (hard is None)
     assert more is None or hard is None or more.equal(hard)
 
@@ -93,19 +95,19 @@ def test_what_reaches_a_bound_drafts_on() -> None:
 
 
 def test_entropy_is_in_nats() -> None:
-    law = Categorical.of(E1[None])  # sqrt(0.15 H) = 0.393
-    assert Entropy(h=0.394).more(None, law).tolist() == [True]
-    assert Entropy(h=0.392).more(None, law).tolist() == [False]
+    distribution = Categorical.of(E1[None])  # sqrt(0.15 H) = 0.393
+    assert Entropy(h=0.394).more(None, distribution).tolist() == [True]
+    assert Entropy(h=0.392).more(None, distribution).tolist() == [False]
     # the form of AdaEDL: 1 - sqrt(0.2 H) = 0.546 against lambda = 1 - h
     for level, more in ((0.545, True), (0.547, False)):
         adaptive = AdaptiveEntropy(h=1 - level)
-        assert adaptive.more(adaptive.begin(), law).tolist() == [more]
+        assert adaptive.more(adaptive.begin(), distribution).tolist() == [more]
 
 
 def test_confidence_asks_the_best_token() -> None:
-    law = Categorical.of(E1[None])
-    assert Confidence(0.5 - 1e-6).more(None, law).tolist() == [True]
-    assert Confidence(0.51).more(None, law).tolist() == [False]
+    distribution = Categorical.of(E1[None])
+    assert Confidence(0.5 - 1e-6).more(None, distribution).tolist() == [True]
+    assert Confidence(0.51).more(None, distribution).tolist() == [False]
 
 
 def test_adaptive_entropy_moves_towards_its_target() -> None:

@@ -23,8 +23,8 @@ Q = torch.tensor([0.4, 0.3, 0.2, 0.1])
 
 def sample(kind: Kind, count: int, q: Tensor = Q, nodes: int = COUNT) -> Tensor:  # (nodes, count)
     index = torch.arange(nodes)
-    law = Categorical.of(q.expand(1, nodes, -1))
-    return draw(law, count, kind, NOISE, index[None], index)[0]
+    distribution = Categorical.of(q.expand(1, nodes, -1))
+    return draw(distribution, count, kind, NOISE, index[None], index)[0]
 
 
 def assert_frequencies(children: Tensor, expected: Mapping[Any, float]) -> None:
@@ -60,11 +60,13 @@ def test_chosen_children_are_the_best_in_order() -> None:
 @pytest.mark.parametrize("kind", [Kind.IID, Kind.WOR, Kind.HUB])
 def test_other_kinds_draw_with_noise_of_their_own(kind: Kind) -> None:
     """Of this round and node, whatever the position: the target's noise would bias what is kept."""
-    law, index = Categorical.of(Q.expand(1, 300, -1)), torch.arange(300)
-    drawn = draw(law, 2, kind, NOISE, index[None], index)
-    assert torch.equal(drawn, draw(law, 2, kind, NOISE, index[None] + 7, index))
-    assert not torch.equal(drawn, draw(law, 2, kind, NOISE.at_round(1), index[None], index))
-    own = law.sample(NOISE.shared(index[None]))
+    distribution, index = Categorical.of(Q.expand(1, 300, -1)), torch.arange(300)
+    drawn = draw(distribution, 2, kind, NOISE, index[None], index)
+    assert torch.equal(drawn, draw(distribution, 2, kind, NOISE, index[None] + 7, index))
+    assert not torch.equal(
+        drawn, draw(distribution, 2, kind, NOISE.at_round(1), index[None], index)
+    )
+    own = distribution.sample(NOISE.shared(index[None]))
     same = float((drawn[..., -1 if kind is Kind.HUB else 0] == own).float().mean())
     wanted = float((Q[1:] / Q[1:].sum() * Q[1:]).sum() if kind is Kind.HUB else Q.square().sum())
     assert same == pytest.approx(wanted, abs=0.15)  # five standard deviations; 1 if it were shared
@@ -72,25 +74,27 @@ def test_other_kinds_draw_with_noise_of_their_own(kind: Kind) -> None:
 
 def test_a_race_is_run_with_the_target_s_noise() -> None:
     position = torch.arange(50)[None]
-    law = Categorical(torch.randn(1, 50, 7, generator=torch.Generator().manual_seed(0)))
-    target = law.sample(NOISE.shared(position))
+    distribution = Categorical(torch.randn(1, 50, 7, generator=torch.Generator().manual_seed(0)))
+    target = distribution.sample(NOISE.shared(position))
     for count in (1, 3):
-        first = draw(law, count, Kind.RACE, NOISE, position, position)[..., 0]
+        first = draw(distribution, count, Kind.RACE, NOISE, position, position)[..., 0]
         assert torch.equal(first, target)
-    level = draw(law, 2, Kind.RACE, NOISE, torch.full((1, 1), 9), torch.arange(50))
-    assert torch.equal(level, draw(law, 2, Kind.RACE, NOISE, torch.full((1, 50), 9), position))
+    level = draw(distribution, 2, Kind.RACE, NOISE, torch.full((1, 1), 9), torch.arange(50))
+    assert torch.equal(
+        level, draw(distribution, 2, Kind.RACE, NOISE, torch.full((1, 50), 9), position)
+    )
 
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_greedy_drafting_takes_the_best(kind: Kind) -> None:
-    law = Categorical(torch.tensor([[[0.1, 3.0, 2.0, -1.0]]]), hard=True)
+    distribution = Categorical(torch.tensor([[[0.1, 3.0, 2.0, -1.0]]]), hard=True)
     where = torch.zeros(1, 1, dtype=torch.int64)
     for count, best in ((1, [1]), (3, [1, 2, 0])):
-        assert draw(law, count, kind, NOISE, where, where)[0, 0].tolist() == best
+        assert draw(distribution, count, kind, NOISE, where, where)[0, 0].tolist() == best
 
 
 @pytest.mark.parametrize("kind", [Kind.WOR, Kind.DET, Kind.HUB, Kind.RACE])
-def test_children_stay_distinct_where_the_law_runs_out(kind: Kind) -> None:
+def test_children_stay_distinct_where_the_distribution_runs_out(kind: Kind) -> None:
     children = sample(kind, 3, torch.tensor([0.0, 1.0, 0.0, 0.0]), nodes=20)
     assert (children[:, 0] == 1).all()
     assert all(len(set(row)) == 3 for row in children.tolist())

@@ -68,8 +68,12 @@ def by_hand(model: Any, text: list[int], depth: int, beam: int, nodes: int) -> s
     for _ in range(depth):
         grown = dict[tuple[int, ...], float]()
         for path in front:
-            law = model(input_ids=torch.tensor([[*text, *path]])).logits[0, -1].log_softmax(-1)
-            for value, token in zip(*(part.tolist() for part in law.topk(beam)), strict=True):
+            distribution = (
+                model(input_ids=torch.tensor([[*text, *path]])).logits[0, -1].log_softmax(-1)
+            )
+            for value, token in zip(
+                *(part.tolist() for part in distribution.topk(beam)), strict=True
+            ):
                 grown[*path, token] = scored[path] + value
         front = sorted(grown, key=grown.__getitem__, reverse=True)[:beam]
         scored |= grown

@@ -1,4 +1,4 @@
-"""The likeliest paths under laws that do not hear each other: the best of all, and exact."""
+"""The likeliest paths under distributions that do not hear each other: the best of all, and exact."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def test_the_likeliest_paths_are_the_best_of_all() -> None:
     """By listing every path; parents come before their children, and all that there are suffice."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
-        laws = torch.rand(4, 3, generator=generator).softmax(-1).sort(-1, descending=True).values
-        chances = laws.double().tolist()
+        distributions = (
+            torch.rand(4, 3, generator=generator).softmax(-1).sort(-1, descending=True).values
+        )
+        chances = distributions.double().tolist()
         every = {
             path: prod(chances[depth][rank] for depth, rank in enumerate(path))
             for length in range(1, 5)

@@ -55,7 +55,7 @@ def test_a_copy_is_kept_whole_and_draws_the_plain_picture(length: int, calls: in
 
 @pytest.mark.parametrize("last_noise", [False, True])
 def test_a_copy_of_one_step_is_released_as_the_target_draws_it(last_noise: bool) -> None:
-    """Groups of one step: the target's law is the draft's, A = 1. Wider groups are another law."""
+    """Groups of one step: the target's distribution is the draft's, A = 1. Wider groups are another distribution."""
     model, plan = mar(), PatchSettings(**{**asdict(PLAN), "last_noise": last_noise})
     plain = model.sample(NONE, plan, seed=2)
     fast = accelerate(model, "cspd", drafter=copy.deepcopy(model), length=1, prefill=0)

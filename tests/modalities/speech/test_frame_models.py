@@ -116,7 +116,7 @@ def test_who_drafts_for_itself_is_never_refused(name: str) -> None:
     assert codes(say(fast(name, "frame-coupled", model(name)))) == codes(say(fast(name)))
 
 
-def test_the_law_is_that_of_generate() -> None:
+def test_the_distribution_is_that_of_generate() -> None:
     """Guidance, temperature and top-k of the first step, as the model's own loop makes them."""
     drawn = {"do_sample": True, "temperature": 0.7, "top_k": 2, "top_p": 1.0}
     how: dict[str, Any] = {"output_scores": True, "return_dict_in_generate": True}
@@ -128,9 +128,13 @@ def test_the_law_is_that_of_generate() -> None:
     inputs, asked = session.asked(given)
     assert asked.guidance == 2.0
     noise = KeyedNoise.seeded(0, 2, torch.device("cpu"))
-    law: Any = FrameTarget(session.reader).prefill(FrameRequest(inputs, asked, noise)).scores
+    distribution: Any = (
+        FrameTarget(session.reader).prefill(FrameRequest(inputs, asked, noise)).scores
+    )
     wanted = own.scores[0].view(2, toys.BOOKS, -1).softmax(-1)
-    torch.testing.assert_close(law.law.codes.probs[:, 0], wanted, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        distribution.distribution.codes.probs[:, 0], wanted, atol=1e-6, rtol=0
+    )
 
 
 @pytest.mark.parametrize("name", promised(NAMES, ("depth",)))

@@ -116,7 +116,7 @@ def test_granite_switches_its_adapters_by_what_it_is_asked(monkeypatch: Any) -> 
     assert told == [False]
 
 
-def test_granite_is_sampled_by_the_law_of_its_language_model() -> None:
+def test_granite_is_sampled_by_the_distribution_of_its_language_model() -> None:
     """transformers leaves its logits undivided by `logits_scaling`; we divide, as Granite does."""
     model = build("GraniteSpeechForConditionalGeneration")
     model.config.text_config.logits_scaling = 7.0

@@ -76,12 +76,12 @@ def test_perplexity_is_that_of_a_whole_forward() -> None:
         return_dict_in_generate=True,
     )
     tokens = out.sequences[0, request["input_ids"].shape[1] :]
-    law = torch.stack(out.logits, 1)[0].double().log_softmax(-1)
-    expected = -float(law.gather(-1, tokens[:, None]).mean())
+    distribution = torch.stack(out.logits, 1)[0].double().log_softmax(-1)
+    expected = -float(distribution.gather(-1, tokens[:, None]).mean())
     found = log_perplexity(backbone(model), request, tokens.tolist())
     assert found == pytest.approx(expected, abs=1e-5)
     one = log_perplexity(backbone(model), request, tokens[:1].tolist())
-    assert one == pytest.approx(-float(law[0, tokens[0]]), abs=1e-5)
+    assert one == pytest.approx(-float(distribution[0, tokens[0]]), abs=1e-5)
 
 
 def test_the_last_box_counts() -> None:

@@ -61,10 +61,10 @@ def test_ties_go_to_the_more_reliable_one() -> None:
 def test_an_answer_of_which_neither_is_said_is_not_reliable(
     clip: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    law = torch.tensor([0.0, 0.2]).double(), torch.tensor([0.0, 0.6]).double()
+    distribution = torch.tensor([0.0, 0.2]).double(), torch.tensor([0.0, 0.6]).double()
     monkeypatch.setattr(video_rag, "accelerate", lambda *_: None)
     monkeypatch.setattr(video_rag, "_answers", lambda *_: ["one", "two"])
-    monkeypatch.setattr(video_rag, "_decisions", lambda *_: law)
+    monkeypatch.setattr(video_rag, "_decisions", lambda *_: distribution)
     nobody = SimpleNamespace(model=None)
     found = speculate_from_documents(nobody, nobody, "what is there?", clip, ["a", "b"])
     assert [one.reliability for one in found.drafts] == pytest.approx([0.0, 0.25])
@@ -127,9 +127,9 @@ def test_a_verdict_is_that_of_a_whole_forward(asker: Any, clip: Any) -> None:
     inputs = asker.request([prompt], films=[clip])
     inputs = {name: value for name, value in inputs.items() if name not in asker.sampling}
     with torch.no_grad():
-        law = asker.model(**inputs).logits[0, -1].double().softmax(-1)
+        distribution = asker.model(**inputs).logits[0, -1].double().softmax(-1)
     words = asker.processor.tokenizer
-    expected = [float(law[words.convert_tokens_to_ids(word)]) for word in ("yes", "no")]
+    expected = [float(distribution[words.convert_tokens_to_ids(word)]) for word in ("yes", "no")]
     assert [float(yes), float(no)] == pytest.approx(expected, rel=1e-4)
 
 

@@ -19,7 +19,7 @@ from mmspec.targets.continuous.patches import (
     cell_keys,
     order,
 )
-from mmspec.verifiers.path_ratio import path_law
+from mmspec.verifiers.path_ratio import path_distribution
 
 READER = LinearReader(LinearHead.of((0.5, 0.4)), bias=0.2, cells=6)
 
@@ -78,12 +78,12 @@ def test_a_drafted_step_is_read_by_those_behind_it() -> None:
     target = PatchTarget(READER)
     context = opened(target)
     draft = Aligned(READER, Ahead(3)).propose(context, None)
-    law = path_law(target.score(context, draft).law)
+    distribution = path_distribution(target.score(context, draft).distribution)
     latents = torch.zeros(2, 6)
     for node, (begin, end) in enumerate(context.spans):
         wanted = 0.2 + 0.5 * latents.sum(-1)
         width = end - begin
-        found = law.condition[:, node, :width, 0, 0]
+        found = distribution.condition[:, node, :width, 0, 0]
         torch.testing.assert_close(found, wanted[:, None].expand_as(found))
         if node < 3:
             for row in range(2):
@@ -95,10 +95,10 @@ def test_a_blind_target_reads_no_draft() -> None:
     target = BlindTarget(READER)
     context = opened(target)
     draft = Aligned(READER, Ahead(3)).propose(context, None)
-    law = path_law(target.score(context, draft).law)
-    assert law.batch == (2, 4, context.event[0])
-    real = law.real
-    assert (law.condition[real] == 0.2).all()
+    distribution = path_distribution(target.score(context, draft).distribution)
+    assert distribution.batch == (2, 4, context.event[0])
+    real = distribution.real
+    assert (distribution.condition[real] == 0.2).all()
     assert not real[:, 3].any()
     assert real[:, :3].sum().item() == 2 * context.spans[2][1]
 

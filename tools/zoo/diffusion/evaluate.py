@@ -57,7 +57,8 @@ def overlap(
     """Mean over the steps of pictures of the chance that the drafter's next state is kept.
 
     At each state on the way of the target, with equal deviations s and means d apart: the shared
-    mass of two normal laws, 2 Phi(-d / 2 s). The last step has no deviation and is left out.
+    mass of two normal distributions, 2 Phi(-d / 2 s). The last step has no deviation and is left
+    out.
     """
     states = _states(pipeline, texts, seed, steps)
     parts: Any = pipeline

@@ -38,7 +38,7 @@ no other size, so call it with `use_resolution_binning=False`.
 NOTES = f"""\
 `facts` is the share of facts right (size, colour, name and place of each thing) that
 `mmspec.zoo.reading` finds in pictures of held-out prompts, at {models.STEPS} steps and
-guidance {models.GUIDANCE}; `acceptance` is the mass that the drafter's law of the next
+guidance {models.GUIDANCE}; `acceptance` is the mass that the drafter's distribution of the next
 state shares with the target's, averaged along the target's own way through the steps.
 Both are measured on the float16 weights, run in float32.
 """

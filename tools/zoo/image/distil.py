@@ -1,4 +1,4 @@
-"""Teach a drafter the target's laws of the codes of pictures that the target drew itself."""
+"""Teach a drafter the target's distributions of the codes of pictures that the target drew itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tools.zoo.image.evaluate import branches, drawn_codes
 from tools.zoo.image.models import GUIDANCE
 from tools.zoo.image.training import PromptEncoder, drawing_weights, logits_of
 
-_BRANCHES = 0.2  # weight of the laws of the two branches beside the guided one
+_BRANCHES = 0.2  # weight of the distributions of the two branches beside the guided one
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def drawn_by(
 def watched(
     target: Any, processor: Any, texts: list[str], codes: Tensor, batch: int = 64
 ) -> Watched:
-    """The target's laws of the codes (n, 81) of pictures, with the prompts and without."""
+    """The target's distributions of the codes (n, 81) of pictures, with the prompts and without."""
     reader = PromptEncoder(processor.tokenizer)
     logits = []
     for part, drawn in zip(chunks(texts, batch), codes.split(batch), strict=True):
@@ -78,7 +78,7 @@ def follow(
     course: Course,
     batch: int = 32,
 ) -> None:
-    """Train a drafter to have the target's laws, above all the guided one."""
+    """Train a drafter to have the target's distributions, above all the guided one."""
 
     def loss_of(item: Watched) -> Tensor:
         told, silent = item.logits.float().unbind(1)
@@ -115,7 +115,7 @@ def begin_like(model: Any, target: Any) -> None:
 
 
 def apart(p: Tensor, q: Tensor) -> Tensor:  # logits (..., K) twice -> ()
-    """Mean divergence of laws q from laws p."""
+    """Mean divergence of distributions q from distributions p."""
     divergence = functional.kl_div(
         q.log_softmax(-1), p.log_softmax(-1), reduction="none", log_target=True
     )

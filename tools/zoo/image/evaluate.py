@@ -56,13 +56,13 @@ def facts_drawn(model: Any, processor: Any, asked: Sequence[Prompt]) -> tuple[in
 def spread(
     model: Any, processor: Any, texts: Sequence[str], batch: int = 32
 ) -> tuple[float, float]:
-    """How hard its codes are to guess: nats per code of the guided laws, share of the likeliest."""
+    """How hard its codes are to guess: nats per code of the guided distributions, share of the likeliest."""
     reader, nats, drawn = PromptEncoder(processor.tokenizer), [], []
     for turn, part in enumerate(chunks(texts, batch)):
         drawn.append(drawn_codes(model, processor, part, turn))
         told, silent = (logits_of(model, one, drawn[-1]) for one in branches(reader, list(part)))
-        law = guide(told, silent, GUIDANCE).log_softmax(-1)
-        nats.append(-(law.exp() * law).sum(-1))
+        distribution = guide(told, silent, GUIDANCE).log_softmax(-1)
+        nats.append(-(distribution.exp() * distribution).sum(-1))
     codes = torch.cat(drawn).flatten()
     return float(torch.cat(nats).mean()), float(torch.bincount(codes).max() / len(codes))
 

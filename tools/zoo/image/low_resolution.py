@@ -1,7 +1,7 @@
 """Train `image-sketch`: a small Janus of small pictures, and a resampler to those of the target.
 
 The language model learns from scenes, as the target's does. The resampler learns what the target's
-picture part codes things as, then the target's laws of such codes.
+picture part codes things as, then the target's distributions of such codes.
 """
 
 from __future__ import annotations

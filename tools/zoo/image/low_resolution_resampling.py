@@ -27,7 +27,7 @@ from tools.zoo.image.training import busy_scenes, encoded
 
 _NUMBERS = 1 << 49  # scenes come from seeds of their own
 _AT_ONCE = 64
-_FULL = 4  # things in pictures to learn the target's laws from
+_FULL = 4  # things in pictures to learn the target's distributions from
 _MISLED = 0.05  # how often a small code is a wrong one: the target may draw something else
 
 
@@ -68,9 +68,10 @@ def _begin(table: nn.Embedding, book: Codebook) -> None:
 def learn_to_enlarge(
     model: CodeResampler, seen: Sizes, fall: Fall, course: Course, batch: int = 64
 ) -> None:
-    """Train both ways on pictures; on the target's laws where they are known.
+    """Train both ways on pictures; on the target's distributions where they are known.
 
-    What is learnt depends on nothing that the resampler does not see, or its laws would be biased.
+    What is learnt depends on nothing that the resampler does not see, or its distributions would be
+    biased.
     """
 
     def loss_of(item: Sizes) -> Tensor:
@@ -118,19 +119,19 @@ def coded_scenes(coder: Any, n: int, course: Course) -> Sizes:
 def drawn_scenes(
     model: CodeResampler, target: Any, processor: Any, n: int, course: Course
 ) -> Sizes:
-    """Pictures that the target draws, with its guided laws of their codes.
+    """Pictures that the target draws, with its guided distributions of their codes.
 
     Prompts name many things, as every one of them teaches. What was drawn is told by the
     down-sampler, which has learnt to by now.
     """
     scenes = list(islice((s for s in busy_scenes(course.seed) if len(s.things) >= _FULL), n))
-    large, laws = [], []
+    large, distributions = [], []
     for turn, part in enumerate(chunks(scenes, _AT_ONCE, "watch", course.progress)):
         texts = [prompt(scene) for scene in part]
         drawn = drawn_codes(target, processor, texts, course.seed + turn * _AT_ONCE)
         told = watched(target, processor, texts, drawn).logits.float()
-        laws.append(guide(told[:, 0], told[:, 1], GUIDANCE).half())
+        distributions.append(guide(told[:, 0], told[:, 1], GUIDANCE).half())
         large.append(drawn)
     whole = torch.cat(large).unflatten(1, (SIDE, SIDE))
     small: Tensor = model.down(whole).argmax(-1)
-    return Sizes(small, whole, torch.cat(laws))
+    return Sizes(small, whole, torch.cat(distributions))

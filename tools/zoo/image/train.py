@@ -43,7 +43,7 @@ NOTES = f"""\
 `facts` is the share of facts right (size, colour, name and place of each thing) that
 `mmspec.zoo.reading` finds in pictures of held-out prompts; `facts of scenes` is that
 of pictures of their scenes, coded and painted again; `entropy` is the mean of the guided
-laws of its own pictures' codes, in nats, and `commonest code` the share of the code drawn
+distributions of its own pictures' codes, in nats, and `commonest code` the share of the code drawn
 most often; `acceptance length` is codes per round of coupled chain speculation with five
 drafted codes. All are measured on the float16 weights, run in float32, at temperature 1
 and guidance {models.GUIDANCE}.
@@ -105,8 +105,11 @@ def train(
             learn(EAGLE, reader_of(target), model, taught, count, fall.rate, progress, weight=0.5)
         else:
             begin_like(model, target)
-            laws, reader = watched(target, processor, *seen), PromptEncoder(processor.tokenizer)
-            follow(model, reader, laws, plan.drawing[0], course)
+            distributions, reader = (
+                watched(target, processor, *seen),
+                PromptEncoder(processor.tokenizer),
+            )
+            follow(model, reader, distributions, plan.drawing[0], course)
     return {
         "steps": sum(course.cut(fall.steps) for fall in plan.drawing),
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.targets.continuous.patches import CellQuery, PatchSettings
-from mmspec.targets.continuous.paths import PathLaw
+from mmspec.targets.continuous.paths import PathDistribution
 from mmspec.training.fitting import Course, Fall, divided, fit
 from tools.zoo.mar.training import DRAWS, MaskedLesson, hidden, layers
 
@@ -22,29 +22,31 @@ def follow(
     fall: Fall,
     course: Course,
 ) -> None:
-    """Train a drafter to have the target's laws of paths under the sampler of `plan`."""
+    """Train a drafter to have the target's distributions of paths under the sampler of `plan`."""
 
     def loss_of(lesson: MaskedLesson) -> Tensor:
         with torch.no_grad():
-            wanted = law(target, lesson, plan)
-        return apart(wanted, law(model, lesson, plan), hidden(lesson.tokens, lesson.places))
+            wanted = distribution(target, lesson, plan)
+        return apart(
+            wanted, distribution(model, lesson, plan), hidden(lesson.tokens, lesson.places)
+        )
 
     matrices, others = divided(layers(model), model.parameters())
     fit(others, taught, loss_of, fall, "follow", course, matrices)
 
 
-def law(
+def distribution(
     model: MarForImageGeneration, lesson: MaskedLesson, plan: PatchSettings
-) -> PathLaw:  # batch (B M,)
+) -> PathDistribution:  # batch (B M,)
     """The paths of all hidden tokens, each as if it came next."""
     reach = lesson.shown.sum(-1) + 1
     real = torch.ones_like(lesson.places, dtype=torch.bool)
     rows = torch.arange(len(real))
     asked = CellQuery(lesson.tokens, lesson.shown, lesson.places, real, rows, reach)
-    return model.law(model.sampled(plan), asked, lesson.classes).reshape(real.numel())
+    return model.distribution(model.sampled(plan), asked, lesson.classes).reshape(real.numel())
 
 
-def apart(p: PathLaw, q: PathLaw, clean: Tensor) -> Tensor:  # (R, C) -> ()
+def apart(p: PathDistribution, q: PathDistribution, clean: Tensor) -> Tensor:  # (R, C) -> ()
     """Divergence of paths q from paths p, per token, at `DRAWS` of the steps; `clean` is data.
 
     A path is a chain of Gaussian steps, so this is a sum over steps.
@@ -54,7 +56,7 @@ def apart(p: PathLaw, q: PathLaw, clean: Tensor) -> Tensor:  # (R, C) -> ()
     step = torch.randint(kernel.steps, (len(clean),))
     alpha, sigma = (table.float()[step, None] for table in (kernel.alpha, kernel.sigma))
     states = alpha * clean + sigma * torch.randn_like(clean)
-    (mean, std), (own, wide) = (_step(law, states, step) for law in (p, q))
+    (mean, std), (own, wide) = (_step(distribution, states, step) for distribution in (p, q))
     ratio = (std / wide).square()
     each = 0.5 * (ratio - 1 - ratio.log() + ((mean - own) / wide).square())
     return kernel.steps * each.sum(-1).mean()
@@ -79,10 +81,10 @@ def _depth(names: Iterable[str], part: str) -> int:
     return 1 + max(int(name.split(".")[0]) for name in inner)
 
 
-def _step(law: PathLaw, states: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+def _step(distribution: PathDistribution, states: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and std of the state after each."""
-    times = len(states) // len(law.scale)
-    condition, scale = law.condition.repeat(times, 1, 1), law.scale.repeat(times)
-    seen = law.head.predict(states, step, condition, scale)
+    times = len(states) // len(distribution.scale)
+    condition, scale = distribution.condition.repeat(times, 1, 1), distribution.scale.repeat(times)
+    seen = distribution.head.predict(states, step, condition, scale)
     assert seen.std is not None
-    return law.head.kernel.mean(states, seen.clean, step), seen.std
+    return distribution.head.kernel.mean(states, seen.clean, step), seen.std

@@ -22,8 +22,8 @@ _AT_ONCE = 64
 class DrivenEpisode:
     """T steps: pictures (H, W, 3) uint8, tokens (7,), states (7,), features (D,), entropies (7,).
 
-    A feature is the last hidden state behind the prompt; an entropy that of the law of a token, in
-    bits.
+    A feature is the last hidden state behind the prompt; an entropy that of the distribution of a
+    token, in bits.
     """
 
     instruction: str
@@ -97,6 +97,6 @@ def answers(
         output_hidden_states=True,
         output_logits=True,
     )
-    laws = torch.stack(out.logits, 1).float().softmax(-1)
-    bits = -(laws * laws.clamp_min(1e-12).log2()).sum(-1)
+    distributions = torch.stack(out.logits, 1).float().softmax(-1)
+    bits = -(distributions * distributions.clamp_min(1e-12).log2()).sum(-1)
     return out.sequences[:, -size:], out.hidden_states[0][-1][:, -1], bits

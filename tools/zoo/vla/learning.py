@@ -20,7 +20,7 @@ from tools.zoo.vla.architecture import PATCH, PIXELS, PROMPT, WIDTH
 from tools.zoo.vla.frames import TableFrames
 
 _POSE = np.array([0.3, 0.3, 0.25, 1.0, 1.0, 1.0, 1.0])  # what makes poses even
-_WIDTH = 4.0  # bins: how far the law that is taught spreads around the expert's value
+_WIDTH = 4.0  # bins: how far the distribution that is taught spreads around the expert's value
 _OFF = 5.0  # bins: how far what is read of an answer is off
 _FORESIGHT = 0.3  # what foresight weighs beside what is said
 _UNIT = 10.0  # bins that an action foreseen is off count as one
@@ -249,8 +249,8 @@ def foresight_loss(guesses: Tensor, logits: Tensor, actions: Tensor, codes: Acti
     """How far guesses of components not yet said are off, from the expert's and the policy's own.
 
     guesses: (M, 7, 7), of each component at each token; logits: (M, 7, V); actions: (M, 7)
-    normalised. The policy's own are the means of its laws, which are drawn towards what it guessed
-    before: what it says later is what it had in mind.
+    normalised. The policy's own are the means of its distributions, which are drawn towards what it
+    guessed before: what it says later is what it had in mind.
     """
     ids = codes.vocabulary - 1 - torch.arange(codes.bins - 1)
     own = logits[..., ids].float().softmax(-1) @ codes.centers.float()
@@ -265,16 +265,16 @@ def foresight_loss(guesses: Tensor, logits: Tensor, actions: Tensor, codes: Acti
 
 
 def action_loss(logits: Tensor, actions: Tensor, space: ActionSpace) -> Tensor:
-    """Cross entropy (7,) of each component against a law around the expert's value.
+    """Cross entropy (7,) of each component against a distribution around the expert's value.
 
     logits: (M, 7, V); actions: (M, 7) normalised. The gripper is taught as it is.
     """
     codes = space.codes
     at = (actions[:, :6] + 1) / 2 * (codes.bins - 1)  # in bins
     middles = torch.arange(codes.bins - 1) + 0.5
-    law = (-((middles - at[..., None]) / _WIDTH).square() / 2).softmax(-1).float()
+    distribution = (-((middles - at[..., None]) / _WIDTH).square() / 2).softmax(-1).float()
     said = logits.float().log_softmax(-1)
     ids = codes.vocabulary - 1 - torch.arange(codes.bins - 1)
-    moves = -(law * said[:, :6][..., ids]).sum(-1).mean(0)
+    moves = -(distribution * said[:, :6][..., ids]).sum(-1).mean(0)
     grip = functional.nll_loss(said[:, 6], space.tokens(actions)[:, 6])
     return torch.cat((moves, grip[None]))

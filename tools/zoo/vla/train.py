@@ -57,7 +57,8 @@ target does; beside it lie trajectories of the target, for drafts by retrieval.
 """
 NOTES = """\
 `success` is the share of episodes on held-out scenes in which the gripper closes on the named
-thing, with its 95 % interval (Wilson); `bits` are the mean entropy of the law of each component;
+thing, with its 95 % interval (Wilson); `bits` are the mean entropy of the distribution of each
+component;
 `hold last accepted` is how many of the seven components the last action has right from the front,
 exactly or within so many bins (the gripper exactly). `acceptance length` is tokens per round of
 greedy chain speculation with six drafted tokens, on the held-out scenes, exactly or with components

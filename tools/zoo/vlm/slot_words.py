@@ -18,7 +18,7 @@ from torch.nn import functional
 from mmspec.zoo.moving import DIRECTIONS
 from mmspec.zoo.scene import BOARD, COLOURS, DIGITS, SHAPES, SIZES
 
-_SHARPNESS = 6.0  # of the law of a class, in squared lengths of its vectors
+_SHARPNESS = 6.0  # of the distribution of a class, in squared lengths of its vectors
 _NOTHING = 3.0  # how much likelier nothing is, whose vector says nothing
 _NAMED = 0.3  # weight of what can be told apart beside what is shown
 
@@ -68,9 +68,11 @@ class SlotWords:
     def _unclear(self, features: Tensor, story: Tensor) -> Tensor:
         losses = []
         for table, true in zip(self.tables, story.unbind(-1), strict=False):
-            law = features @ table.T * (_SHARPNESS / table[1:].square().sum(-1).mean())
-            law = law + _NOTHING * (table == 0).all(-1)
-            each = functional.cross_entropy(law.flatten(0, -2), true.flatten(), reduction="none")
+            distribution = features @ table.T * (_SHARPNESS / table[1:].square().sum(-1).mean())
+            distribution = distribution + _NOTHING * (table == 0).all(-1)
+            each = functional.cross_entropy(
+                distribution.flatten(0, -2), true.flatten(), reduction="none"
+            )
             losses.append(_balanced(each.view(true.shape), story))
         return torch.stack(losses).mean()
 

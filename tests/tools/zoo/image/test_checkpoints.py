@@ -112,7 +112,7 @@ def test_where_something_stands_counts_more_in_every_picture() -> None:
     assert len({int(n) for n in (shown.weights > 1).sum((1, 2)) // 9}) > 3  # one to nine things
 
 
-def test_teacher_forced_laws_are_those_of_drawing(
+def test_teacher_forced_distributions_are_those_of_drawing(
     model: Any, processor: Any, reader: PromptEncoder
 ) -> None:
     """Greedy drawing by the model itself, prompts of two lengths, guidance 3."""

@@ -127,8 +127,8 @@ def test_greedy_drafting_is_greedy_decoding(target: Any, sketch: Any) -> None:
 
 
 @pytest.mark.promise
-def test_rejection_carries_the_laws_of_the_sketch(target: Any, sketch: Any) -> None:
-    """Other pictures than plain's, of the same law, in fewer calls than codes."""
+def test_rejection_carries_the_distributions_of_the_sketch(target: Any, sketch: Any) -> None:
+    """Other pictures than plain's, of the same distribution, in fewer calls than codes."""
     fast = bound(target, sketch, verifier="rejection")
     assert fast.recipe.exact
     made = fast.generate_images(**HOW, prompt=ASKED[0].text, seed=0)

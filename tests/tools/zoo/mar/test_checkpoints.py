@@ -113,16 +113,20 @@ def test_a_head_that_knows_the_token_has_no_loss_but_that_of_its_variances() -> 
 
 
 @torch.no_grad()
-def test_a_law_is_not_apart_from_itself() -> None:
+def test_a_distribution_is_not_apart_from_itself() -> None:
     torch.manual_seed(0)
     one, other = mar_models.mar(TINY, 3.0), mar_models.mar(TINY, 3.0)
     for model in (one, other):
         torch.nn.init.normal_(model.head.output.weight, std=0.1)
     lesson = next(mar_training.lessons(pool(), 8, 0))
-    laws = [mar_distil.law(model, lesson, PLAN) for model in (one, copy.deepcopy(one), other)]
+    distributions = [
+        mar_distil.distribution(model, lesson, PLAN) for model in (one, copy.deepcopy(one), other)
+    ]
     clean = mar_training.hidden(lesson.tokens, lesson.places)
-    assert float(mar_distil.apart(laws[0], laws[1], clean)) == pytest.approx(0, abs=1e-4)
-    assert float(mar_distil.apart(laws[0], laws[2], clean)) > 0.1
+    assert float(mar_distil.apart(distributions[0], distributions[1], clean)) == pytest.approx(
+        0, abs=1e-4
+    )
+    assert float(mar_distil.apart(distributions[0], distributions[2], clean)) > 0.1
 
 
 def test_a_drafter_begins_with_the_last_layers_of_its_target() -> None:

@@ -99,8 +99,8 @@ def test_a_grown_policy_says_what_the_shallow_one_says(
         assert not torch.allclose(states(deep, item)[0], states(model, item)[0], atol=1e-2)
 
 
-def test_the_law_that_is_taught_peaks_at_the_experts_tokens() -> None:
-    """The loss is least, up to its spread, where every token's law is the taught one."""
+def test_the_distribution_that_is_taught_peaks_at_the_experts_tokens() -> None:
+    """The loss is least, up to its spread, where every token's distribution is the taught one."""
     space = ActionSpace.of(statistics(0, 30), ActionCodes(300))
     actions = torch.tensor([[-1.0, -0.5, 0.0, 0.013, 0.5, 0.999, 1.0]], dtype=torch.float64)
 

@@ -222,8 +222,8 @@ def test_attention_that_begins_with_likeness_finds_and_copies(processor: Any) ->
     begin_with_likeness(layers)
     given = torch.randn(8, 96)
     attention = layers[0].self_attn
-    law = (attention.q_proj(given) @ attention.k_proj(given).T).softmax(-1)
-    assert law.diagonal().min() > 0.99
+    distribution = (attention.q_proj(given) @ attention.k_proj(given).T).softmax(-1)
+    assert distribution.diagonal().min() > 0.99
     copied = attention.o_proj(attention.v_proj(given))
     torch.testing.assert_close(copied, 0.25 * given, rtol=1e-4, atol=1e-4)
 

@@ -1,4 +1,4 @@
-"""Somebody else's modality: Markov chains, whose every law is known in closed form.
+"""Somebody else's modality: Markov chains, whose every distribution is known in closed form.
 
 It stands in a package of its own and is found by its entry points; nothing of mmspec names it.
 """

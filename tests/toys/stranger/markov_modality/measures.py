@@ -1,4 +1,4 @@
-"""How chains are measured: races against plain walking, and laws in closed form."""
+"""How chains are measured: races against plain walking, and distributions in closed form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from markov_modality.asking import MarkovAsker
 from markov_modality.model import MarkovChain
 from markov_modality.settings import MarkovSettings
-from markov_modality.walking import ChainTable, law
+from markov_modality.walking import ChainTable, distribution
 from mmspec.api import Accelerated, accelerate
 from mmspec.bench import checks
 from mmspec.bench.certificate import Check, Trial
@@ -83,7 +83,7 @@ class ByHand:
         noise, walk = KeyedNoise.seeded(seed, len(last), last.device), [last]
         for day in range(1, request["days"] + 1):
             keys = noise.shared(torch.full_like(last, day))
-            last = law(self.model, last, request["temperature"]).sample(keys)
+            last = distribution(self.model, last, request["temperature"]).sample(keys)
             walk.append(last)
         return answer(torch.cat(walk, 1), request["days"])
 
@@ -127,7 +127,7 @@ def _checks(fast: Accelerated, recipe: Recipe, trial: Trial) -> Iterator[Check]:
 
 
 def subject(fast: Accelerated) -> Subject:
-    """Walks of three states from state 0, and their law in closed form."""
+    """Walks of three states from state 0, and their distribution in closed form."""
     table = fast.model.table.double()
     joint = table[0][:, None, None] * table[:, :, None] * table[None]
 

@@ -1,4 +1,4 @@
-"""A Markov chain: a table of laws, in a folder like any other model."""
+"""A Markov chain: a table of distributions, in a folder like any other model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class MarkovChain:
-    """States 0 to V - 1; row i of `table` (V, V) is the law after state i."""
+    """States 0 to V - 1; row i of `table` (V, V) is the distribution after state i."""
 
     def __init__(self, table: Tensor, name_or_path: str = "") -> None:
         if table.dim() != 2 or table.shape[0] != table.shape[1]:
@@ -24,7 +24,7 @@ class MarkovChain:
 
     @classmethod
     def random(cls, states: int, seed: int) -> MarkovChain:
-        """A chain of random laws."""
+        """A chain of random distributions."""
         noise = torch.Generator().manual_seed(seed)
         return cls(torch.rand(states, states, generator=noise) + 0.05)
 

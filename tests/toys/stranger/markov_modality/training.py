@@ -14,9 +14,9 @@ from mmspec.training.reporting import Report
 
 WEATHER = ((0.7, 0.2, 0.1), (0.3, 0.4, 0.3), (0.2, 0.4, 0.4))
 DAYS = 200
-ABOUT = "State 0 is sun, 1 is clouds, 2 is rain; every row of the table is the law of the next day."
+ABOUT = "State 0 is sun, 1 is clouds, 2 is rain; every row of the table is the distribution of the next day."
 NOTES = "`off` is the mean total variation between the table's rows and those of the weather.\n"
-HELD_OUT = 0  # the law is known, nothing need be sampled
+HELD_OUT = 0  # the distribution is known, nothing need be sampled
 
 
 def train(

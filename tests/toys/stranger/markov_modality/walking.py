@@ -1,4 +1,4 @@
-"""A chain as the loop sees it: what is walked so far, and laws after any state."""
+"""A chain as the loop sees it: what is walked so far, and distributions after any state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Walk:
     rows: tuple[tuple[int, ...], ...]
     noise: KeyedNoise
     finished: tuple[bool, ...]
-    scores: ClassVar[None] = None  # no law is known without a look into the table
+    scores: ClassVar[None] = None  # no distribution is known without a look into the table
     prefix: ClassVar[None] = None
 
     @property
@@ -57,7 +57,7 @@ class Walk:
         return torch.tensor([[len(row)] for row in self.rows])
 
 
-def law(chain: MarkovChain, states: Tensor, temperature: float) -> Categorical:  # (...)
+def distribution(chain: MarkovChain, states: Tensor, temperature: float) -> Categorical:  # (...)
     """What follows these states."""
     scores = chain.table.log()[states]
     return Categorical(scores / (temperature or 1.0), hard=temperature == 0)
@@ -79,7 +79,7 @@ class ChainTable:
         position = context.position()
         position = torch.cat((position, position + 1 + draft.depths()), 1)
         states = torch.cat((context.last(), draft.tokens), 1)
-        return Scores(law(self.model, states, self.temperature), position)
+        return Scores(distribution(self.model, states, self.temperature), position)
 
     def keep(self, context: Walk, draft: Draft, kept: Round) -> Walk:
         rows = zip(context.rows, kept.tokens, strict=True)
@@ -103,7 +103,7 @@ class AnotherChain(Drafter):
         tokens, last, position = list[Tensor](), context.last(), context.position()
         for step in range(self.steps):
             keys = context.noise.shared(position + step)
-            last = law(self.chain, last, self.temperature).sample(keys)
+            last = distribution(self.chain, last, self.temperature).sample(keys)
             tokens.append(last)
         return Draft.chain(torch.cat(tokens, 1), Kind.RACE)
 

@@ -17,8 +17,8 @@ def ctc_loss(logits: Tensor, texts: Sequence[str], frames: Tensor) -> Tensor:
     """Mean loss per letter. logits: (B, T, LABELS); frames: (B,), how many of T are sound."""
     labels = torch.tensor([ord(letter) for text in texts for letter in text])
     lengths = torch.tensor([len(text) for text in texts])
-    law = logits.float().log_softmax(-1).transpose(0, 1)
-    return functional.ctc_loss(law, labels, frames, lengths, zero_infinity=True)
+    distribution = logits.float().log_softmax(-1).transpose(0, 1)
+    return functional.ctc_loss(distribution, labels, frames, lengths, zero_infinity=True)
 
 
 def letters(logits: Tensor, frames: Tensor) -> list[str]:

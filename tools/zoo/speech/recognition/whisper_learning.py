@@ -104,7 +104,7 @@ def learn_to_follow(
 ) -> None:
     """Train a decoder to write what its target would, on states of the encoder that both read.
 
-    Cross entropy against the target's law of every next token.
+    Cross entropy against the target's distribution of every next token.
     """
 
     def loss_of(picked: np.ndarray) -> Tensor:

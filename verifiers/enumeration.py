@@ -1,4 +1,4 @@
-"""The exact law of what a verifier emits, by enumeration: the oracle of losslessness.
+"""The exact distribution of what a verifier emits, by enumeration: the oracle of losslessness.
 
 Every draft the drafter could make, every accept / reject decision and every correction the verifier
 could take is played through the verifier's own `verify`, under a noise that follows a script
@@ -6,13 +6,13 @@ instead of a seed. Outcomes are weighed by their probability and completed by an
 from the target to the depth of the draft plus one, because the first token alone does not convict a
 wrong verifier of blocks or trees.
 
-    law(p, q, Exact())                        first token, one proposal: equals p law(p, q,
-    Recursive(), 3, Kind.IID)       first token, three proposals joint(p, q, Traversal(), tree,
-    Kind.WOR)  all tokens up to depth D + 1: equals ancestral(p, D + 1) acceptance(p, q, Block(),
-    Tree.chain(4))  expected number of accepted tokens
+    distribution(p, q, Exact())                        first token, one proposal: equals p
+    distribution(p, q, Recursive(), 3, Kind.IID)       first token, three proposals joint(p, q,
+    Traversal(), tree, Kind.WOR)  all tokens up to depth D + 1: equals ancestral(p, D + 1)
+    acceptance(p, q, Block(), Tree.chain(4))  expected number of accepted tokens
 
-Laws are probabilities (V,), the same after every prefix, or functions of the prefix. They may
-return `Categorical`, where a hard one is greedy decoding. Use float64 and small vocabularies.
+Distributions are probabilities (V,), the same after every prefix, or functions of the prefix. They
+may return `Categorical`, where a hard one is greedy decoding. Use float64 and small vocabularies.
 Verifiers that read shared noise (`Coupled`) decide nothing by flips and picks, so only their greedy
 form can be enumerated; compare their samples with plain decoding under the same seed instead.
 """
@@ -36,17 +36,17 @@ from mmspec.verifiers.walk import one_hot, without
 Table = Tensor | Categorical | Callable[[tuple[int, ...]], Tensor | Categorical]
 
 
-def law(
+def distribution(
     p: Table, q: Table, verifier: Verifier | Rule, siblings: int = 1, kind: Kind = Kind.WOR
 ) -> Tensor:  # (V,)
-    """The law of the first token when `siblings` proposals for it are verified."""
+    """The distribution of the first token when `siblings` proposals for it are verified."""
     return joint(p, q, verifier, siblings, kind).sum(1)
 
 
 def joint(
     p: Table, q: Table, verifier: Verifier | Rule, tree: Tree | int, kind: Kind = Kind.WOR
 ) -> Tensor:  # (V,) * (D + 1)
-    """The joint law of the tokens one round emits, completed to the depth of `tree` plus one."""
+    """The joint distribution of the tokens one round emits, completed to the depth of `tree` plus one."""
     return enumerate_rounds(p, q, verifier, tree, kind).joint
 
 
@@ -59,7 +59,7 @@ def acceptance(
 
 
 def ancestral(p: Table, depth: int) -> Tensor:  # (V,) * depth
-    """The target's own joint law, what a lossless verifier must give back."""
+    """The target's own joint distribution, what a lossless verifier must give back."""
     mass = torch.ones((), dtype=torch.float64)
     for table in _tables(p, depth):
         mass = mass[..., None] * table.probs.reshape(*mass.shape, -1)
@@ -70,8 +70,8 @@ def ancestral(p: Table, depth: int) -> Tensor:  # (V,) * depth
 class Enumeration:
     """All that one round can do."""
 
-    joint: Tensor  # (V,) * (D + 1) law of the emitted tokens, completed by the target
-    lengths: Tensor  # (D + 1,) law of the number of accepted draft tokens
+    joint: Tensor  # (V,) * (D + 1) distribution of the emitted tokens, completed by the target
+    lengths: Tensor  # (D + 1,) distribution of the number of accepted draft tokens
 
 
 def enumerate_rounds(
@@ -82,13 +82,13 @@ def enumerate_rounds(
         tree = Tree.branching([tree])
     walk = verifier if isinstance(verifier, Verifier) else Recursive(verifier)
     target, drafter = _tables(p, tree.depth + 1), _tables(q, max(tree.depth, 1))
-    tokens, weight, laws, after = _drafts(drafter, tree, kind)
-    draft = Draft.of(tree, tokens, kind, None if kind is Kind.DET else laws)
+    tokens, weight, distributions, after = _drafts(drafter, tree, kind)
+    draft = Draft.of(tree, tokens, kind, None if kind is Kind.DET else distributions)
     rows = [_pick(target, 0, torch.zeros_like(tokens[:, 0])) if tree.nodes else target[0][[0]]]
     rows += [_pick(target, depth + 1, after[:, i]) for i, depth in enumerate(tree.depths)]
     position = torch.tensor([0, *(depth + 1 for depth in tree.depths)]).expand(len(tokens), -1)
     scores = Scores(Categorical.stack(rows), position)
-    size = scores.law.size if isinstance(scores.law, Categorical) else 0
+    size = scores.distribution.size if isinstance(scores.distribution, Categorical) else 0
     masses = [torch.zeros(size**length, dtype=torch.float64) for length in range(tree.depth + 2)]
     lengths = torch.zeros(tree.depth + 1, dtype=torch.float64)
     for origin, chance, verdict in _outcomes(walk, draft, scores):
@@ -179,9 +179,11 @@ def _outcomes(
             tokens=draft.tokens[origin],
             parents=draft.parents[origin],
             mask=draft.mask[origin],
-            law=None if draft.law is None else draft.law[origin],
+            distribution=None if draft.distribution is None else draft.distribution[origin],
         )
-        verdict = verifier.verify(some, Scores(scores.law[origin], scores.position[origin]), noise)
+        verdict = verifier.verify(
+            some, Scores(scores.distribution[origin], scores.position[origin]), noise
+        )
         outcomes.append((origin, noise.chance, verdict))
         wide = [
             torch.nn.functional.pad(told, (0, len(slots) - told.shape[1]), value=-1)
@@ -197,7 +199,7 @@ def _outcomes(
 def _drafts(
     tables: list[Categorical], tree: Tree, kind: Kind
 ) -> tuple[Tensor, Tensor, Categorical, Tensor]:
-    """All drafts of `tree`: tokens (R, N), weights (R,), laws (R, N) and prefix codes (R, N)."""
+    """All drafts of `tree`: tokens (R, N), weights (R,), distributions (R, N) and prefix codes (R, N)."""
     size = tables[0].size
     tokens = torch.zeros(1, 0, dtype=torch.int64)
     weight = torch.ones(1, dtype=torch.float64)
@@ -211,15 +213,17 @@ def _drafts(
         weight = weight[rows] * chances[rows, drawn]
         tokens = torch.cat([tokens[rows], drawn[:, None]], 1)
     codes = _codes(tokens, tree, size)
-    laws = [
+    distributions = [
         _pick(tables, d, codes[:, up + 1]) for d, up in zip(tree.depths, tree.parents, strict=True)
     ]
-    stacked = Categorical.stack(laws) if laws else Categorical(torch.zeros(1, 0, size))
+    stacked = (
+        Categorical.stack(distributions) if distributions else Categorical(torch.zeros(1, 0, size))
+    )
     return tokens, weight, stacked, codes[:, 1:]
 
 
 def _conditional(q: Categorical, earlier: Tensor, kind: Kind, last: bool) -> Tensor:  # (R, V)
-    """The law of the next sibling given the earlier ones (R, J), as `drafters.draws` draws it."""
+    """The distribution of the next sibling given the earlier ones (R, J), as `drafters.draws` draws it."""
     if kind is Kind.RACE:
         raise ValueError("RACE proposals share the target's noise and cannot be enumerated")
     drawn = q.probs.double()
@@ -248,7 +252,7 @@ def _pick(tables: list[Categorical], depth: int, codes: Tensor) -> Categorical: 
 
 
 def _tables(table: Table, depth: int) -> list[Categorical]:
-    """The laws after all prefixes of 0 .. depth - 1 tokens, as (V ** length, V)."""
+    """The distributions after all prefixes of 0 .. depth - 1 tokens, as (V ** length, V)."""
 
     def at(prefix: tuple[int, ...]) -> Categorical:
         found = table if isinstance(table, Tensor | Categorical) else table(prefix)

@@ -1,4 +1,4 @@
-"""Random laws and codebooks for tests of verifiers and rules."""
+"""Random distributions and codebooks for tests of verifiers and rules."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ def near(size: int, k: int) -> Neighbours:
     return book(size).neighbours(k)
 
 
-def laws(count: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:  # (count, size) twice
+def distributions(
+    count: int, size: int, seed: int = 0
+) -> tuple[Tensor, Tensor]:  # (count, size) twice
     scores = torch.randn(2, count, size, generator=torch.Generator().manual_seed(seed)).double()
     p, q = (1.5 * scores).softmax(-1)
     return p, q
 
 
 def by_prefix(seed: int, size: int = 3) -> Callable[[tuple[int, ...]], Tensor]:
-    """Laws that depend on the whole prefix, with zeros."""
+    """Distributions that depend on the whole prefix, with zeros."""
 
     def at(prefix: tuple[int, ...]) -> Tensor:
         draw = random.Random(f"{seed} {prefix}")

@@ -1,4 +1,4 @@
-"""Pictures are drawn from the law of the model's own `generate()`, whatever its configuration."""
+"""Pictures are drawn from the distribution of the model's own `generate()`, whatever its configuration."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def configured(family: str, own: dict[str, Any]) -> Any:
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, toy: Any, family: str, **more: Any) -> Any:
-    """The picture (1, L) of the model's own loop, and the law (L, V) of every token of it."""
-    laws: list[Tensor] = []
+    """The picture (1, L) of the model's own loop, and the distribution (L, V) of every token of it."""
+    distributions: list[Tensor] = []
     draw = torch.multinomial
 
     def noting(probs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        laws.append(probs[0])
+        distributions.append(probs[0])
         return draw(probs, *args, **kwargs)
 
     given = painters.request(family, 1)
@@ -56,16 +56,16 @@ def recorded(monkeypatch: pytest.MonkeyPatch, toy: Any, family: str, **more: Any
         if family == "janus":
             ids = {"inputs": given["input_ids"], "attention_mask": given["attention_mask"]}
             found = toy.generate(**ids, generation_mode="image", **more)
-            return found, torch.stack(laws)
+            return found, torch.stack(distributions)
         if negative is not None:
             more |= {"negative_prompt_ids": negative["input_ids"]}
         how = {"max_new_tokens": grid.length, "prefix_allowed_tokens_fn": allowed}
         found = toy.generate(**given, **how, **more)
-    return found[:, start:], torch.stack(laws)
+    return found[:, start:], torch.stack(distributions)
 
 
 def ours(toy: Any, family: str, sequence: Tensor, **more: Any) -> Tensor:  # (L, V)
-    """The laws that `generate_images` draws the tokens of a picture from."""
+    """The distributions that `generate_images` draws the tokens of a picture from."""
     given = {**painters.request(family, 1), **drawing.sized(family), **more}
     made = mmspec.accelerate(toy, "plain").session.drawing(**given)
     scale, rows = made.inputs.get("guidance_scale", 1.0), []
@@ -82,7 +82,7 @@ def ours(toy: Any, family: str, sequence: Tensor, **more: Any) -> Tensor:  # (L,
             return before
 
         position = torch.tensor([[start + length]])
-        rows.append(made.sampling.law(logits[None, None], prefix, position).probs[0, 0])
+        rows.append(made.sampling.distribution(logits[None, None], prefix, position).probs[0, 0])
     return torch.stack(rows)
 
 
