@@ -63,8 +63,10 @@ def main(
         raise SystemExit(str(error)) from None
     ways = {name: loaded.fast(name) for name in dict.fromkeys(("plain", *chosen))}
     for fast in ways.values():
-        listened(fast, loaded.asker, sounds[0])  # warm-up
-    found = {name: [listened(one, loaded.asker, s) for s in sounds] for name, one in ways.items()}
+        listened(fast, loaded.formatter, sounds[0])  # warm-up
+    found = {
+        name: [listened(one, loaded.formatter, s) for s in sounds] for name, one in ways.items()
+    }
     for index in range(len(sounds)):
         for name, column in found.items():
             console.print(Text(f"{name:>18}  "), column[index].words, sep="")
@@ -78,10 +80,10 @@ def main(
     console.print(f"spectrograms written to {out.resolve()}")
 
 
-def listened(fast: Any, asker: Any, sound: Sound) -> Take:
+def listened(fast: Any, formatter: Any, sound: Sound) -> Take:
     """One transcript, its rounds watched."""
     rounds: list[Round] = []
-    request = asker.request([""], sounds=[sound])
+    request = formatter.request([""], sounds=[sound])
     start = perf_counter()
     output = fast.generate(**request, on_round=rounds.append)
     spent = perf_counter() - start
@@ -89,15 +91,15 @@ def listened(fast: Any, asker: Any, sound: Sound) -> Take:
     for kept in rounds:
         for place, token in enumerate(kept.tokens[0]):
             style = "green" if place < kept.accepted[0] else ""
-            words.append(_letters(asker, token), style)
+            words.append(_letters(formatter, token), style)
     turns = [index for index, kept in enumerate(rounds) for _ in kept.tokens[0]]
-    return Take(asker.text(output), words, turns, output.stats.target_calls, spent)
+    return Take(formatter.text(output), words, turns, output.stats.target_calls, spent)
 
 
-def _letters(asker: Any, token: int) -> str:
+def _letters(formatter: Any, token: int) -> str:
     """A token as it reads, with the space before it; nothing of marks."""
-    spoken = asker.processor.tokenizer
-    if not asker.words([token]) and token in spoken.all_special_ids:
+    spoken = formatter.processor.tokenizer
+    if not formatter.words([token]) and token in spoken.all_special_ids:
         return ""
     return str(spoken.decode([token], skip_special_tokens=True))
 

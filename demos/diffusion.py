@@ -68,7 +68,7 @@ def main(
     except ValueError as error:
         raise SystemExit(str(error)) from None
     prompts = prompt or list(PROMPTS)
-    asked = [loaded.asker.request([text]) for text in prompts]
+    asked = [loaded.formatter.request([text]) for text in prompts]
     for fast in columns.values():
         fast(**asked[0], seed=seed)  # warm-up
     drawn: dict[str, list[DrawnPipeline]] = {}

@@ -56,11 +56,11 @@ def main(
     if not asked:
         asked = [(one.text, one.scene) for one in held_out(pictures, seed=seed)]
     for fast in ways.values():
-        loaded.ask(fast, loaded.asker.request([asked[0][0]]), seed)  # warm-up
+        loaded.ask(fast, loaded.formatter.request([asked[0][0]]), seed)  # warm-up
     drawn: dict[str, list[DrawnCodes]] = {name: [] for name in ways}
     with progress(False) as bar:
         for index, (text, scene) in enumerate(asked):
-            request = loaded.asker.request([text])
+            request = loaded.formatter.request([text])
             for place, (name, fast) in enumerate(ways.items()):
                 bar("pictures", index * len(ways) + place, len(asked) * len(ways))
                 drawn[name].append(_draw(ways["plain"], fast, request, seed, scene))

@@ -32,7 +32,7 @@ from mmspec.cli.output import progress
 from mmspec.modalities.common.animation import save
 from mmspec.modalities.vla.acceptance import acceptance_map
 from mmspec.modalities.vla.animation import frames
-from mmspec.modalities.vla.asking import held_out
+from mmspec.modalities.vla.formatting import held_out
 from mmspec.modalities.vla.judging import mcnemar, pace, wilson
 from mmspec.modalities.vla.rollout import Rollout
 
@@ -65,7 +65,7 @@ def main(
         ways = {"plain": loaded.plain(), **{name: loaded.fast(name) for name in chosen}}
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    request = loaded.asker.request([])
+    request = loaded.formatter.request([])
     for fast in ways.values():
         fast.rollout(**{**request, "steps": 1}, seed=seed)  # warm-up
     went: dict[str, list[Rollout]] = {name: [] for name in ways}

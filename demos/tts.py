@@ -54,11 +54,11 @@ def main(
     ways = {name: loaded.fast(name) for name in ("plain", *chosen)}
     texts = prompt or [sentence(index, "held-out") for index in range(sentences)]
     for fast in ways.values():
-        loaded.ask(fast, loaded.asker.request([texts[0]]), seed)  # warm-up
+        loaded.ask(fast, loaded.formatter.request([texts[0]]), seed)  # warm-up
     spoken: dict[str, list[Speech]] = {name: [] for name in ways}
     with progress(False) as bar:
         for index, text in enumerate(texts):
-            request = loaded.asker.request([text])
+            request = loaded.formatter.request([text])
             for place, (name, fast) in enumerate(ways.items()):
                 bar("sentences", index * len(ways) + place, len(texts) * len(ways))
                 spoken[name].append(loaded.ask(fast, request, seed))

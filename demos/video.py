@@ -55,7 +55,7 @@ def main(
     torch.set_num_threads(1)  # models this small gain nothing from more
     asked: dict[str, Any] = {"video": video, "frames": frames, "max_new_tokens": max_new_tokens}
     loaded = opened(model, "vlm", drafter, [recipe], **asked)
-    request = loaded.asker.request([prompt])
+    request = loaded.formatter.request([prompt])
     watched = {text: Counted(named(text)) for text in compressor or COMPRESSORS}
     ways = {"plain": loaded.plain(), recipe: loaded.fast(recipe)}
     ways |= {text: loaded.fast(recipe, compressor=one) for text, one in watched.items()}
@@ -66,7 +66,7 @@ def main(
             begun = perf_counter()
             made[name] = fast.generate(**request)
             spent[name].append(perf_counter() - begun)
-    console.print(f"[bold]{prompt}[/bold]\n{loaded.asker.text(made['plain'])}\n")
+    console.print(f"[bold]{prompt}[/bold]\n{loaded.formatter.text(made['plain'])}\n")
     seconds = {name: median(times[1:]) for name, times in spent.items()}
     _table(made, seconds, watched)
     draw({name: one.seen[0] for name, one in watched.items() if one.seen}, out / "video-kept.png")

@@ -37,7 +37,7 @@ from mmspec.verifiers import named
 
 PARTS = ("recipe", "drafter", "verifier", "modality")
 WATCHED = 24  # steps after which an acceptance of next to nothing is worth a word
-Watch = Callable[[Round], Any]
+Observer = Callable[[Round], Any]
 
 log = logging.getLogger("mmspec")
 
@@ -65,12 +65,12 @@ def accelerate(
     Raises ValueError, before anything runs, for parts that do not fit: unknown names, different
     vocabularies, a proposal kind the verifier is biased for, a cache that cannot roll back.
     """
-    owner = registry.of(model, modality)
-    plug, plan = registry.plug(owner), chosen(owner, recipe, drafter is not None)
+    owner = registry.find_modality(model, modality)
+    plug, plan = registry.plug(owner), select_recipe(owner, recipe, drafter is not None)
     if isinstance(model, str | Path):
         drafter = zoo.drafter_for(str(model), plan) if drafter is None else drafter
         model = plug.load(model)
-    recipes.check_decodes(plan, owner.sorts, model, owner.lacks)
+    recipes.check_decodes(plan, owner.all_decodes, model, owner.unsupported_options)
     unknown = sorted(set(parts) - {*owner.parts, *plan.options})
     if unknown:
         known = [*PARTS, *owner.parts, *plan.options]
@@ -90,10 +90,12 @@ def accelerate(
     return Accelerated(plug.session(model, plan, drafter, own), owner, given)
 
 
-def chosen(owner: Modality, recipe: str | Recipe | None, is_drafted: bool) -> Recipe:
+def select_recipe(owner: Modality, recipe: str | Recipe | None, is_drafted: bool) -> Recipe:
     """The recipe by name, itself, or the usual one. Raises ValueError for what is none."""
     if recipe is None:
-        recipe = owner.drafted if is_drafted and owner.drafted else owner.recipe
+        recipe = (
+            owner.recipe_with_drafter if is_drafted and owner.recipe_with_drafter else owner.recipe
+        )
     if isinstance(recipe, str):
         return recipes.get(recipe)
     if not isinstance(recipe, Recipe):
@@ -131,11 +133,11 @@ class Accelerated:
 
     def generate(self, *args: Any, **arguments: Any) -> Any:
         """Generate as the model does, with its arguments and output, and `stats` on that."""
-        return self._ask("generate", args, arguments)
+        return self._run("generate", args, arguments)
 
     def __call__(self, *args: Any, **arguments: Any) -> Any:
         """As a pipeline is called; or as the `custom_generate` hook of `model.generate`."""
-        return self._ask("__call__", args, arguments)
+        return self._run("__call__", args, arguments)
 
     def stream(self, *args: Any, **arguments: Any) -> Generator[Round, None, Any]:
         """The same, one `Round` of verified tokens at a time, asked in the customary way.
@@ -144,7 +146,7 @@ class Accelerated:
         (as the value of its StopIteration) what the call returns.
         """
         name = arguments.pop("call", self.session.calls[0])
-        return streamed(lambda watch: self._ask(name, args, arguments, watch))
+        return streamed(lambda watch: self._run(name, args, arguments, watch))
 
     def __getattr__(self, name: str) -> Any:
         """A call or a method that the session declares. Raises AttributeError for any other."""
@@ -157,7 +159,7 @@ class Accelerated:
             raise AttributeError(self._refusal(name))
 
         def asked(*args: Any, **arguments: Any) -> Any:
-            return self._ask(name, args, arguments)
+            return self._run(name, args, arguments)
 
         asked.__name__, asked.__doc__ = name, session.run.__doc__
         return asked
@@ -198,20 +200,20 @@ class Accelerated:
         return str(self.session.sees)
 
     @torch.no_grad()
-    def _ask(
+    def _run(
         self,
         call: str,
         args: Sequence[Any],
         arguments: Mapping[str, Any],
-        stream: Watch | None = None,
+        stream: Observer | None = None,
     ) -> Any:
         if call not in self.session.calls:
             raise ValueError(self._refusal(call))
         if self.is_disabled:
-            return _asked_itself(self.model, call, args, arguments)
+            return _call_model(self.model, call, args, arguments)
         arguments = dict(arguments)
         own = arguments.pop("on_round", None)
-        check_own(arguments.get("seed"), arguments.get("row_ids"), own)
+        check_call_arguments(arguments.get("seed"), arguments.get("row_ids"), own)
         run = Run(self.model, [watch for watch in (stream, own) if watch is not None])
         try:
             output = self.session.run(call, args, arguments, run)
@@ -247,7 +249,7 @@ class Accelerated:
 class Run:
     """The loop of one request: counts its rounds, and shows them to whoever watches."""
 
-    def __init__(self, model: Any, watches: Sequence[Watch]) -> None:
+    def __init__(self, model: Any, watches: Sequence[Observer]) -> None:
         self.model, self.watches = model, tuple(watches)
         self.ledger: Ledger | None = None
         self.has_rounds = False
@@ -262,7 +264,7 @@ class Run:
         if self.ledger is None:  # a request may be several calls: windows of a long sound
             sees = call.parts.drafter.sees
             self.ledger = Ledger(recipe.name or "custom", recipe.exact, sees)
-        seen = _SoFar(call.view) if call.view is not None and self.watches else None
+        seen = PartialOutput(call.view) if call.view is not None and self.watches else None
         rounds = self.ledger.follow(decode(call.parts, call.request))
         for kept in in_turn((self.model, *call.models), rounds):
             self.has_rounds = True
@@ -282,7 +284,7 @@ class Run:
         self.reported = stats
 
 
-class _SoFar:
+class PartialOutput:
     """All tokens of a request, so that each of its rounds can be looked at, also later.
 
     `partial()` of a round costs one pass of the picture decoder. Cells that are still open are
@@ -307,7 +309,7 @@ class _SoFar:
         return self.view([row[:end] for row, end in zip(self.rows, ends, strict=True)])
 
 
-def _asked_itself(model: Any, call: str, args: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
+def _call_model(model: Any, call: str, args: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
     """What the model itself answers. Raises ValueError for arguments that only we take."""
     ours = sorted({"seed", "row_ids", "on_round"} & set(arguments))
     if ours:
@@ -323,7 +325,7 @@ def _asked_itself(model: Any, call: str, args: Sequence[Any], arguments: Mapping
     return (model if call == "__call__" else getattr(model, call))(*args, **arguments)
 
 
-def check_own(seed: Any, row_ids: Any, on_round: Any) -> None:
+def check_call_arguments(seed: Any, row_ids: Any, on_round: Any) -> None:
     """Refuse what the arguments of ours can not be. Raises ValueError."""
     if seed is not None:
         check_number("seed", seed, whole=True, example=0)
@@ -349,7 +351,7 @@ def decode_plain(model: Any, **arguments: Any) -> Any:
 
     Of a modality without tokens, what speculates nothing there. Raises what `accelerate` raises.
     """
-    recipe, parts = registry.of(model).plain
+    recipe, parts = registry.find_modality(model).plain
     return accelerate(model, recipe, **parts).generate(**arguments)
 
 

@@ -46,7 +46,7 @@ class Entry:
     recipe: str | None = None  # of a target: what commands take where none is named
 
     @staticmethod
-    def listed(package: str) -> tuple[Entry, ...]:
+    def read_entries(package: str) -> tuple[Entry, ...]:
         """The checkpoints in the `zoo.toml` of a modality of this package.
 
         They are read by its module `checkpoints`, and trained by the module `train` of the folder
@@ -90,20 +90,26 @@ class Modality:
     owns: Callable[[Source], bool]
     zoo: tuple[Entry, ...] = ()
     parts: tuple[str, ...] = ()
-    drafted: str | None = None
+    recipe_with_drafter: str | None = None
     plain: tuple[str, Mapping[str, Any]] = ("plain", {})  # recipe and parts that speculate nothing
     files: tuple[str, ...] = ()  # endings that `Asker.render` writes, the usual one first
     is_general: bool = False
-    also: tuple[str, ...] = ()  # further sorts of recipes that its models take
-    lacks: tuple[str, ...] = ()  # options of recipes that none of its models can serve
-    asked: str | None = None  # the call that commands make, where that is not the customary one
+    also_decodes: tuple[str, ...] = ()  # further sorts of recipes that its models take
+    unsupported_options: tuple[
+        str, ...
+    ] = ()  # options of recipes that none of its models can serve
+    command_call: str | None = (
+        None  # the call that commands make, where that is not the customary one
+    )
     survey: str | None = None  # the module that measures every class of the library behind it
-    teaching: str | None = None  # the module that makes requests of training data (`Teaching`)
+    training_data: str | None = (
+        None  # the module that makes requests of training data (`TrainingData`)
+    )
 
     @property
-    def sorts(self) -> tuple[str, ...]:
+    def all_decodes(self) -> tuple[str, ...]:
         """What recipes for it decode, its own first."""
-        return (self.decodes, *self.also)
+        return (self.decodes, *self.also_decodes)
 
 
 def setting(default: Any, about: str, **more: Any) -> Any:
@@ -115,7 +121,7 @@ def setting(default: Any, about: str, **more: Any) -> Any:
     return field(default=default, metadata={"help": about, **more})
 
 
-def settings_of(cls: type, given: Mapping[str, Any]) -> Any:
+def parse_settings(cls: type, given: Mapping[str, Any]) -> Any:
     """`cls` made of what was given. Raises ValueError for what it does not have, or out of range.
 
     The message names the value, the rule, and what is known.
@@ -198,7 +204,7 @@ class Session(Protocol):
 
 
 @dataclass(frozen=True)
-class Answer:
+class RunResult:
     """What came out for one request, as far as races and certificates must know."""
 
     values: Any  # what is compared by ==: new tokens per row, codes; None where nothing is
@@ -212,24 +218,24 @@ class Answer:
     rounds: Any = None  # of the loop: in which one each part of the output was kept, if it is told
 
 
-Answers = Mapping[str, Sequence[Answer]]  # of every contestant, one per request
+RunResults = Mapping[str, Sequence[RunResult]]  # of every contestant, one per request
 
 
-class Contestant(Protocol):
+class Runner(Protocol):
     """Who takes part in a race: our loop with some recipe, or a way of the library's own.
 
     `first` answers with the first token of each row alone, for the time of a prefill; None where
     there is no such thing.
     """
 
-    def answer(self, request: Mapping[str, Any], seed: int) -> Answer: ...
+    def run(self, request: Mapping[str, Any], seed: int) -> RunResult: ...
 
-    def first(self, request: Mapping[str, Any], seed: int) -> Answer | None:
+    def run_first_token(self, request: Mapping[str, Any], seed: int) -> RunResult | None:
         return None
 
 
 @dataclass(frozen=True)
-class Speculative(Contestant):
+class Speculative(Runner):
     """Our loop with some recipe: an `Accelerated`."""
 
     fast: Any
@@ -244,7 +250,7 @@ class Quality:
     """
 
     name: str
-    judge: Callable[[Sequence[Answer], Answers], Sequence[tuple[float, float]]]
+    judge: Callable[[Sequence[RunResult], RunResults], Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
@@ -259,21 +265,21 @@ class Workload:
     """
 
     timed: Sequence[Mapping[str, Any]]
-    plain: Contestant
-    fast: Callable[[Any], Contestant]
-    baselines: Mapping[str, Contestant] = field(default_factory=dict)
+    plain: Runner
+    fast: Callable[[Any], Runner]
+    baselines: Mapping[str, Runner] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)  # baselines that there are not, why
     peers: (
         Callable[
-            [Mapping[str, Contestant], int, Callable[[str, int, int], None]],
-            tuple[Mapping[str, Contestant], Mapping[str, str]],
+            [Mapping[str, Runner], int, Callable[[str, int, int], None]],
+            tuple[Mapping[str, Runner], Mapping[str, str]],
         ]
         | None
     ) = None
-    controls: Callable[[Sequence[Answer]], Mapping[str, Any]] | None = None
+    controls: Callable[[Sequence[RunResult]], Mapping[str, Any]] | None = None
     judged: Sequence[Mapping[str, Any]] = ()
     qualities: Sequence[Quality] = ()
-    extras: Callable[[Sequence[Answer], Answers], Mapping[str, Any]] | None = None  # of a row
+    extras: Callable[[Sequence[RunResult], RunResults], Mapping[str, Any]] | None = None  # of a row
     batch: int = 1
     is_greedy: bool = False  # so that answers can be compared value for value
     replayed: int = 0  # timed requests whose forwards can be made again alone; 0 = no such thing
@@ -283,7 +289,7 @@ class Workload:
     environment: Mapping[str, Any] = field(default_factory=dict)  # beside what is always reported
 
 
-class Asker(Protocol):
+class Formatter(Protocol):
     """Between a person and a session: what is typed becomes a request, an output becomes words.
 
     Made for one model and one set of settings; `mmspec generate`, `bench` and `certify` ask so.
@@ -324,15 +330,15 @@ class Plug(Protocol):
     ) -> Session: ...
 
 
-class Asking(Protocol):
+class Formatting(Protocol):
     """How people ask models of a modality: functions of its module `asking`.
 
-    `load_drafter` and `asker` run no code of a folder either. `examine` looks at a model, or at a
+    `load_drafter` and `formatter` run no code of a folder either. `examine` looks at a model, or at a
     pair, without reading weights into memory.
     """
 
     def load_drafter(self, model: Any, source: str | Path, **options: Any) -> Any: ...
-    def asker(self, source: str, model: Any, settings: Any, **options: Any) -> Asker: ...
+    def formatter(self, source: str, model: Any, settings: Any, **options: Any) -> Formatter: ...
     def examine(self, target: str, drafter: str | None) -> list[Finding]: ...
 
 
@@ -347,20 +353,22 @@ class Teacher(Protocol):
     longest: int | None  # tokens of an answer at most; None = as many as are asked for
 
     def check(self, questions: Sequence[Any]) -> None: ...  # raises ValueError for what it cannot
-    def opened(self, question: Any) -> Any: ...  # its pictures; raises ValueError if unreadable
+    def load_media(self, question: Any) -> Any: ...  # its pictures; raises ValueError if unreadable
     def inputs(
         self, questions: Sequence[Any], opened: Sequence[Any]
     ) -> dict[str, Any]: ...  # of the customary call, (B, L) ids padded on the left
     def tokens(self, answer: str) -> list[int]: ...  # of the data's own answer, with its end
 
 
-class Teaching(Protocol):
+class TrainingData(Protocol):
     """How models of a modality are asked what data hold: functions of `Modality.teaching`."""
 
     def teacher(self, source: str, model: Any, **options: Any) -> Teacher: ...
     def skeleton(self, source: str) -> Any: ...  # a model without memory
-    def plays(self, data: str) -> bool: ...  # whether data names what a model makes by itself
-    def played(
+    def names_environment(
+        self, data: str
+    ) -> bool: ...  # whether data names what a model makes by itself
+    def record_episodes(
         self, data: str, teacher: Any, folder: Path, seed: int, progress: Any
     ) -> Path: ...  # such data in a file, made now; progress as of `mmspec.training.reporting`
 
@@ -390,7 +398,7 @@ class Measures(Protocol):
     """
 
     def workload(
-        self, model: Any, asker: Asker, settings: Any, selection: Selection
+        self, model: Any, formatter: Formatter, settings: Any, selection: Selection
     ) -> Workload: ...
     def certify(self, recipe: Recipe, trial: Any) -> tuple[Recipe, Iterable[Any]]:
         """The recipe as it was bound, and `Check`s out of a `Trial` (`mmspec.bench.certificate`).

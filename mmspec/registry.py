@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmspec.errors import first_line
-from mmspec.modality import Asking, Measures, Modality, Plug, Source, Survey, Teaching
+from mmspec.modality import Formatting, Measures, Modality, Plug, Source, Survey, TrainingData
 from mmspec.models.folder import configuration
 
 GROUP = "mmspec.modalities"
@@ -31,8 +31,10 @@ def modalities() -> Mapping[str, Modality]:
     shelf = import_module("mmspec.modalities")
     folders = [one.name for one in pkgutil.iter_modules(shelf.__path__) if one.ispkg]
     folders.remove(SHARED)
-    found = [one for name in sorted(folders) for one in _held(f"mmspec.modalities.{name}")]
-    found += [_theirs(point) for point in entry_points(group=GROUP)]
+    found = [
+        one for name in sorted(folders) for one in _read_modalities(f"mmspec.modalities.{name}")
+    ]
+    found += [_load_entry_point(point) for point in entry_points(group=GROUP)]
     named: dict[str, Modality] = {}
     for one in found:
         if one.name in named:
@@ -41,7 +43,7 @@ def modalities() -> Mapping[str, Modality]:
     return named
 
 
-def _theirs(point: EntryPoint) -> Modality:
+def _load_entry_point(point: EntryPoint) -> Modality:
     """What another package offers. Raises ValueError naming what cannot be used."""
     where = f"the entry point {point.name} = {point.value} of {GROUP}"
     mend = "mend the package that has it, or uninstall that"
@@ -55,7 +57,7 @@ def _theirs(point: EntryPoint) -> Modality:
     return offered
 
 
-def _held(package: str) -> tuple[Modality, ...]:
+def _read_modalities(package: str) -> tuple[Modality, ...]:
     folder = vars(import_module(package))
     return folder["MODALITIES"] if "MODALITIES" in folder else (folder["MODALITY"],)
 
@@ -73,9 +75,9 @@ def plug(modality: Modality) -> Plug:
     return cast(Plug, import_module(f"{modality.package}.plug"))
 
 
-def asking(modality: Modality) -> Asking:
+def formatting(modality: Modality) -> Formatting:
     """How its models are asked by people, imported now."""
-    return cast(Asking, import_module(f"{modality.package}.asking"))
+    return cast(Formatting, import_module(f"{modality.package}.formatting"))
 
 
 def measures(modality: Modality) -> Measures:
@@ -83,15 +85,15 @@ def measures(modality: Modality) -> Measures:
     return cast(Measures, import_module(f"{modality.package}.measures"))
 
 
-def teaching(modality: Modality) -> Teaching:
+def training_data(modality: Modality) -> TrainingData:
     """How its models are asked what training data hold. Raises ValueError where they are not."""
-    if modality.teaching is None:
-        able = [one.name for one in modalities().values() if one.teaching is not None]
+    if modality.training_data is None:
+        able = [one.name for one in modalities().values() if one.training_data is not None]
         raise ValueError(
             f"models of modality {modality.name} cannot be taught from files yet, only those of "
             f"{', '.join(able)}; train a head from Python with mmspec.training.trainable.learn"
         )
-    return cast(Teaching, import_module(modality.teaching))
+    return cast(TrainingData, import_module(modality.training_data))
 
 
 def surveys() -> list[Survey]:
@@ -100,7 +102,7 @@ def surveys() -> list[Survey]:
     return [cast(Survey, import_module(name)) for name in named]
 
 
-def of(given: Any, name: str | None = None) -> Modality:
+def find_modality(given: Any, name: str | None = None) -> Modality:
     """The modality that a model, a folder or a name belongs to; `name` decides where it is given.
 
     Raises ValueError for what nobody owns, and for a checkpoint of the zoo that is another's.
@@ -109,7 +111,7 @@ def of(given: Any, name: str | None = None) -> Modality:
     if name is not None:
         owner = get(name)
         if source.checkpoint is not None and not _owns(owner, source):
-            whose = of(given).name
+            whose = find_modality(given).name
             raise ValueError(f"{given} is of modality {whose}, not {name}; leave the modality out")
         return owner
     owners = [one for one in modalities().values() if _owns(one, source)]

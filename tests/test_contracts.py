@@ -38,7 +38,7 @@ class Bare(Verifier):
 
 
 @dataclass(frozen=True)
-class Asking(Bare):
+class Formatting(Bare):
     """Has a field for what is declared with a default: one needed, one made anew."""
 
     rule: Rule
@@ -70,11 +70,11 @@ def test_defaults_are_as_declared() -> None:
 
 def test_a_field_takes_the_place_of_a_default() -> None:
     """Were the default a property, the field would take it for its own, or refuse a value."""
-    asking = Asking(Exact())
-    assert asking.rule == Exact()
-    assert asking.words == "in other words"
-    assert replace(asking, words="said").words == "said"
-    for needs_a_rule in (Asking, Longest):
+    formatting = Formatting(Exact())
+    assert formatting.rule == Exact()
+    assert formatting.words == "in other words"
+    assert replace(formatting, words="said").words == "said"
+    for needs_a_rule in (Formatting, Longest):
         with pytest.raises(TypeError, match="rule"):
             needs_a_rule()  # type: ignore[call-arg]
     with pytest.raises(AttributeError, match="trees is asked of an instance of Bare"):

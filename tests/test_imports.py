@@ -55,7 +55,7 @@ MEASURING = (
         "steps_map",
         "scenes",
     ),
-    *("animation", "judging", "listening", "teaching", "verdict", "video_rag"),
+    *("animation", "judging", "listening", "training_data", "verdict", "video_rag"),
     *("measures", "toys", "baselines", "certificates", "mixture", "sample_tests", "row_costs"),
     *("picture_distance", "likelihood", "survey", "tiny_configs", "tiny_requests"),
 )

@@ -23,7 +23,7 @@ from mmspec.cli.app import commands as app_commands
 from mmspec.cli.groups import RecipeGroup
 from mmspec.modalities.speech import sound
 from mmspec.modalities.speech.frames import toys as frames
-from mmspec.modalities.vlm.asking import CLIP, SCENE
+from mmspec.modalities.vlm.formatting import CLIP, SCENE
 from mmspec.zoo import language
 from tests.modalities.speech import recognisers
 from tests.modalities.vla import policies
@@ -99,7 +99,7 @@ def test_parts_and_usual_recipes_of_all_modalities_stand_in_the_guide() -> None:
     words, _, table = chapter.partition("| modality | parts |")
     lines = [line for line in table.partition("\n\n")[0].splitlines() if line.startswith("| `")]
     for name, one in registry.modalities().items():
-        for usual in filter(None, (one.recipe, one.drafted)):
+        for usual in filter(None, (one.recipe, one.recipe_with_drafter)):
             assert f"`{usual}`" in words, f"{name} takes {usual} if nothing is said"
         (row,) = [line for line in lines if f"`{name}`" in line.split("|")[1]]
         for part in one.parts:

@@ -134,7 +134,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 def test_a_model_in_memory_belongs_to_it() -> None:
     model = zoo.load("weather")
-    assert registry.of(model).name == "markov"
+    assert registry.find_modality(model).name == "markov"
     assert torch.allclose(model.table, TABLE)
     assert zoo.info("weather").drafter == "weather-drafter"
     small = type(model).random(3, seed=0)

@@ -49,7 +49,7 @@ def _owners(plan: Recipe, fast: Accelerated | None, name: str | None) -> list[Mo
         return [fast.modality]
     if name is not None:
         owner = registry.get(name)
-        recipes.check_decodes(plan, owner.sorts, f"modality {name}")
+        recipes.check_decodes(plan, owner.all_decodes, f"modality {name}")
         return [owner]
     owners = [one for one in registry.modalities().values() if one.decodes == plan.decodes]
     return sorted(owners, key=lambda one: not one.is_general)

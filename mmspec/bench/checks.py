@@ -10,7 +10,7 @@ from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
 from mmspec.bench.equality import equal
 from mmspec.bench.frequency import Frequencies, Subject, frequencies
 from mmspec.draft import Verifier
-from mmspec.modality import Contestant
+from mmspec.modality import Runner
 from mmspec.recipe import Deferred, Recipe
 
 MODELS = (0, 1)  # seeds of the tiny models that are sampled
@@ -68,8 +68,8 @@ def frequency(plan: Recipe, subject_of: Callable[[int], Subject], trial: Trial, 
 
 def greedy_equality(
     plan: Recipe,
-    wanted: Contestant | None,  # None = there is no other way to answer
-    found: Contestant,
+    wanted: Runner | None,  # None = there is no other way to answer
+    found: Runner,
     requests: Sequence[Mapping[str, Any]],
     trial: Trial,
     whose: str,
@@ -83,8 +83,8 @@ def greedy_equality(
 
 def seeded_equality(
     plan: Recipe,
-    plain: Contestant | None,  # None = `found` is that itself
-    found: Contestant,
+    plain: Runner | None,  # None = `found` is that itself
+    found: Runner,
     requests: Sequence[Mapping[str, Any]],
     trial: Trial,
 ) -> Check:
@@ -104,7 +104,7 @@ def seeded_equality(
 def _equality(
     sort: str,
     plan: Recipe,
-    both: tuple[Contestant, Contestant],  # the reference, and who must answer like it
+    both: tuple[Runner, Runner],  # the reference, and who must answer like it
     cases: Sequence[tuple[Mapping[str, Any], int]],
     trial: Trial,
     words: str,

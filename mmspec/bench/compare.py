@@ -15,7 +15,7 @@ from mmspec.bench.progress import Progress, silent
 from mmspec.bench.race import Laps, race
 from mmspec.bench.report import Report
 from mmspec.bench.row import Found, Row, row
-from mmspec.modality import Answers, Contestant, Workload
+from mmspec.modality import Runner, RunResults, Workload
 
 PLAIN = "plain"
 JUDGED_SEED = 1000  # how far the seeds of judged requests lie from those of timed ones
@@ -47,14 +47,14 @@ class Comparison(Report):
 class _Field:
     """Who runs."""
 
-    baselines: Mapping[str, Contestant]
-    ours: Mapping[str, Contestant]  # plain decoding first
-    peers: Mapping[str, Contestant]
-    controls: Mapping[str, Contestant]
+    baselines: Mapping[str, Runner]
+    ours: Mapping[str, Runner]  # plain decoding first
+    peers: Mapping[str, Runner]
+    controls: Mapping[str, Runner]
     missing: Mapping[str, str]
 
     @property
-    def everybody(self) -> dict[str, Contestant]:
+    def everybody(self) -> dict[str, Runner]:
         return {**self.baselines, **self.ours, **self.peers, **self.controls}
 
 
@@ -150,15 +150,15 @@ def _entered(
 ) -> _Field:
     """Everybody who is to run, plain decoding beside the recipes."""
     fast = {name: workload.fast(one) for name, one in recipes.items()}
-    more, missing = dict[str, Contestant](), dict(workload.missing)
+    more, missing = dict[str, Runner](), dict(workload.missing)
     if peers and workload.peers is not None:
         found, why = workload.peers(fast, seed, progress)
         more, missing = dict(found), {**missing, **why}
-    blind: dict[str, Contestant] = {}
+    blind: dict[str, Runner] = {}
     if controls:
         if workload.controls is None:
             raise ValueError("this modality decodes no ids, so it has no control; drop controls=")
-        known = [workload.plain.answer(asked, seed) for asked in workload.timed[:4]]
+        known = [workload.plain.run(asked, seed) for asked in workload.timed[:4]]
         blind = {name: workload.fast(one) for name, one in workload.controls(known).items()}
     runs = _Field(workload.baselines, {PLAIN: workload.plain, **fast}, more, blind, missing)
     names = [*runs.baselines, *runs.ours, *runs.peers, *runs.controls]
@@ -170,7 +170,7 @@ def _entered(
 
 def _shown(
     runs: _Field, laps: Mapping[str, Laps], workload: Workload, seed: int, progress: Progress
-) -> Answers:
+) -> RunResults:
     """What the judges look at, of everybody who is still there; controls are not judged."""
     judged = {name: lap.answers for name, lap in laps.items() if name not in runs.controls}
     if not workload.judged or not workload.qualities:
@@ -179,6 +179,6 @@ def _shown(
     shown: dict[str, list[Any]] = {name: [] for name in judged}
     for index, asked in enumerate(workload.judged):
         for name, answers in shown.items():
-            answers.append(everybody[name].answer(asked, seed + JUDGED_SEED + index))
+            answers.append(everybody[name].run(asked, seed + JUDGED_SEED + index))
         progress("answer for the judges", index + 1, len(workload.judged))
     return shown

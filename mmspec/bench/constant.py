@@ -13,7 +13,7 @@ from mmspec import recipes
 from mmspec.api import accelerate
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.lengths.length import useful
-from mmspec.modality import Answer
+from mmspec.modality import RunResult
 from mmspec.targets.tokens.context import Context
 
 CONTROL = "constant drafter"
@@ -43,7 +43,7 @@ class ConstantDrafter(Drafter):
         return None
 
 
-def controls(model: Any, answers: Sequence[Answer], **parts: Any) -> Mapping[str, Any]:
+def controls(model: Any, answers: Sequence[RunResult], **parts: Any) -> Mapping[str, Any]:
     """A model drafted for by the token that its answers have most often."""
     counted = Counter(token for answer in answers for row in answer.values for token in row)
     drafter = ConstantDrafter(counted.most_common(1)[0][0])

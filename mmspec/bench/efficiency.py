@@ -12,7 +12,7 @@ import torch
 from mmspec.bench.environment import seconds
 from mmspec.bench.forwards import Replay, recording, replay
 from mmspec.bench.progress import Progress, silent
-from mmspec.modality import Contestant
+from mmspec.modality import Runner
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Efficiency:
 
 
 def efficiencies(
-    contestants: Mapping[str, Contestant],
+    contestants: Mapping[str, Runner],
     requests: Sequence[Mapping[str, Any]],
     repeats: int,
     seed: int,
@@ -49,7 +49,7 @@ def efficiencies(
 
 
 def run_and_replay(
-    contestants: Sequence[Contestant],
+    contestants: Sequence[Runner],
     request: Mapping[str, Any],
     repeats: int,
     seed: int,
@@ -58,15 +58,15 @@ def run_and_replay(
     """Each one's wall seconds of a run and its forwards alone, `repeats` times; warmed up."""
     tapes = []
     for one in contestants:
-        one.first(request, seed)  # what an engine checks once is no part of a run
+        one.run_first_token(request, seed)  # what an engine checks once is no part of a run
         with recording(one) as tape:
-            one.answer(request, seed)
+            one.run(request, seed)
         replay(tape, device)
         tapes.append(tape)
     pairs: list[list[tuple[float, Replay]]] = [[] for _ in contestants]
     for _ in range(repeats):
         for one, tape, found in zip(contestants, tapes, pairs, strict=True):
             start = seconds(device)
-            one.answer(request, seed)
+            one.run(request, seed)
             found.append((seconds(device) - start, replay(tape, device)))
     return pairs

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmspec.bench.progress import Progress
-from mmspec.modality import Contestant
+from mmspec.modality import Runner
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class Equal:
 
 def equal(
     stage: str,
-    wanted: Contestant,
-    found: Contestant,
+    wanted: Runner,
+    found: Runner,
     cases: Sequence[tuple[Mapping[str, Any], int]],
     progress: Progress,
 ) -> Equal:
     """Both on every request, with its seed, up to where a drafter fails."""
     same, difference = 0, ""
     for index, (request, seed) in enumerate(cases):
-        right = wanted.answer(request, seed).values
-        answer = found.answer(request, seed)
+        right = wanted.run(request, seed).values
+        answer = found.run(request, seed)
         mine = answer.values
         same += right == mine
         if right != mine and not difference:

@@ -11,7 +11,7 @@ import torch
 
 from mmspec.bench.environment import seconds
 from mmspec.bench.progress import Progress, silent
-from mmspec.modality import Answer, Contestant
+from mmspec.modality import Runner, RunResult
 
 FAILURES = (ValueError, RuntimeError, TypeError, IndexError, AttributeError, KeyError)
 
@@ -26,7 +26,7 @@ class Laps:
     whole: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
     begun: int = 0  # what the answers behind `first` count together
-    answers: list[Answer] = field(default_factory=list)  # of the last repeat, per request
+    answers: list[RunResult] = field(default_factory=list)  # of the last repeat, per request
 
     @property
     def count(self) -> int:
@@ -70,7 +70,7 @@ class Ratio:
 
 
 def race(
-    contestants: Mapping[str, Contestant],
+    contestants: Mapping[str, Runner],
     requests: Sequence[Mapping[str, Any]],
     repeats: int = 5,
     *,
@@ -115,13 +115,13 @@ def race(
 
 
 def _answer(
-    contestant: Contestant, request: Mapping[str, Any], seed: int, device: torch.device, lap: Laps
+    contestant: Runner, request: Mapping[str, Any], seed: int, device: torch.device, lap: Laps
 ) -> None:
     """Note one request: the first token alone where that can be asked for, and all of it."""
     start = seconds(device)
-    first = contestant.first(request, seed)
+    first = contestant.run_first_token(request, seed)
     middle = seconds(device)
-    answer = contestant.answer(request, seed)
+    answer = contestant.run(request, seed)
     spent = seconds(device) - middle
     lap.whole[-1] += spent if answer.seconds is None else answer.seconds
     lap.first[-1] += middle - start
@@ -130,9 +130,9 @@ def _answer(
 
 
 def timed(
-    contestant: Contestant, request: Mapping[str, Any], seed: int, device: Any
-) -> tuple[float, Answer]:
+    contestant: Runner, request: Mapping[str, Any], seed: int, device: Any
+) -> tuple[float, RunResult]:
     """One answer and the seconds it took."""
     start = seconds(torch.device(device))
-    answer = contestant.answer(request, seed)
+    answer = contestant.run(request, seed)
     return seconds(torch.device(device)) - start, answer

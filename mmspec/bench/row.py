@@ -11,7 +11,7 @@ from mmspec.bench import aggregate
 from mmspec.bench.efficiency import Efficiency
 from mmspec.bench.race import Laps, Ratio
 from mmspec.bench.report import Report
-from mmspec.modality import Answer, Answers, Quality, Workload
+from mmspec.modality import Quality, RunResult, RunResults, Workload
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Found:
 
     workload: Workload
     laps: Mapping[str, Laps]
-    shown: Answers  # for the judges
+    shown: RunResults  # for the judges
     reference: str  # plain decoding, or who stands in for it
     base: str | None  # the first baseline, where it took part
     efficiencies: Mapping[str, Efficiency] = field(default_factory=dict)
@@ -104,7 +104,7 @@ def _extras(found: Found, name: str) -> dict[str, Any]:
     return dict(found.workload.extras(answers[name], answers))
 
 
-def _calls(mine: Sequence[Answer], plain: Sequence[Answer]) -> dict[str, Any]:
+def _calls(mine: Sequence[RunResult], plain: Sequence[RunResult]) -> dict[str, Any]:
     """How many times fewer; the error of a ratio of sums, by its linear part."""
     calls, base = [one.calls for one in mine], [one.calls for one in plain]
     if not sum(calls):
@@ -134,7 +134,7 @@ def _forwards(found: Found, name: str) -> dict[str, Any]:
     return {"engine_efficiency": mine.share, **ideal}
 
 
-def _counted(stats: Sequence[Any], everything: Sequence[Answer]) -> dict[str, Any]:
+def _counted(stats: Sequence[Any], everything: Sequence[RunResult]) -> dict[str, Any]:
     """What the statistics of the timed requests say; loss and failure also of the judged ones."""
     drafted = sum(one.num_draft_tokens for one in stats)
     accepted = sum(one.num_accepted_draft_tokens for one in stats)

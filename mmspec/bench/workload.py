@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from mmspec.modality import Answer, Answers, Quality
+from mmspec.modality import Quality, RunResult, RunResults
 
 T = TypeVar("T")
 Scored = Sequence[tuple[int, int]]  # of every item: facts right, facts asked
@@ -29,7 +29,7 @@ def pooled(scored: Scored) -> list[tuple[float, float]]:
     return [(right / max(asked, 1), asked) for right, asked in scored]
 
 
-def facts_right(judge: Callable[[Sequence[Answer]], Scored]) -> Quality:
+def facts_right(judge: Callable[[Sequence[RunResult]], Scored]) -> Quality:
     """The share of facts that are right, of all that were asked."""
     return Quality("facts right", lambda answers, others: pooled(judge(answers)))
 
@@ -37,7 +37,7 @@ def facts_right(judge: Callable[[Sequence[Answer]], Scored]) -> Quality:
 def agreement(base: str) -> Quality:
     """Share of the baseline's tokens that come out at the same place."""
 
-    def values(answers: Sequence[Answer], others: Answers) -> list[tuple[float, float]]:
+    def values(answers: Sequence[RunResult], others: RunResults) -> list[tuple[float, float]]:
         if base not in others:
             return []
         both = zip(answers, others[base], strict=True)

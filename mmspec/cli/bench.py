@@ -93,7 +93,7 @@ def workload(
     drafter = next(iter(loaded.drafters.values()), None)
     selection = Selection(prompt, max(prompts, batch), batch, seed, drafter)
     measures = registry.measures(chosen.owner)
-    return measures.workload(loaded.model, loaded.asker, chosen.settings, selection)
+    return measures.workload(loaded.model, loaded.formatter, chosen.settings, selection)
 
 
 def _ways(loaded: Loaded, is_all: bool) -> tuple[dict[str, Accelerated], dict[str, str]]:

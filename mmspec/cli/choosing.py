@@ -11,7 +11,7 @@ from typing import Any
 
 from mmspec import recipes, registry, zoo
 from mmspec.cli.options import PARTS, Choice, dashed, settings_for
-from mmspec.modality import Modality, settings_of
+from mmspec.modality import Modality, parse_settings
 from mmspec.models.folder import check_there
 from mmspec.registry import ZOO
 
@@ -47,7 +47,7 @@ def choose(choice: Choice) -> Chosen:
     """What was chosen. Raises ValueError for whatever does not go together."""
     owner, model = _owner(choice)
     _refuse_foreign(choice, owner, model)
-    settings = settings_of(owner.settings, {**_usual(owner, model), **choice.settings})
+    settings = parse_settings(owner.settings, {**_usual(owner, model), **choice.settings})
     written: dict[str, Path] = {}
     for one in settings_for(owner, choice.command):
         value = choice.settings.get(one.name)
@@ -67,9 +67,9 @@ def _owner(choice: Choice) -> tuple[Modality, str]:
         check_source(name)
     if choice.modality is not None:
         named = choice.modality
-        owner = registry.get(named) if name is None else registry.of(name, named)
+        owner = registry.get(named) if name is None else registry.find_modality(name, named)
     elif name is not None and (name.startswith(ZOO) or Path(name).exists()):
-        owner = registry.of(name)
+        owner = registry.find_modality(name)
     else:
         decodes = recipes.about(said[0])["decodes"] if said else None
         fitting = [one for one in registry.modalities().values() if decodes in (None, one.decodes)]
@@ -106,19 +106,23 @@ def _recipes(choice: Choice, owner: Modality, model: str) -> tuple[str, ...]:
     """Those that were named, the usual one, or all of the modality's."""
     said = [name for name in choice.recipe or () if name != ALL]
     for name in said:
-        recipes.check_decodes(recipes.get(name), owner.sorts, model, owner.lacks)
+        recipes.check_decodes(
+            recipes.get(name), owner.all_decodes, model, owner.unsupported_options
+        )
     if choice.recipe and ALL in choice.recipe:
-        every = [(name, recipes.get(name)) for name in recipes.names(*owner.sorts)]
-        return tuple(name for name, plan in every if not set(owner.lacks) & set(plan.options))
+        every = [(name, recipes.get(name)) for name in recipes.names(*owner.all_decodes)]
+        return tuple(
+            name for name, plan in every if not set(owner.unsupported_options) & set(plan.options)
+        )
     if said:
         return tuple(dict.fromkeys(said))
     usual = zoo.info(model).recipe if model.startswith(ZOO) else None
     if usual is not None and choice.drafter is None:
         return (usual,)
-    if owner.drafted is not None:
-        plan = recipes.get(owner.drafted)
+    if owner.recipe_with_drafter is not None:
+        plan = recipes.get(owner.recipe_with_drafter)
         if choice.drafter or zoo.drafter_for(model, plan):
-            return (owner.drafted,)
+            return (owner.recipe_with_drafter,)
     return (owner.recipe,)
 
 

@@ -19,15 +19,15 @@ def run(target: str, drafter: str | None, modality: str | None, json: bool) -> N
     for name in (target, drafter):
         if name is not None:
             check_source(name)
-    owner = registry.of(target, modality)
-    asking = registry.asking(owner)
+    owner = registry.find_modality(target, modality)
+    formatting = registry.formatting(owner)
     for name in (target, drafter):
         if name is not None and Path(name).is_dir() and not any(Path(name).glob("*.json")):
             raise ValueError(f"{name} holds no model; give a folder that save_pretrained wrote")
     quiet()
     with working(f"looking at {target}", json):
         small = None if drafter is None else _folder(drafter)
-        findings = asking.examine(_folder(target), small)
+        findings = formatting.examine(_folder(target), small)
     refusals = [finding.remark for finding in findings if finding.verdict == "refused"]
     if json:
         document = {

@@ -8,7 +8,7 @@ from mmspec import formats
 from mmspec.cli.convert import check_new
 from mmspec.cli.inputs import quiet
 from mmspec.cli.output import console, emit, pairs
-from mmspec.modalities.common.examining_tokens import HEADS
+from mmspec.modalities.common.doctor_tokens import HEADS
 from mmspec.models.folder import check_there
 from mmspec.models.loading import model_type
 from mmspec.models.reading import read

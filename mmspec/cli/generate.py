@@ -25,15 +25,15 @@ def run(choice: Choice, prompt: str, out: Path | None, compare: bool, repeats: i
     chosen = choose(choice)
     recipe, place = chosen.recipe, _place(out, chosen)
     loaded = load(choice, chosen)
-    request, fast = loaded.asker.request([prompt]), loaded.fast(recipe)
+    request, fast = loaded.formatter.request([prompt]), loaded.fast(recipe)
     with working(f"generating with {recipe}", choice.json):
         output = loaded.ask(fast, request, choice.seed)
-    stats, asker = fast.last_stats, loaded.asker
+    stats, formatter = fast.last_stats, loaded.formatter
     assert stats is not None
-    text = asker.text(output)
+    text = formatter.text(output)
     if text is not None and out is None:
         place = None  # what was said needs no file
-    files = () if place is None else asker.render(output, place)
+    files = () if place is None else formatter.render(output, place)
     document: dict[str, Any] = {
         **({} if text is None else {"text": text}),
         **({"out": str(files[0]), "files": [str(file) for file in files]} if files else {}),
@@ -42,7 +42,7 @@ def run(choice: Choice, prompt: str, out: Path | None, compare: bool, repeats: i
         "recipe": recipe,
         "exact": stats.exact,
         "seed": choice.seed,
-        **asker.data(output),
+        **formatter.data(output),
     }
     if not choice.json:
         shown = f"{', '.join(map(str, files))}: {prompt}" if text is None else text
@@ -79,7 +79,7 @@ def _compared(
     chosen, measures = loaded.chosen, registry.measures(loaded.chosen.owner)
     recipe, selection = chosen.recipe, Selection([prompt], 1, 1, choice.seed)
     try:
-        work = measures.workload(loaded.model, loaded.asker, chosen.settings, selection)
+        work = measures.workload(loaded.model, loaded.formatter, chosen.settings, selection)
         with progress(choice.json) as report:
             how: dict[str, Any] = {"repeats": repeats, "seed": choice.seed, "progress": report}
             how |= {"peers": False, "efficiency": False}  # only plain decoding and the library
@@ -106,7 +106,7 @@ def _same(fast: Accelerated, work: Workload, seed: int) -> bool | None:
     """Whether plain decoding gives the very same; None where only the distribution is promised."""
     if not fast.recipe.exact or not fast.recipe.verifier.couples:
         return None
-    mine, plain = (one.answer(work.timed[0], seed) for one in (work.fast(fast), work.plain))
+    mine, plain = (one.run(work.timed[0], seed) for one in (work.fast(fast), work.plain))
     return None if mine.values is None else bool(mine.values == plain.values)
 
 

@@ -14,7 +14,7 @@ from mmspec.cli.choosing import Chosen, choose
 from mmspec.cli.inputs import quiet
 from mmspec.cli.options import Choice
 from mmspec.cli.output import working
-from mmspec.modality import Asker
+from mmspec.modality import Formatter
 from mmspec.registry import ZOO
 
 
@@ -24,7 +24,7 @@ class Loaded:
 
     chosen: Chosen
     model: Any
-    asker: Asker
+    formatter: Formatter
     drafters: Mapping[str, Any]  # by name
 
     def fast(self, recipe: str, **parts: Any) -> Accelerated:
@@ -42,7 +42,7 @@ class Loaded:
 
     def ask(self, fast: Accelerated, request: Mapping[str, Any], seed: int) -> Any:
         """The output of the customary call, or of the one that the modality names for commands."""
-        call = self.chosen.owner.asked or fast.session.calls[0]
+        call = self.chosen.owner.command_call or fast.session.calls[0]
         return getattr(fast, call)(**request, seed=seed)
 
 
@@ -50,16 +50,16 @@ def load(choice: Choice, chosen: Chosen) -> Loaded:
     """Read the target and its draft models. Raises ValueError for what cannot be read."""
     set_threads(choice.threads, chosen.model)
     how = {"trust_remote_code": choice.trust_remote_code}
-    plug, asking = registry.plug(chosen.owner), registry.asking(chosen.owner)
+    plug, formatting = registry.plug(chosen.owner), registry.formatting(chosen.owner)
     quiet()
     with working(f"loading {chosen.model}", choice.json):
         model = plug.load(chosen.model, **how)
-        asker = asking.asker(chosen.model, model, chosen.settings, **how)
+        formatter = formatting.formatter(chosen.model, model, chosen.settings, **how)
     drafters: dict[str, Any] = {}
     for name in filter(None, dict.fromkeys(chosen.drafters.values())):
         with working(f"loading {name}", choice.json):
-            drafters[name] = asking.load_drafter(model, name, **how)
-    return Loaded(chosen, model, asker, drafters)
+            drafters[name] = formatting.load_drafter(model, name, **how)
+    return Loaded(chosen, model, formatter, drafters)
 
 
 def opened(

@@ -81,4 +81,4 @@ def _texts(chosen: Chosen, prompt: Sequence[str] | None, count: int, seed: int) 
 
 
 def _requests(loaded: Loaded, texts: Sequence[str], batch: int) -> list[dict[str, Any]]:
-    return [loaded.asker.request(texts[at : at + batch]) for at in range(0, len(texts), batch)]
+    return [loaded.formatter.request(texts[at : at + batch]) for at in range(0, len(texts), batch)]

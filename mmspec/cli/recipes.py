@@ -37,7 +37,7 @@ def recipes(
     if index:
         typer.echo(folder.index(), nl=False)
         return
-    listed = rows(*(() if modality is None else registry.get(modality).sorts))
+    listed = rows(*(() if modality is None else registry.get(modality).all_decodes))
     if json:
         emit(listed)
     elif markdown:
@@ -54,7 +54,7 @@ def rows(*decodes: str) -> list[dict[str, Any]]:
     """One entry per recipe, of all or of those that decode this."""
     takers: dict[str, list[str]] = {}
     for name, modality in registry.modalities().items():
-        for sort in modality.sorts:
+        for sort in modality.all_decodes:
             takers.setdefault(sort, []).append(name)
     found = []
     for name in folder.names(*decodes):

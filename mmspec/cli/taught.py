@@ -52,7 +52,7 @@ class Answering:
                 found[number] = TaughtAnswer(number, skipped=f"{question.place} has no answer")
                 continue
             try:
-                opened[number] = self.teacher.opened(question)
+                opened[number] = self.teacher.load_media(question)
             except ValueError as error:
                 found[number] = TaughtAnswer(number, skipped=str(error))
         for has_pictures in (False, True):
@@ -158,7 +158,7 @@ class Lessons:
         """The lesson of a batch."""
         chosen = [self.answers[at] for at in self.shuffle.at(number)]
         asked = [self.questions[one.question] for one in chosen]
-        inputs = self.teacher.inputs(asked, [self.teacher.opened(one) for one in asked])
+        inputs = self.teacher.inputs(asked, [self.teacher.load_media(one) for one in asked])
         width = max(len(one.tokens) for one in chosen)
         rows = [[*one.tokens, *[-1] * (width - len(one.tokens))] for one in chosen]
         tokens = torch.tensor(rows, device=self.teacher.reader.device)
@@ -188,7 +188,7 @@ def acceptance(
         own = [one for one in questions if bool(one.pictures) is has_pictures]
         for start in range(0, len(own), batch):
             asked = own[start : start + batch]
-            inputs = teacher.inputs(asked, [teacher.opened(one) for one in asked])
+            inputs = teacher.inputs(asked, [teacher.load_media(one) for one in asked])
             out = fast.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
             steps += out.stats.num_spec_steps
             accepted += out.stats.num_accepted_draft_tokens

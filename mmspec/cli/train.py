@@ -34,7 +34,7 @@ from mmspec.cli.taught import (
     held_out,
 )
 from mmspec.cli.training_cost import cost
-from mmspec.modality import Teaching
+from mmspec.modality import TrainingData
 from mmspec.models.fingerprint import agree, fingerprint
 from mmspec.models.folder import configuration
 from mmspec.recipe import Recipe
@@ -88,11 +88,11 @@ def run(**typed: Any) -> None:
     asked, processes = TrainOptions(**typed), Processes.here()
     _check_share(asked, processes)
     recipe = trainable(asked.recipe)
-    owner = registry.of(asked.target)
-    recipes.check_decodes(recipe, owner.sorts, asked.target, owner.lacks)
-    teaching = registry.teaching(owner)
+    owner = registry.find_modality(asked.target)
+    recipes.check_decodes(recipe, owner.all_decodes, asked.target, owner.unsupported_options)
+    teaching = registry.training_data(owner)
     check_source(asked.target)
-    plays = teaching.plays(str(asked.data))
+    plays = teaching.names_environment(str(asked.data))
     if plays and asked.dry_run:
         raise ValueError(
             f"--dry-run plays nothing; drop it, or give --data a file for {asked.data}"
@@ -130,12 +130,16 @@ def _questions(asked: TrainOptions) -> list[Question]:
     return questions
 
 
-def _played(asked: TrainOptions, teaching: Teaching, teacher: Any, processes: Processes) -> Path:
+def _played(
+    asked: TrainOptions, teaching: TrainingData, teacher: Any, processes: Processes
+) -> Path:
     """Data that the target makes by itself, kept in the training's folder."""
     is_quiet = asked.json or not processes.is_first
     with processes.first_alone(), progress(is_quiet) as bar:
         told = (str(asked.data), teacher, asked.out / PLAYED, asked.seed)
-        return teaching.played(*told, lambda stage, done, total, _: bar(stage, done, total))
+        return teaching.record_episodes(
+            *told, lambda stage, done, total, _: bar(stage, done, total)
+        )
 
 
 def trainable(name: str) -> Recipe:

@@ -67,7 +67,7 @@ def _lengths(teacher: Any, questions: Sequence[Question]) -> tuple[list[int], in
     step = max(1, len(questions) // PROBED)
     for question in islice(questions, 0, None, step):
         try:
-            opened = teacher.opened(question)
+            opened = teacher.load_media(question)
         except ValueError:
             broken += 1
             continue

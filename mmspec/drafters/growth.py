@@ -1,7 +1,7 @@
 """Growing a draft out of an autoregressive draft model: chains and static trees.
 
-A *draft model* answers with distributions: `listen` reads the committed tokens it has not read yet,
-`say` reads draft nodes behind them. What it read of a kept path it may keep; `shape` decides which
+A *draft model* answers with distributions: `predict_first` reads the committed tokens it has not read yet,
+`predict` reads draft nodes behind them. What it read of a kept path it may keep; `shape` decides which
 nodes it reads at all.
 """
 
@@ -61,11 +61,11 @@ class DraftModel(ABC):
         return None
 
     @abstractmethod
-    def listen(
+    def predict_first(
         self, context: Context, state: Any
     ) -> Categorical: ...  # distribution (B, 1) behind the context
     @abstractmethod
-    def say(self, context: Context, state: Any, nodes: Nodes) -> Categorical: ...  # (B, n)
+    def predict(self, context: Context, state: Any, nodes: Nodes) -> Categorical: ...  # (B, n)
 
     def keep(self, context: Context, state: Any, news: News) -> Any:
         """What is remembered after a round."""
@@ -213,7 +213,7 @@ class Chain(Shape):
         budget = self.length.budget(own, context)
         if budget == 0:
             return nothing(context)
-        distribution = model.listen(context, state)
+        distribution = model.predict_first(context, state)
         tokens: list[Tensor] = []
         distributions: list[Categorical] = []
         alive: list[Tensor] = []
@@ -228,7 +228,7 @@ class Chain(Shape):
             tokens.append(next_token(distribution, kind, context, step))
             if step + 1 < budget:
                 layout = link(step, tokens[-1].device)
-                distribution = model.say(
+                distribution = model.predict(
                     context, state, Nodes(tokens[-1], layout, tuple(tokens[:-1]))
                 )
         if not tokens:
@@ -266,7 +266,7 @@ class StaticTree(Shape):
         plan = _plan(tree)
         position = context.position()
         tokens = torch.zeros(context.batch, tree.nodes, dtype=torch.int64, device=context.device)
-        distribution = model.listen(context, state)
+        distribution = model.predict_first(context, state)
         distributions = [distribution]
         read: tuple[Tensor, ...] = ()
         for depth, level in enumerate(plan):
@@ -276,7 +276,7 @@ class StaticTree(Shape):
             tokens.index_copy_(1, there.nodes, drawn.flatten(1)[:, there.slots])
             if level.inner:
                 nodes = Nodes(tokens[:, there.inner], there.layout, read)
-                distribution = model.say(context, state, nodes)
+                distribution = model.predict(context, state, nodes)
                 distributions.append(distribution)
                 read += (nodes.tokens,)
         distribution_of_nodes = None

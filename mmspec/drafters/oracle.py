@@ -97,7 +97,7 @@ class Hint:
     gap: int  # how far the wrong tokens lie from the right one
     size: int  # of the vocabulary
 
-    def say(self, rank: int, siblings: int) -> int:
+    def predict(self, rank: int, siblings: int) -> int:
         """The token of one sibling; all siblings differ as long as the vocabulary allows."""
         if not self.is_wrong and rank == min(self.rank, siblings - 1):
             return self.token
@@ -143,5 +143,5 @@ def _tokens(tree: Tree, hints: Sequence[Hint], filling: int) -> list[int]:
     for level, hint in zip(tree.levels, hints, strict=False):
         for node in level:
             siblings = tree.kids[tree.parents[node] + 1]
-            tokens[node] = hint.say(siblings.index(node), len(siblings))
+            tokens[node] = hint.predict(siblings.index(node), len(siblings))
     return tokens

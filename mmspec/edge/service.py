@@ -56,7 +56,7 @@ class Service:
     """
 
     def __init__(self, model: Any, most: int = 8) -> None:
-        owner = registry.of(model, None)
+        owner = registry.find_modality(model, None)
         session: Any = registry.plug(owner).session(model, get("plain"), None, {})
         self.reader = session.bound.backbone
         self.prepared = session.text.prepared

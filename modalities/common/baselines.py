@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmspec.bench.progress import Progress
 from mmspec.bench.race import FAILURES, timed
-from mmspec.modality import Answer, Contestant, Speculative
+from mmspec.modality import Runner, RunResult, Speculative
 
 LENGTHS = range(3, 9)  # draft lengths that stock assisted generation may choose from
 LOOKED_UP = 10  # tokens that stock prompt lookup may copy
@@ -31,16 +31,16 @@ class Generate:
     model: Any
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         if request.get("do_sample"):
             torch.manual_seed(seed)
         with counting(self.model) as calls:
             ids = self.model.generate(**request, **self.extra)
         tokens = new_tokens(self.model, ids, prompt_length(request))
-        return Answer(tokens, sum(map(len, tokens)), max(len(calls) - 1, 0))
+        return RunResult(tokens, sum(map(len, tokens)), max(len(calls) - 1, 0))
 
-    def first(self, request: Request, seed: int) -> Answer:
-        return self.answer({**request, "max_new_tokens": 1}, seed)
+    def run_first_token(self, request: Request, seed: int) -> RunResult:
+        return self.run({**request, "max_new_tokens": 1}, seed)
 
 
 @dataclass(frozen=True)
@@ -54,44 +54,46 @@ class AssistedGenerate:
     drafter: Any
     k: int
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         with _drafting(self.drafter, self.k):
-            return Generate(self.model, {"assistant_model": self.drafter}).answer(request, seed)
+            return Generate(self.model, {"assistant_model": self.drafter}).run(request, seed)
 
-    def first(self, request: Request, seed: int) -> Answer:
-        return self.answer({**request, "max_new_tokens": 1}, seed)
+    def run_first_token(self, request: Request, seed: int) -> RunResult:
+        return self.run({**request, "max_new_tokens": 1}, seed)
 
 
 class SpeculativeGenerate(Speculative):
     """Our loop with some recipe."""
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         out = self.fast.generate(**request, seed=seed)
         tokens = new_tokens(self.fast.model, out.sequences, prompt_length(request))
         stats = out.stats
-        return Answer(tokens, sum(map(len, tokens)), stats.target_calls, stats.exact, stats=stats)
+        return RunResult(
+            tokens, sum(map(len, tokens)), stats.target_calls, stats.exact, stats=stats
+        )
 
-    def first(self, request: Request, seed: int) -> Answer:
-        return self.answer({**request, "max_new_tokens": 1}, seed)
+    def run_first_token(self, request: Request, seed: int) -> RunResult:
+        return self.run({**request, "max_new_tokens": 1}, seed)
 
 
 def stock(
     model: Any, drafter: Any, requests: Sequence[Request], batch: int, seed: int, progress: Progress
-) -> tuple[dict[str, Contestant], dict[str, str]]:
+) -> tuple[dict[str, Runner], dict[str, str]]:
     """The speculation that transformers ships, and why some of it cannot take part.
 
     Assisted generation takes part twice: with the settings it is shipped with, and tuned.
     """
     if batch > 1:
         return {}, dict.fromkeys(PEERS, "transformers speculates at batch 1 only")
-    found: dict[str, Contestant] = {}
+    found: dict[str, Runner] = {}
     missing: dict[str, str] = {}
     if drafter is None:
         missing |= dict.fromkeys(PEERS[:2], "no draft model was given")
     else:
         shipped = Generate(model, {"assistant_model": drafter})
         try:
-            shipped.answer(requests[0], seed)
+            shipped.run(requests[0], seed)
             tuned = best_assisted(model, drafter, requests, seed, progress)
             found |= dict(zip(PEERS, (shipped, tuned), strict=False))
         except FAILURES as error:
@@ -107,7 +109,7 @@ def best_assisted(
     candidates = [AssistedGenerate(model, drafter, k) for k in LENGTHS]
     times = []
     for index, one in enumerate(candidates):
-        one.answer(requests[0], seed)
+        one.run(requests[0], seed)
         spent = [timed(one, request, seed, model.device) for request in requests[:4]]
         times.append(sum(s for s, _ in spent) / max(sum(a.count for _, a in spent), 1))
         progress("choose k of assisted generation", index + 1, len(candidates))

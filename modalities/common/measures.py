@@ -15,7 +15,7 @@ from mmspec.bench.progress import Progress
 from mmspec.bench.workload import agreement
 from mmspec.drafters.plain import Silent
 from mmspec.modalities.common.baselines import Generate, SpeculativeGenerate, stock
-from mmspec.modality import Contestant, Quality, Workload
+from mmspec.modality import Quality, Runner, Workload
 from mmspec.recipe import Recipe
 
 OWN = "generate"
@@ -26,8 +26,8 @@ SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
 def raced(
     requests: Sequence[Mapping[str, Any]],
     plain: Accelerated,
-    ours: Callable[[Any], Contestant],
-    own: Callable[[Accelerated], Contestant],
+    ours: Callable[[Any], Runner],
+    own: Callable[[Accelerated], Runner],
     **more: Any,
 ) -> Workload:
     """Requests for our loop and the model's own; `more` are further fields of the workload."""
@@ -57,8 +57,8 @@ def of_requests(
     """Requests are arguments of `generate`; without a quality, tokens are held against its own."""
 
     def peers(
-        recipes: Mapping[str, Contestant], seed: int, progress: Progress
-    ) -> tuple[Mapping[str, Contestant], Mapping[str, str]]:
+        recipes: Mapping[str, Runner], seed: int, progress: Progress
+    ) -> tuple[Mapping[str, Runner], Mapping[str, str]]:
         return stock(model, drafter, requests, batch, seed, progress)
 
     said = settings_of(requests)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mmspec.bench.workload import Scored, facts_right, grouped
-from mmspec.modality import Answer, Quality
+from mmspec.modality import Quality, RunResult
 from mmspec.zoo.prompts import prompts
 from mmspec.zoo.reading import read_all, score_picture
 from mmspec.zoo.scene import Scene
@@ -28,7 +28,7 @@ def facts(scenes: Sequence[Scene], pictures: Sequence[Any]) -> list[tuple[int, i
 def judged_by(score: Callable[[Sequence[Any]], Scored]) -> Quality:
     """Facts right in the pictures of all answers, in order; `output` of an answer has them."""
 
-    def scored(answers: Sequence[Answer]) -> Scored:
+    def scored(answers: Sequence[RunResult]) -> Scored:
         return score([picture for answer in answers for picture in answer.output])
 
     return facts_right(scored)

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from mmspec.modalities.common.asking import checked
+from mmspec.modalities.common.formatting import checked
 
 SIDE, MARGIN, LINE = 144, 8, 13  # pixels
 LETTERS = 24  # of a line above a panel
@@ -40,7 +40,7 @@ def rows_and_columns(grid: str | None) -> tuple[int, int]:
     return rows, columns
 
 
-class SheetAsker:
+class SheetFormatter:
     """Asks for pictures: a sheet of each prompt, shown as one file."""
 
     sheet: tuple[int, int]  # rows and columns

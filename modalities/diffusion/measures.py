@@ -22,7 +22,7 @@ from mmspec.modalities.diffusion.certificates import certify
 from mmspec.modalities.diffusion.forecasts import ForecastRunner
 from mmspec.modalities.diffusion.network import Network
 from mmspec.modalities.diffusion.picture_distance import apart, own_pictures, pictures
-from mmspec.modality import Answer, Answers, Contestant, Quality, Selection, Speculative, Workload
+from mmspec.modality import Quality, Runner, RunResult, RunResults, Selection, Speculative, Workload
 
 __all__ = ["certify", "workload"]
 
@@ -32,24 +32,24 @@ HIDDEN = ("prompt", "class_labels", "batch_size")  # what is drawn, and not how
 Request = Mapping[str, Any]
 
 
-def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
+def workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
     """Held-out prompts for pipelines of the zoo, judged by reading pictures; else the user's."""
     batch = selection.batch
-    if selection.prompts is not None or not asker.source.startswith("zoo:"):
+    if selection.prompts is not None or not formatter.source.startswith("zoo:"):
         groups = repeated(selection.prompts or ["0"], batch)
-        return of_requests(model, [asker.request(group) for group in groups], batch=batch)
+        return of_requests(model, [formatter.request(group) for group in groups], batch=batch)
     groups, shown = scenes.held_out(selection.count, batch, selection.seed)
     facts = scenes.judged_by(partial(scenes.facts, shown))
-    return of_requests(model, [asker.request(group) for group in groups], (facts,), batch)
+    return of_requests(model, [formatter.request(group) for group in groups], (facts,), batch)
 
 
 def of_requests(
     pipe: Any, requests: Sequence[Request], qualities: Sequence[Quality] = (), batch: int = 1
 ) -> Workload:
     """Requests are arguments of the pipeline's call; lossy pictures are held against plain ones."""
-    own: Contestant = OwnPipeline(pipe)
+    own: Runner = OwnPipeline(pipe)
     try:  # a window of one drafts nothing, whatever the scheduler
-        plain: Contestant = PlainPipeline(accelerate(pipe, "paradigms", window=1))
+        plain: Runner = PlainPipeline(accelerate(pipe, "paradigms", window=1))
     except ValueError:  # then nothing but forecasts can run either
         plain = own
     return Workload(
@@ -84,7 +84,7 @@ class SeededPictures:
 class SpeculativePipeline(Speculative):
     """An accelerated pipeline. Recipes that forecast keep the pipeline's own loop and noise."""
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         with _rows(self.fast.model) as seen:
             made = pictures(self.fast(**request, seed=seed, output_type="np"))
         stats = self.fast.last_stats
@@ -93,27 +93,27 @@ class SpeculativePipeline(Speculative):
         full = stats.target_calls / max(stats.num_new_tokens, 1)
         rows = float(sum(seen) * full if forecasts else stats.network_rows)
         shown = SeededPictures(made, OWN if forecasts else PLAIN)
-        return Answer(None, len(made), stats.target_calls, stats.exact, shown, stats, rows)
+        return RunResult(None, len(made), stats.target_calls, stats.exact, shown, stats, rows)
 
 
 class PlainPipeline(Speculative):
     """Our loop drafting nothing, which is exact whatever its recipe would do with a draft."""
 
-    def answer(self, request: Request, seed: int) -> Answer:
-        return replace(SpeculativePipeline(self.fast).answer(request, seed), exact=True)
+    def run(self, request: Request, seed: int) -> RunResult:
+        return replace(SpeculativePipeline(self.fast).run(request, seed), exact=True)
 
 
 @dataclass(frozen=True)
-class OwnPipeline(Contestant):
+class OwnPipeline(Runner):
     """The pipeline as it is."""
 
     pipe: Any
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         with _rows(self.pipe) as seen:
             made = own_pictures(self.pipe, request, seed)
         steps, shown = len(self.pipe.scheduler.timesteps), SeededPictures(made, OWN)
-        return Answer(None, len(made), steps, output=shown, network_rows=float(sum(seen)))
+        return RunResult(None, len(made), steps, output=shown, network_rows=float(sum(seen)))
 
 
 @contextmanager
@@ -132,7 +132,9 @@ def _rows(pipe: Any) -> Iterator[list[int]]:
         handle.remove()
 
 
-def _apart(name: str, answers: Sequence[Answer], others: Answers) -> list[tuple[float, float]]:
+def _apart(
+    name: str, answers: Sequence[RunResult], others: RunResults
+) -> list[tuple[float, float]]:
     """How far lossy pictures are from those of the same noise, all together."""
     wanted = others.get(answers[0].output.noise, ())
     if answers[0].exact or not wanted:
@@ -149,7 +151,7 @@ def _extras(pipe: Any, request: Request) -> Any:
     def measured() -> row_costs.Costs:
         return row_costs.measure(pipe, request)
 
-    def extras(answers: Sequence[Answer], others: Answers) -> dict[str, Any]:
+    def extras(answers: Sequence[RunResult], others: RunResults) -> dict[str, Any]:
         own, first = others.get(OWN, ()), answers[0]
         if not own or first.stats is None or first.output.noise == OWN:
             return {}
@@ -167,5 +169,5 @@ def _extras(pipe: Any, request: Request) -> Any:
     return extras
 
 
-def _rows_per_call(answers: Sequence[Answer]) -> float:
+def _rows_per_call(answers: Sequence[RunResult]) -> float:
     return sum(one.network_rows or 0.0 for one in answers) / sum(one.calls for one in answers)

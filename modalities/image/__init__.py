@@ -65,7 +65,7 @@ MODALITY = Modality(
     settings=ImageSettings,
     package=__name__,
     owns=owns,
-    zoo=Entry.listed(__name__),
+    zoo=Entry.read_entries(__name__),
     files=PICTURE_FILES,
     parts=("compressor", "tree", "length", "sees", "processor"),
 )

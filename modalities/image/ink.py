@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mmspec.modality import Answer, Answers, Quality
+from mmspec.modality import Quality, RunResult, RunResults
 from mmspec.zoo.boards import board
 from mmspec.zoo.scene import BOARD, Scene
 
@@ -19,7 +19,7 @@ from mmspec.zoo.scene import BOARD, Scene
 def ink_per_round(scenes: Sequence[Scene]) -> Quality:
     """Codes with ink per round that kept ink, of pictures of scenes; weighted by such rounds."""
 
-    def values(answers: Sequence[Answer], others: Answers) -> list[tuple[float, float]]:
+    def values(answers: Sequence[RunResult], others: RunResults) -> list[tuple[float, float]]:
         if any(answer.rounds is None for answer in answers):
             return []
         turns = [of_one for answer in answers for of_one in answer.rounds]

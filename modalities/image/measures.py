@@ -22,7 +22,7 @@ from mmspec.modalities.image import toys
 from mmspec.modalities.image.drawing import Drawing, Images
 from mmspec.modalities.image.ink import ink_per_round
 from mmspec.modalities.image.likelihood import log_likelihood
-from mmspec.modality import Answer, Answers, Contestant, Quality, Selection, Speculative, Workload
+from mmspec.modality import Quality, Runner, RunResult, RunResults, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
 OWN = "generate"
@@ -31,20 +31,20 @@ JUDGED_TOGETHER = 16  # pictures per call of those that are only looked at
 Request = Mapping[str, Any]
 
 
-def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
+def workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
     """Held-out prompts for models of the zoo, judged by reading the pictures; else the user's."""
     batch, seed = selection.batch, selection.seed
-    processor = asker.processor
-    if selection.prompts is not None or not asker.source.startswith("zoo:"):
-        timed = [asker.request(group) for group in repeated(selection.prompts or ["0"], batch)]
+    processor = formatter.processor
+    if selection.prompts is not None or not formatter.source.startswith("zoo:"):
+        timed = [formatter.request(group) for group in repeated(selection.prompts or ["0"], batch)]
         return of_requests(model, timed, batch=batch, processor=processor)
     groups, shown = scenes.held_out(selection.count, batch, seed)
     judged: list[Request] = []
     if settings.pictures:
         together = min(JUDGED_TOGETHER, settings.pictures)
         many, shown = scenes.held_out(settings.pictures, together, seed + 1)
-        judged = [asker.request(group) for group in many]
-    timed = [asker.request(group) for group in groups]
+        judged = [formatter.request(group) for group in many]
+    timed = [formatter.request(group) for group in groups]
     qualities = (scenes.judged_by(partial(scenes.facts, shown)), ink_per_round(shown))
     return of_requests(model, timed, judged, qualities, batch, processor)
 
@@ -60,7 +60,7 @@ def of_requests(
     """Requests are arguments of `generate_images`; likelihood is a quality of all of them."""
     plain = accelerate(model, "plain", processor=processor)
     family = plain.session.image_family
-    own: dict[str, Contestant] = {} if family.peer is None else {OWN: OwnDrawing(plain)}
+    own: dict[str, Runner] = {} if family.peer is None else {OWN: OwnDrawing(plain)}
     why = f"{family.name} has no loop of its own that draws pictures"
     said = {name: value for name, value in timed[0].items() if _is_setting(name, family.inputs)}
     codes = plain.session.drawing(**timed[0]).grid.cells
@@ -85,21 +85,21 @@ def of_requests(
 class SpeculativeDrawing(Speculative):
     """Our loop with some recipe."""
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         out: Images = self.fast.generate_images(**request, seed=seed)
         tokens, stats = out.sequences.tolist(), out.stats
         count = sum(map(len, tokens))
         calls, exact = stats.target_calls, stats.exact
-        return Answer(tokens, count, calls, exact, out.images, stats, rounds=out.rounds)
+        return RunResult(tokens, count, calls, exact, out.images, stats, rounds=out.rounds)
 
 
 @dataclass(frozen=True)
-class OwnDrawing(Contestant):
+class OwnDrawing(Runner):
     """The model's own way to draw, where it has one."""
 
     plain: Accelerated
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         drawing: Drawing = self.plain.session.drawing(**request)
         assert drawing.image_family.peer is not None
         torch.manual_seed(seed)
@@ -107,13 +107,13 @@ class OwnDrawing(Contestant):
         codes = drawing.image_family.codebook.codes[drawing.placed(sequences)]
         tokens = sequences.tolist()
         images = pictures(drawing.image_family.decode(codes))
-        return Answer(tokens, sum(map(len, tokens)), len(tokens[0]) - 1, output=images)
+        return RunResult(tokens, sum(map(len, tokens)), len(tokens[0]) - 1, output=images)
 
 
 def likelihood(plain: Accelerated, requests: Sequence[Request]) -> Quality:
     """How likely the target finds the pictures, per code."""
 
-    def values(answers: Sequence[Answer], others: Answers) -> list[tuple[float, float]]:
+    def values(answers: Sequence[RunResult], others: RunResults) -> list[tuple[float, float]]:
         found: list[float] = []
         for request, answer in zip(requests, answers, strict=True):
             drawing = plain.session.drawing(**request)
@@ -149,7 +149,7 @@ def _checks(fast: Accelerated, small: Accelerated, recipe: Recipe, trial: Trial)
     other = accelerate(model, "plain", processor=fast.session.processor)
     is_plain = isinstance(fast.session.bound.drafter, Silent)
     plain = None if is_plain else SpeculativeDrawing(other)
-    wanted: Contestant | None = plain
+    wanted: Runner | None = plain
     whose = "plain decoding"
     if trial.fast is None:
         wanted, whose = toys.FromScratch(model), "distributions computed from scratch"

@@ -15,7 +15,7 @@ from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
 from mmspec.bench.tiny import random_drafter
 from mmspec.distributions.sampling import guide
 from mmspec.draft import Kind, Verifier
-from mmspec.modality import Answer, Contestant
+from mmspec.modality import Runner, RunResult
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
 from mmspec.models.random_weights import random_model
 from mmspec.recipe import Recipe
@@ -98,17 +98,17 @@ def joint(model: Any, length: int) -> Tensor:  # (K,) * length
 
 
 @dataclass(frozen=True)
-class FromScratch(Contestant):
+class FromScratch(Runner):
     """Greedy codes of a tiny model by its distributions from scratch: no loop, no cache, no verifier."""
 
     model: Any
 
-    def answer(self, request: Mapping[str, Any], seed: int) -> Answer:
+    def run(self, request: Mapping[str, Any], seed: int) -> RunResult:
         codes = torch.zeros(len(request["class_ids"]), 0, dtype=torch.int64)
         for _ in range(CELLS):
             best = guided_distribution(self.model, codes).argmax(-1, keepdim=True)
             codes = torch.cat((codes, best), 1)
-        return Answer(codes.tolist(), codes.numel(), CELLS - 1)
+        return RunResult(codes.tolist(), codes.numel(), CELLS - 1)
 
 
 def drawing(fast: Accelerated) -> Subject:

@@ -37,7 +37,7 @@ MODALITY = Modality(
     settings=MarSettings,
     package=__name__,
     owns=owns,
-    zoo=Entry.listed(__name__),
+    zoo=Entry.read_entries(__name__),
     files=PICTURE_FILES,
     parts=("length",),
 )

@@ -25,7 +25,7 @@ from mmspec.modalities.common import scenes
 from mmspec.modalities.mar import held_out, toys
 from mmspec.modalities.mar.plug import bind, decoded, settings_of
 from mmspec.modalities.mar.reader import labels
-from mmspec.modality import Answer, Contestant, Quality, Selection, Speculative, Workload
+from mmspec.modality import Quality, Runner, RunResult, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 from mmspec.targets.continuous.patches import PatchSettings
 
@@ -38,17 +38,17 @@ DISTANCE = "largest gap of the distribution function of what a cell adds, chance
 Request = Mapping[str, Any]
 
 
-def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
+def workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
     """The classes of the zoo, judged by reading the pictures; else what the user asks for."""
     batch, seed = selection.batch, selection.seed
-    if selection.prompts is not None or not asker.source.startswith("zoo:"):
-        timed = [asker.request(group) for group in repeated(selection.prompts or ["0"], batch)]
+    if selection.prompts is not None or not formatter.source.startswith("zoo:"):
+        timed = [formatter.request(group) for group in repeated(selection.prompts or ["0"], batch)]
         return of_requests(model, timed, batch=batch)
     many = grouped(held_out.classes(selection.count, seed), batch)
     together = min(JUDGED_TOGETHER, max(settings.pictures, 1))
     shown = grouped(held_out.classes(settings.pictures, seed + 1), together)
     timed, judged = (
-        [asker.request([str(number) for number in group]) for group in groups]
+        [formatter.request([str(number) for number in group]) for group in groups]
         for groups in (many, shown)
     )
     asked = [number for group in shown or many for number in group]
@@ -66,11 +66,11 @@ def of_requests(
     """Requests are arguments of `generate_images`; plain decoding is the model's own sampling."""
 
     def wider(
-        recipes: Mapping[str, Contestant], seed: int, progress: Progress
-    ) -> tuple[Mapping[str, Contestant], Mapping[str, str]]:
-        found: dict[str, Contestant] = {}
+        recipes: Mapping[str, Runner], seed: int, progress: Progress
+    ) -> tuple[Mapping[str, Runner], Mapping[str, str]]:
+        found: dict[str, Runner] = {}
         for done, one in enumerate(recipes.values()):
-            calls = [one.answer(asked, seed).calls for asked in timed[:COUNTED]]
+            calls = [one.run(asked, seed).calls for asked in timed[:COUNTED]]
             steps = min(max(round(sum(calls) / len(calls)), 1), _plan(timed[0]).steps - 1)
             found[f"plain, {steps} steps"] = OwnSampling(model, steps)
             progress("count calls", done + 1, len(recipes))
@@ -93,26 +93,26 @@ def of_requests(
 class SpeculativeSampling(Speculative):
     """Our loop with some recipe."""
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         out = self.fast.generate_images(**request, seed=seed)
         calls, exact = out.stats.target_calls, out.stats.exact
-        return Answer(None, len(out.latents), calls, exact, out.images, out.stats)
+        return RunResult(None, len(out.latents), calls, exact, out.images, out.stats)
 
 
 @dataclass(frozen=True)
-class OwnSampling(Contestant):
+class OwnSampling(Runner):
     """The model's own sampling, in its own steps or in fewer, wider ones."""
 
     model: Any
     steps: int | None = None
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         plan = _plan(request)
         taken = replace(plan, steps=self.steps or plan.steps)
         latents = self.model.sample(labels(self.model, request["class_labels"]), taken, seed)
         images = decoded(request.get("vae"), latents, self.model.config.latent_scale)
         exact = taken.steps == plan.steps
-        return Answer(None, len(latents), taken.steps, exact, images)
+        return RunResult(None, len(latents), taken.steps, exact, images)
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:

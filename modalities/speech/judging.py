@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmspec.api import Accelerated
 from mmspec.modalities.speech.listening import listener, word_errors
-from mmspec.modality import Answer, Answers, Quality
+from mmspec.modality import Quality, RunResult, RunResults
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def heard(requests: Sequence[Mapping[str, Any]]) -> tuple[list[Quality], dict[st
     return [Quality("word error rate", partial(_errors, ear, said))], {}
 
 
-def timing(answers: Sequence[Answer], others: Answers) -> dict[str, Any]:
+def timing(answers: Sequence[RunResult], others: RunResults) -> dict[str, Any]:
     """How fast speech came, where our loop made it."""
     told = [answer.stats for answer in answers if answer.stats is not None]
     audio = [one.audio_seconds for one in told if one.audio_seconds]
@@ -50,7 +50,7 @@ def timing(answers: Sequence[Answer], others: Answers) -> dict[str, Any]:
 
 
 def _errors(
-    ear: Accelerated, texts: Sequence[str], answers: Sequence[Answer], others: Answers
+    ear: Accelerated, texts: Sequence[str], answers: Sequence[RunResult], others: RunResults
 ) -> list[tuple[float, float]]:
     waveforms = [waveform for answer in answers for waveform in answer.output.waveforms]
     return word_errors(ear, texts, waveforms, answers[0].output.sampling_rate)

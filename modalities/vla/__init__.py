@@ -45,18 +45,18 @@ MODALITY = Modality(
     name="vla",
     decodes="actions",
     recipe="hold-last",
-    drafted="eagle-2",
+    recipe_with_drafter="eagle-2",
     settings=PolicySettings,
     package=__name__,
     owns=owns,
-    zoo=Entry.listed(__name__),
+    zoo=Entry.read_entries(__name__),
     files=(".gif", ".webp", ".png"),
     parts=(
         *("processor", "actions", "unnorm_key", "deadline_ms"),
         *("compressor", "kv", "tree", "length", "sees", "check"),
     ),
-    also=("tokens",),  # a policy is a language model, too
-    lacks=("codebook",),
-    asked="rollout",
-    teaching=f"{__name__}.teaching",
+    also_decodes=("tokens",),  # a policy is a language model, too
+    unsupported_options=("codebook",),
+    command_call="rollout",
+    training_data="mmspec.modalities.vla.training_data",
 )

@@ -11,7 +11,7 @@ from typing import Any
 from mmspec.bench.compare import PLAIN
 from mmspec.modalities.vla.rollout import Rollout
 from mmspec.modalities.vla.step_stats import ActionStep, percentile
-from mmspec.modality import Answer, Answers, Quality
+from mmspec.modality import Quality, RunResult, RunResults
 
 Z = 1.959964  # of 95 %
 
@@ -33,7 +33,7 @@ def mcnemar(mine: Sequence[bool], other: Sequence[bool]) -> dict[str, float]:
     return {"only this": ours, "only plain": theirs, "p": min(2 * tail, 1.0)}
 
 
-def extras(mine: Sequence[Answer], every: Answers) -> Mapping[str, Any]:
+def extras(mine: Sequence[RunResult], every: RunResults) -> Mapping[str, Any]:
     """Success and pace of a contestant over its episodes; nothing of single questions."""
     rollouts = [one.output for one in mine]
     if not all(isinstance(one, Rollout) for one in rollouts):
@@ -74,20 +74,20 @@ def pace(steps: Sequence[ActionStep], rollouts: Sequence[Rollout]) -> dict[str, 
     return made
 
 
-def _evaluated(answers: Sequence[Answer]) -> list[ActionStep]:
+def _evaluated(answers: Sequence[RunResult]) -> list[ActionStep]:
     rollouts = [one.output for one in answers if isinstance(one.output, Rollout)]
     return [step for one in rollouts for step in one.steps if step.action_error is not None]
 
 
-def _bins_off(answers: Sequence[Answer], every: Answers) -> list[tuple[float, float]]:
+def _bins_off(answers: Sequence[RunResult], every: RunResults) -> list[tuple[float, float]]:
     return [(fmean(step.token_distance or (0,)), 1.0) for step in _evaluated(answers)]
 
 
-def _error(answers: Sequence[Answer], every: Answers) -> list[tuple[float, float]]:
+def _error(answers: Sequence[RunResult], every: RunResults) -> list[tuple[float, float]]:
     return [(fmean(step.action_error or (0.0,)), 1.0) for step in _evaluated(answers)]
 
 
-def _largest(answers: Sequence[Answer], every: Answers) -> list[tuple[float, float]]:
+def _largest(answers: Sequence[RunResult], every: RunResults) -> list[tuple[float, float]]:
     steps = _evaluated(answers)
     return [(max(max(step.action_error or (0.0,)) for step in steps), 1.0)] if steps else []
 

@@ -26,7 +26,7 @@ from mmspec.modalities.vla.judging import ERRORS, extras
 from mmspec.modalities.vla.plug import PolicySession
 from mmspec.modalities.vla.rollout import Rollout, roll_out
 from mmspec.modalities.vla.step_stats import TARGET, ActionStep
-from mmspec.modality import Answer, Contestant, Selection, Speculative, Workload
+from mmspec.modality import Runner, RunResult, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
 HELD = ("hold-last", "hold-last-tolerance")  # peers that every recipe of actions must beat
@@ -36,7 +36,7 @@ DRAWN = ("temperature", "top_k", "top_p", "min_p", "do_sample")
 Request = Mapping[str, Any]
 
 
-def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
+def workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
     """Episode i has the world's seed `selection.seed` + i, for everybody.
 
     Raises ValueError for a batch: robots in one world act one at a time.
@@ -46,10 +46,10 @@ def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Wor
     count = settings.episodes or selection.count
     prompts = [one for one in selection.prompts or () if one.strip()] or [""]
     requests = [
-        {**asker.request([prompts[at % len(prompts)]]), "episode": selection.seed + at}
+        {**formatter.request([prompts[at % len(prompts)]]), "episode": selection.seed + at}
         for at in range(count)
     ]
-    parts = {"processor": asker.processor, "unnorm_key": settings.unnorm_key}
+    parts = {"processor": formatter.processor, "unnorm_key": settings.unnorm_key}
     return of_requests(model, requests, **parts)
 
 
@@ -59,8 +59,8 @@ def of_requests(model: Any, requests: Sequence[Request], **parts: Any) -> Worklo
     plain = accelerate(model, "plain", **parts)
 
     def peers(
-        recipes: Mapping[str, Contestant], seed: int, progress: Progress
-    ) -> tuple[Mapping[str, Contestant], Mapping[str, str]]:
+        recipes: Mapping[str, Runner], seed: int, progress: Progress
+    ) -> tuple[Mapping[str, Runner], Mapping[str, str]]:
         held = {name.replace("-", "_"): accelerate(model, name, **parts) for name in HELD}
         return {name: SpeculativePolicy(one) for name, one in held.items()}, {}
 
@@ -83,7 +83,7 @@ def of_requests(model: Any, requests: Sequence[Request], **parts: Any) -> Worklo
 class SpeculativePolicy(Speculative):
     """Our loop with some recipe: an episode, or a single question of a tiny model."""
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         if "environment" in request:
             found: Rollout = self.fast.rollout(**request, seed=seed)
             return of_rollout(found, self.fast.recipe.exact)
@@ -91,20 +91,20 @@ class SpeculativePolicy(Speculative):
         self.fast.predict_action(**request, seed=seed)
         stats: Any = self.fast.last_stats
         said = [list(self.fast.steps(0)[-1].tokens)]
-        return Answer(said, 1, stats.target_calls, stats.exact, stats=stats)
+        return RunResult(said, 1, stats.target_calls, stats.exact, stats=stats)
 
 
 @dataclass(frozen=True)
-class OwnPolicy(Contestant):
+class OwnPolicy(Runner):
     """The model's own `generate()`, in the same loop with the world."""
 
     plain: Accelerated
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         session: PolicySession = self.plain.session
         if "environment" not in request:
             said = self._said(session.question((), request))
-            return Answer([said], 1, len(said) - 1)
+            return RunResult([said], 1, len(said) - 1)
         how = {n: v for n, v in request.items() if n not in ("environment", "evaluate", "episode")}
         told = {name: how.pop(name, None) for name in ("instruction", "steps")}
 
@@ -152,10 +152,10 @@ class _Allowed(LogitsProcessor):
         return found
 
 
-def of_rollout(found: Rollout, exact: bool) -> Answer:
+def of_rollout(found: Rollout, exact: bool) -> RunResult:
     """Calls are per action, since a worse policy may need more of those; so is the count."""
     steps, actions = found.steps, len(found.actions)
-    return Answer(
+    return RunResult(
         values=found.tokens,
         count=actions,
         calls=sum(one.target_calls for one in steps) / actions,

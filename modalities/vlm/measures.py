@@ -14,8 +14,8 @@ from mmspec.bench.workload import Scored, facts_right, grouped, repeated
 from mmspec.modalities.common import measures
 from mmspec.modalities.common.measures import of_requests
 from mmspec.modalities.vlm import toys
-from mmspec.modalities.vlm.asking import CLIP, of_the_zoo
-from mmspec.modality import Answer, Selection, Workload
+from mmspec.modalities.vlm.formatting import CLIP, of_the_zoo
+from mmspec.modality import RunResult, Selection, Workload
 from mmspec.recipe import Recipe
 from mmspec.zoo import language
 from mmspec.zoo.happenings import clip_examples, score_clip
@@ -30,22 +30,22 @@ QUESTIONS = (
 )
 
 
-def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
+def workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
     """Held-out scenes for models of the zoo, judged by facts; else what the user asks.
 
     Raises ValueError for a kind of the former where the latter is asked.
     """
     batch = selection.batch
-    is_zoo = asker.source.startswith("zoo:") and asker.sees
+    is_zoo = formatter.source.startswith("zoo:") and formatter.sees
     is_asked = settings.image is not None or settings.video is not None
     if is_zoo and selection.prompts is None and (settings.image, settings.video) == (None, CLIP):
-        return _of_clips(model, asker, settings, selection)
+        return _of_clips(model, formatter, settings, selection)
     if is_zoo and selection.prompts is None and not is_asked:
         examples = language.examples(selection.count, "held-out", selection.seed, settings.kind)
         groups = grouped(examples, batch)
-        asked = [_shown(asker, group) for group in groups]
+        asked = [_shown(formatter, group) for group in groups]
         shown = [example for group in groups for example in group]
-        quality = facts_right(partial(_facts, asker.processor, shown, language.score))
+        quality = facts_right(partial(_facts, formatter.processor, shown, language.score))
         return of_requests(model, asked, quality, batch, selection.drafter)
     if settings.kind is not None:
         raise ValueError(
@@ -53,21 +53,21 @@ def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Wor
             "where nothing else is said; drop --kind, or --prompt, --image and --video"
         )
     bundled = Image.open(zoo.bundled_scene()).convert("RGB")
-    images = [bundled] * batch if asker.sees and not is_asked else None
-    texts = repeated(selection.prompts or ([LOOK] if asker.sees else QUESTIONS), batch)
-    asked = [asker.request(group, images=images) for group in texts]
+    images = [bundled] * batch if formatter.sees and not is_asked else None
+    texts = repeated(selection.prompts or ([LOOK] if formatter.sees else QUESTIONS), batch)
+    asked = [formatter.request(group, images=images) for group in texts]
     return of_requests(model, asked, None, batch, selection.drafter)
 
 
-def _of_clips(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
+def _of_clips(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
     """Held-out clips of moving scenes, judged by facts."""
     examples = clip_examples(selection.count, "held-out", selection.seed, settings.kind)
     asked, shown = [], []
     for group in grouped(examples, selection.batch):
         films = [of_the_zoo(one.frames, settings) for one in group]
-        asked.append(asker.request([one.prompt for one in group], films=films))
+        asked.append(formatter.request([one.prompt for one in group], films=films))
         shown += group
-    quality = facts_right(partial(_facts, asker.processor, shown, score_clip))
+    quality = facts_right(partial(_facts, formatter.processor, shown, score_clip))
     return of_requests(model, asked, quality, selection.batch, selection.drafter)
 
 
@@ -79,9 +79,9 @@ def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
     return measures.certify(toys, recipe, trial)
 
 
-def _shown(asker: Any, examples: Sequence[language.Example]) -> dict[str, Any]:
+def _shown(formatter: Any, examples: Sequence[language.Example]) -> dict[str, Any]:
     prompts, images = [one.prompt for one in examples], [one.image for one in examples]
-    asked: dict[str, Any] = asker.request(prompts, images=images)
+    asked: dict[str, Any] = formatter.request(prompts, images=images)
     return asked
 
 
@@ -89,7 +89,7 @@ def _facts(
     processor: Any,
     examples: Sequence[T],
     score: Callable[[T, str], tuple[int, int]],
-    answers: Sequence[Answer],
+    answers: Sequence[RunResult],
 ) -> Scored:
     rows = [row for answer in answers for row in answer.values]
     texts = [processor.tokenizer.decode(row, skip_special_tokens=True) for row in rows]

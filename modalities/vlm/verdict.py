@@ -1,6 +1,6 @@
 """Speculative Verdict: small models answer, those that agree explain, the large one decides.
 
-    judge, *small = (LanguageAsker(name, load(name), LanguageSettings()) for name in names)
+    judge, *small = (LanguageFormatter(name, load(name), LanguageSettings()) for name in names)
     found = speculative_verdict(small, judge, "How many are red?", picture)
 
 SV (ICLR 2026). No token is speculated on, so this is no recipe: whole answers are drafts, and the
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mmspec.api import accelerate
 from mmspec.draft import Draft, Kind
-from mmspec.modalities.common import asking
+from mmspec.modalities.common import formatting
 from mmspec.targets.memory import block
 from mmspec.targets.readers.reader import Reader
 
@@ -62,7 +62,7 @@ def speculative_verdict(
 ) -> ConsensusVerdict:
     """Answer a question by consensus of small models and the verdict of a large one.
 
-    `drafters` and `judge` are `LanguageAsker`s; their settings say how long and how freely they
+    `drafters` and `judge` are `LanguageFormatter`s; their settings say how long and how freely they
     answer. Models that read no picture are asked without it. `keep` small models explain, ties
     among them broken by `seed`; `recipe` and `parts` are of the judge. Reads len(drafters)^2
     prompts. Raises ValueError for fewer than two drafters, or answers.
@@ -149,11 +149,13 @@ def _perplexities(
 ) -> Tensor:  # (n, n)
     """What every model makes of every answer, in tokens of its own."""
     found = torch.full((len(drafters), len(drafters)), torch.nan, dtype=torch.float64)
-    for row, asker in enumerate(drafters):
-        reader = accelerate(asker.model, "plain").session.bound.backbone
-        words = asking.tokenizer(asker.processor)
+    for row, formatter in enumerate(drafters):
+        reader = accelerate(formatter.model, "plain").session.bound.backbone
+        words = formatting.tokenizer(formatter.processor)
         inputs = {
-            n: v for n, v in _asked(asker, question, image).items() if n not in asker.sampling
+            n: v
+            for n, v in _asked(formatter, question, image).items()
+            if n not in formatter.sampling
         }
         for column, answer in enumerate(answers):
             tokens = [] if answer is None else words(answer, add_special_tokens=False).input_ids
@@ -162,13 +164,13 @@ def _perplexities(
     return found
 
 
-def _asked(asker: Any, prompt: str, image: Any) -> dict[str, Any]:
-    shown = None if image is None or not asker.sees else [image]
-    request: dict[str, Any] = asker.request([prompt], images=shown)
+def _asked(formatter: Any, prompt: str, image: Any) -> dict[str, Any]:
+    shown = None if image is None or not formatter.sees else [image]
+    request: dict[str, Any] = formatter.request([prompt], images=shown)
     return request
 
 
-def _said(asker: Any, fast: Any, prompt: str, image: Any) -> tuple[str, Any]:
+def _said(formatter: Any, fast: Any, prompt: str, image: Any) -> tuple[str, Any]:
     """What a model answers, and the whole output."""
-    output = fast.generate(**_asked(asker, prompt, image))
-    return asker.text(output), output
+    output = fast.generate(**_asked(formatter, prompt, image))
+    return formatter.text(output), output

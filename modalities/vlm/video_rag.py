@@ -1,6 +1,6 @@
 """Speculative retrieval-augmented generation about clips: one draft per document, one verdict each.
 
-    drafter, verifier = (LanguageAsker(name, load(name), LanguageSettings()) for name in names)
+    drafter, verifier = (LanguageFormatter(name, load(name), LanguageSettings()) for name in names)
     align = ClipAlignment(clip_model, clip_processor)
     found = speculate_from_documents(drafter, verifier, question, clip, documents, align)
 
@@ -24,7 +24,7 @@ from torch.nn import functional
 from torchvision.transforms.functional import rgb_to_grayscale, to_pil_image
 
 from mmspec.api import accelerate
-from mmspec.modalities.common import asking
+from mmspec.modalities.common import formatting
 from mmspec.modalities.vlm.clips import VideoClip
 
 DRAFT = (
@@ -78,7 +78,7 @@ def speculate_from_documents(
 ) -> DocumentVerdict:
     """Answer a question about a clip from the best of one answer per document.
 
-    `drafter` and `verifier` are `LanguageAsker`s of models that read clips. Of answers whose
+    `drafter` and `verifier` are `LanguageFormatter`s of models that read clips. Of answers whose
     reliability is within `delta` of the best one (0.3 in the released code) that is taken whose
     subject fits the key frames best (`align`; without it none fits); ties go to the more reliable
     one, then to the earlier document. `recipe` and `parts` are of the drafter. Raises ValueError
@@ -182,31 +182,31 @@ class ClipAlignment:
 
 
 def _answers(
-    asker: Any, fast: Any, question: str, clip: VideoClip, documents: Sequence[str]
+    formatter: Any, fast: Any, question: str, clip: VideoClip, documents: Sequence[str]
 ) -> list[str]:
     """One batch, a row per document."""
     prompts = [DRAFT.format(question=question, document=one) for one in documents]
-    request = asker.request(prompts, films=[clip] * len(prompts))
+    request = formatter.request(prompts, films=[clip] * len(prompts))
     out = fast.generate(**request)
     new = out.sequences[:, request["input_ids"].shape[1] :]
-    words = asking.tokenizer(asker.processor)
+    words = formatting.tokenizer(formatter.processor)
     return [str(words.decode(row, skip_special_tokens=True)).strip() for row in new]
 
 
 @torch.no_grad()
 def _decisions(
-    asker: Any, question: str, clip: VideoClip, drafts: Sequence[DocumentDraft]
+    formatter: Any, question: str, clip: VideoClip, drafts: Sequence[DocumentDraft]
 ) -> tuple[Tensor, Tensor]:  # (n,), (n,)
     """P(Yes) and P(No) of every draft, by one prefill of the large model."""
     prompts = [
         JUDGE.format(question=question, **{name: getattr(one, name) for name in FIELDS})
         for one in drafts
     ]
-    inputs = _without(asker.request(prompts, films=[clip] * len(prompts)), asker.sampling)
-    reader = accelerate(asker.model, "plain").session.bound.backbone
+    inputs = _without(formatter.request(prompts, films=[clip] * len(prompts)), formatter.sampling)
+    reader = accelerate(formatter.model, "plain").session.bound.backbone
     _, logits, _ = reader.prefill(inputs, room=1)
     distribution = logits.double().softmax(-1)
-    yes, no = (distribution[:, _first(asker, word)] for word in ("Yes", "No"))
+    yes, no = (distribution[:, _first(formatter, word)] for word in ("Yes", "No"))
     return yes, no
 
 
@@ -214,13 +214,13 @@ def _without(request: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, 
     return {name: value for name, value in request.items() if name not in names}
 
 
-def _first(asker: Any, word: str) -> int:
+def _first(formatter: Any, word: str) -> int:
     """The first token of a word. Raises ValueError where the tokenizer does not know it."""
-    words = asking.tokenizer(asker.processor)
+    words = formatting.tokenizer(formatter.processor)
     ids: list[int] = words(word, add_special_tokens=False).input_ids
     if not ids or ids[0] == words.unk_token_id:
         raise ValueError(
-            f"the tokenizer of {asker.source} has no token for {word!r}, which the verdict on an "
+            f"the tokenizer of {formatter.source} has no token for {word!r}, which the verdict on an "
             "answer is read from; give another verifier"
         )
     return ids[0]

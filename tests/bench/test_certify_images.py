@@ -66,8 +66,8 @@ def test_a_wrong_claim_is_refuted_drawing() -> None:
 
 def test_greedy_codes_are_held_against_distributions_from_scratch() -> None:
     model, request = tiny_painter(), {**painted(2), **SETTINGS, "temperature": 0.0}
-    wanted = FromScratch(model).answer(request, 0)
-    found = SpeculativeDrawing(mmspec.accelerate(model, "plain")).answer(request, 0)
+    wanted = FromScratch(model).run(request, 0)
+    found = SpeculativeDrawing(mmspec.accelerate(model, "plain")).run(request, 0)
     assert (wanted.values, wanted.calls) == (found.values, found.calls)
     plain = {c.name: c.outcome for c in certify("plain", modality="image", samples=500).checks}
     assert (plain["greedy equality"], plain["seeded equality"]) == ("passed", "skipped")

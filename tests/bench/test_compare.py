@@ -25,7 +25,7 @@ from mmspec.modalities.common.baselines import (
     new_tokens,
 )
 from mmspec.modalities.common.measures import of_requests
-from mmspec.modality import Answer, Workload
+from mmspec.modality import RunResult, Workload
 from tests import toys
 
 
@@ -118,18 +118,18 @@ def test_a_recipe_without_a_drafter_still_meets_assisted_generation() -> None:
 def test_assisted_generation_puts_the_configuration_back() -> None:
     target, drafter = pair("llama")
     before, kept = drafter.generation_config, deepcopy(drafter.generation_config.to_dict())
-    answer = AssistedGenerate(target, drafter, 3).answer(asked("llama"), 0)
+    answer = AssistedGenerate(target, drafter, 3).run(asked("llama"), 0)
     assert drafter.generation_config is before
     assert before.to_dict() == kept
-    assert answer.values == Generate(target).answer(asked("llama"), 0).values
+    assert answer.values == Generate(target).run(asked("llama"), 0).values
     assert 1 <= answer.calls <= 8
 
 
 def test_our_calls_and_theirs_are_counted_alike() -> None:
     target, _ = pair("llama")
     for one in (SpeculativeGenerate(mmspec.accelerate(target, "plain")), Generate(target)):
-        assert one.answer(asked("llama"), 0).calls == 7
-        assert one.first(asked("llama"), 0).values == [one.answer(asked("llama"), 0).values[0][:1]]
+        assert one.run(asked("llama"), 0).calls == 7
+        assert one.run_first_token(asked("llama"), 0).values == [one.run(asked("llama"), 0).values[0][:1]]
 
 
 def test_a_peer_that_cannot_run_leaves_the_race() -> None:
@@ -144,14 +144,14 @@ def test_a_peer_that_cannot_run_leaves_the_race() -> None:
 
 def test_tokens_end_with_the_end_token() -> None:
     target, _ = pair("llama")
-    ids = Generate(target).answer(asked("llama", room=6), 0).values[0]
+    ids = Generate(target).run(asked("llama", room=6), 0).values[0]
     target.generation_config.eos_token_id = ids[2]
     sequences = toys.inputs("llama")["input_ids"].new_tensor([[9, *ids]])
     assert new_tokens(target, sequences, 1) == [ids[: ids.index(ids[2]) + 1]]
 
 
 def test_agreement_counts_places() -> None:
-    mine, other = Answer([[1, 2, 3]], 3, 2), Answer([[1, 5, 3, 4]], 4, 3)
+    mine, other = RunResult([[1, 2, 3]], 3, 2), RunResult([[1, 5, 3, 4]], 4, 3)
     judge = agreement("generate").judge
     assert judge([mine], {"generate": [mine]}) == [(1, 3)]
     assert judge([mine], {"generate": [other]}) == [(2 / 4, 4)]
@@ -164,10 +164,10 @@ class Fixed:
     def __init__(self, *calls: int) -> None:
         self.calls = calls
 
-    def answer(self, request: Any, seed: int) -> Answer:
-        return Answer([[seed]], 1, self.calls[seed])
+    def run(self, request: Any, seed: int) -> RunResult:
+        return RunResult([[seed]], 1, self.calls[seed])
 
-    def first(self, request: Any, seed: int) -> None:
+    def run_first_token(self, request: Any, seed: int) -> None:
         return None
 
 

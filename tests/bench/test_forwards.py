@@ -15,7 +15,7 @@ from mmspec.bench.efficiency import efficiencies
 from mmspec.bench.forwards import Forward, Replay, Tape, recording, replay, stopwatch
 from mmspec.bench.tiny import random_drafter
 from mmspec.modalities.common.baselines import SpeculativeGenerate
-from mmspec.modality import Answer
+from mmspec.modality import RunResult
 from tests import toys
 from tests.modalities import drawing
 from tests.partners import unchecked
@@ -129,12 +129,12 @@ class Slow:
     def seconds(self, device: torch.device) -> float:
         return self.now
 
-    def answer(self, request: Mapping[str, Any], seed: int) -> Answer:
+    def run(self, request: Mapping[str, Any], seed: int) -> RunResult:
         self.asked += 1
         self.now += 2.0 if self.asked == 1 else 1.0
-        return Answer([[0]], 1, 1.0)
+        return RunResult([[0]], 1, 1.0)
 
-    def first(self, request: Mapping[str, Any], seed: int) -> None:
+    def run_first_token(self, request: Mapping[str, Any], seed: int) -> None:
         return None
 
     def replayed(self, tape: Tape, device: torch.device) -> Replay:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mmspec.bench.race import Ratio, race
-from mmspec.modality import Answer
+from mmspec.modality import RunResult
 
 REQUESTS = [{"number": 0}, {"number": 1}]
 
@@ -19,14 +19,14 @@ class Scribe:
     def __init__(self, name: str, log: list[tuple[str, int, int]], fails: bool = False) -> None:
         self.name, self.log, self.fails = name, log, fails
 
-    def answer(self, request: Mapping[str, Any], seed: int) -> Answer:
+    def run(self, request: Mapping[str, Any], seed: int) -> RunResult:
         if self.fails and request["number"]:
             raise ValueError("no ink")
         self.log.append((self.name, request["number"], seed))
-        return Answer([[request["number"]] * 4], 4, 1.0)
+        return RunResult([[request["number"]] * 4], 4, 1.0)
 
-    def first(self, request: Mapping[str, Any], seed: int) -> Answer | None:
-        return None if self.name == "b" else Answer([[request["number"]]], 1, 0.0)
+    def run_first_token(self, request: Mapping[str, Any], seed: int) -> RunResult | None:
+        return None if self.name == "b" else RunResult([[request["number"]]], 1, 0.0)
 
 
 def test_who_starts_changes_and_seeds_belong_to_requests() -> None:

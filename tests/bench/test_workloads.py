@@ -10,13 +10,13 @@ import pytest
 
 from mmspec import registry, zoo
 from mmspec.modalities.vlm import LanguageSettings
-from mmspec.modalities.vlm.asking import LanguageAsker
-from mmspec.modality import Answer, Selection, Workload
+from mmspec.modalities.vlm.formatting import LanguageFormatter
+from mmspec.modality import RunResult, Selection, Workload
 from mmspec.zoo import language
 
 
 class Typed:
-    """Turns prompts into requests, as the asker of a modality does."""
+    """Turns prompts into requests, as the formatter of a modality does."""
 
     def __init__(self, source: str, request: Callable[..., dict[str, Any]], processor: Any = None):
         self.source, self.request, self.processor = source, request, processor
@@ -29,9 +29,9 @@ class Typed:
         return ()
 
 
-def workload(name: str, model: Any, asker: Any, settings: Any, **how: Any) -> Workload:
+def workload(name: str, model: Any, formatter: Any, settings: Any, **how: Any) -> Workload:
     selection = Selection(**{"prompts": None, "count": 4, "batch": 2, "seed": 0} | how)
-    return registry.measures(registry.get(name)).workload(model, asker, settings, selection)
+    return registry.measures(registry.get(name)).workload(model, formatter, settings, selection)
 
 
 def words(source: str = "zoo:llava") -> tuple[Any, Any]:
@@ -46,15 +46,15 @@ def words(source: str = "zoo:llava") -> tuple[Any, Any]:
 
 
 def test_models_that_write_are_asked_about_held_out_scenes() -> None:
-    model, asker = words()
-    found = workload("vlm", model, asker, LanguageSettings(kind="caption"))
+    model, formatter = words()
+    found = workload("vlm", model, formatter, LanguageSettings(kind="caption"))
     assert [len(one["input_ids"]) for one in found.timed] == [2, 2]
     assert (found.is_greedy, found.batch, list(found.baselines)) == (True, 2, ["generate"])
     assert found.settings == {"do_sample": False, "max_new_tokens": 4}
     (facts,) = found.qualities
     examples = language.examples(4, "held-out", 0, "caption")
-    ids = [asker.processor.tokenizer(one.answer)["input_ids"] for one in examples]
-    right = [Answer(ids[start : start + 2], 1, 1) for start in (0, 2)]
+    ids = [formatter.processor.tokenizer(one.answer)["input_ids"] for one in examples]
+    right = [RunResult(ids[start : start + 2], 1, 1) for start in (0, 2)]
     assert {value for value, _ in facts.judge(right, {})} == {1}
     assert min(value for value, _ in facts.judge(right[::-1], {})) < 1
 
@@ -64,7 +64,7 @@ def test_models_of_clips_are_asked_about_as_many_frames_as_are_said() -> None:
 
     def steps(**settings: Any) -> set[int]:
         own = LanguageSettings(video="zoo:clip", **settings)
-        found = workload("vlm", model, LanguageAsker("zoo:video", model, own), own)
+        found = workload("vlm", model, LanguageFormatter("zoo:video", model, own), own)
         assert len(found.timed) == 2
         return {frames for one in found.timed for frames, *_ in one["video_grid_thw"].tolist()}
 
@@ -75,26 +75,26 @@ def test_models_of_clips_are_asked_about_as_many_frames_as_are_said() -> None:
 
 def test_a_picture_beside_the_clip_is_not_left_out() -> None:
     model, own = zoo.load("video"), LanguageSettings(image="zoo:scene", video="zoo:clip")
-    found = workload("vlm", model, LanguageAsker("zoo:video", model, own), own)
+    found = workload("vlm", model, LanguageFormatter("zoo:video", model, own), own)
     assert all({"pixel_values", "pixel_values_videos"} <= one.keys() for one in found.timed)
 
 
 def test_others_are_asked_about_the_bundled_scene_and_held_against_generate() -> None:
-    model, asker = words("folder")
-    found = workload("vlm", model, asker, LanguageSettings(), batch=1)
+    model, formatter = words("folder")
+    found = workload("vlm", model, formatter, LanguageSettings(), batch=1)
     assert len(found.timed) == 1
     assert "pixel_values" in found.timed[0]
     assert [quality.name for quality in found.qualities] == ["agreement with generate"]
-    again = workload("vlm", model, asker, LanguageSettings(), prompts=["Go"])
+    again = workload("vlm", model, formatter, LanguageSettings(), prompts=["Go"])
     assert [len(one["input_ids"]) for one in again.timed] == [2]
     with pytest.raises(ValueError, match=r"--kind caption is of the zoo's examples.*drop --kind"):
-        workload("vlm", model, asker, LanguageSettings(kind="caption"))
+        workload("vlm", model, formatter, LanguageSettings(kind="caption"))
 
 
 def test_picture_tokens_are_asked_for_scenes() -> None:
-    asker = Typed("zoo:image", lambda prompts: {"prompt": list(prompts), "temperature": 1.0})
-    asker.processor = zoo.processor("image")
-    found = workload("image", zoo.load("image"), asker, SimpleNamespace(pictures=20))
+    formatter = Typed("zoo:image", lambda prompts: {"prompt": list(prompts), "temperature": 1.0})
+    formatter.processor = zoo.processor("image")
+    found = workload("image", zoo.load("image"), formatter, SimpleNamespace(pictures=20))
     assert [len(one["prompt"]) for one in found.timed] == [2, 2]
     assert [len(one["prompt"]) for one in found.judged] == [16]  # whole batches of sixteen
     assert [quality.name for quality in found.qualities] == [
@@ -103,23 +103,23 @@ def test_picture_tokens_are_asked_for_scenes() -> None:
         "log likelihood",
     ]
     assert not found.is_greedy
-    timed = workload("image", zoo.load("image"), asker, SimpleNamespace(pictures=0))
+    timed = workload("image", zoo.load("image"), formatter, SimpleNamespace(pictures=0))
     assert timed.judged == []
 
 
 def test_continuous_tokens_are_asked_for_classes() -> None:
-    asker = Typed("zoo:mar", lambda prompts: {"class_labels": [int(one) for one in prompts]})
-    found = workload("mar", zoo.load("mar"), asker, SimpleNamespace(pictures=40))
+    formatter = Typed("zoo:mar", lambda prompts: {"class_labels": [int(one) for one in prompts]})
+    found = workload("mar", zoo.load("mar"), formatter, SimpleNamespace(pictures=40))
     assert [len(one["class_labels"]) for one in found.timed] == [2, 2]
     assert [len(one["class_labels"]) for one in found.judged] == [32]
     assert found.baselines == {}
-    own = workload("mar", zoo.load("mar"), asker, SimpleNamespace(pictures=0), prompts=["3"])
+    own = workload("mar", zoo.load("mar"), formatter, SimpleNamespace(pictures=0), prompts=["3"])
     assert own.timed == [{"class_labels": [3, 3]}]
 
 
 def test_pipelines_are_asked_for_scenes() -> None:
-    asker = Typed("zoo:diffusion", lambda prompts: {"prompt": list(prompts)})
-    found = workload("diffusion", zoo.load("diffusion"), asker, None)
+    formatter = Typed("zoo:diffusion", lambda prompts: {"prompt": list(prompts)})
+    found = workload("diffusion", zoo.load("diffusion"), formatter, None)
     assert [len(one["prompt"]) for one in found.timed] == [2, 2]
     assert list(found.baselines) == ["pipeline"]
     names = [quality.name for quality in found.qualities]

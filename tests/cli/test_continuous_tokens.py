@@ -60,8 +60,8 @@ def test_what_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_folder_of_one_is_known_by_its_configuration(tmp_path: Path) -> None:
     mar().save_pretrained(tmp_path)
-    assert registry.of(str(tmp_path)).name == "mar"
-    assert registry.of("zoo:mar").name == "mar"
+    assert registry.find_modality(str(tmp_path)).name == "mar"
+    assert registry.find_modality("zoo:mar").name == "mar"
 
 
 @needs_zoo

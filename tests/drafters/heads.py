@@ -79,12 +79,12 @@ class Recorder(DraftModel):
     def begin(self, context: Context) -> Any:
         return self.inner.begin(context)
 
-    def listen(self, context: Context, state: Any) -> Categorical:
-        self.heard.append(Heard(context.lengths, self.inner.listen(context, state)))
+    def predict_first(self, context: Context, state: Any) -> Categorical:
+        self.heard.append(Heard(context.lengths, self.inner.predict_first(context, state)))
         return self.heard[-1].distribution
 
-    def say(self, context: Context, state: Any, nodes: Nodes) -> Categorical:
-        self.heard.append(Heard(context.lengths, self.inner.say(context, state, nodes), nodes))
+    def predict(self, context: Context, state: Any, nodes: Nodes) -> Categorical:
+        self.heard.append(Heard(context.lengths, self.inner.predict(context, state, nodes), nodes))
         return self.heard[-1].distribution
 
     def keep(self, context: Context, state: Any, news: News) -> Any:

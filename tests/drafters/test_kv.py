@@ -207,7 +207,7 @@ def test_a_renewed_view_holds_what_the_newest_token_attends_to(family: str, batc
     assert isinstance(memory, Memory)
     for known in context.history:
         known.append(7)
-    drafter.listen(context, view)  # on the view of the prompt
+    drafter.predict_first(context, view)  # on the view of the prompt
     drafter.backbone.read(memory, block([[7]] * context.batch, None, like))
     memory.advance([1] * context.batch)
     before = [layer.keys.clone() for layer in memory.cache.layers]
@@ -216,7 +216,7 @@ def test_a_renewed_view_holds_what_the_newest_token_attends_to(family: str, batc
     asked = block([[9]] * context.batch, None, like)
     with AttentionTap(drafter.backbone, frozenset({HEADS}), [1] * context.batch) as tap:
         dense, _ = drafter.backbone.read(memory, asked)
-    distribution = drafter.listen(context, view)
+    distribution = drafter.predict_first(context, view)
     assert torch.equal(distribution.scores.argmax(-1), dense[:, -1:].argmax(-1))
     assert view.drafts == 1
     for layer in drafter.layers:
@@ -248,7 +248,7 @@ def test_text_alone_sees_no_picture() -> None:
                 layer.values[:, :, visual] *= scale
             state = drafter.begin(context)
             context.history[0].append(7)
-            distributions.append(drafter.listen(context, state).scores)
+            distributions.append(drafter.predict_first(context, state).scores)
         assert torch.equal(*distributions) is same
 
 

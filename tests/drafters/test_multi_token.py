@@ -17,7 +17,7 @@ from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.multi_token import MULTI_TOKEN_HEADS, MultiTokenDraft
 from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.drafters.trees.dynamic_tree import DynamicTree
-from mmspec.modalities.common.examining_tokens import examine
+from mmspec.modalities.common.doctor_tokens import examine
 from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConfig
 from mmspec.training.heads import Lesson, read
 from mmspec.training.multi_token import MULTI_TOKEN, heads_loss

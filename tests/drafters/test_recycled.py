@@ -113,10 +113,10 @@ class Scripted(DraftModel):
     def sees(self) -> str:
         return "nothing"
 
-    def listen(self, context: Context, state: Any) -> Categorical:
+    def predict_first(self, context: Context, state: Any) -> Categorical:
         return self._distribution([context.history[0]])
 
-    def say(self, context: Context, state: Any, nodes: Nodes) -> Categorical:
+    def predict(self, context: Context, state: Any, nodes: Nodes) -> Categorical:
         spoken = torch.cat((*nodes.earlier, nodes.tokens), 1)[0]
         paths = [spoken[seen].tolist() for seen in nodes.layout.visible[0]]
         return self._distribution([[*context.history[0], *path] for path in paths])

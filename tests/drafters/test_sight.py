@@ -114,7 +114,7 @@ def drafted(model: Any, drafter: Any, sees: str, request: Mapping[str, Tensor]) 
     context: Context = CausalTarget(target, built.wants).prefill(asked)
     state = built.model.begin(context)
     context.history[0].append(7)
-    distribution: Tensor = built.model.listen(context, state).scores
+    distribution: Tensor = built.model.predict_first(context, state).scores
     return distribution
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import mmspec
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
-from mmspec.modalities.common.examining_tokens import skeleton
+from mmspec.modalities.common.doctor_tokens import skeleton
 from mmspec.modalities.common.families import reader
 from mmspec.models.loading import load_causal
 from mmspec.trees import Tree

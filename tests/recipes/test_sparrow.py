@@ -74,7 +74,7 @@ def test_states_of_frames_are_not_read(recipe: str, same: bool) -> None:
         other = replace(context, shared={**context.shared, "hidden": hidden, "embeds": embeds})
         history = tuple([*row, 7] for row in context.history)
         state = draft.begin(other)
-        distributions.append(draft.listen(replace(other, history=history), state).scores)
+        distributions.append(draft.predict_first(replace(other, history=history), state).scores)
     assert torch.equal(*distributions) is same
 
 

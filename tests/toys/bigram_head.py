@@ -49,11 +49,11 @@ class BigramDraft(DraftModel):
     head: BigramHead
     sees: ClassVar[str] = SEES
 
-    def listen(self, context: Context, state: None) -> Categorical:
+    def predict_first(self, context: Context, state: None) -> Categorical:
         last = torch.tensor([row[-1:] for row in context.history], device=context.device)
         return draft_distribution(context, self.head(last), committed(context))
 
-    def say(self, context: Context, state: None, nodes: Nodes) -> Categorical:
+    def predict(self, context: Context, state: None, nodes: Nodes) -> Categorical:
         ahead = nodes.layout.depths + 1
         return draft_distribution(context, self.head(nodes.tokens), nodes.prefix(context), ahead)
 

@@ -264,12 +264,9 @@ def test_both_kinds_of_steps_in_one_chain_are_exact_jointly() -> None:
     second = draft.distribution.mean[:, 1] + std[:, 1] * draft.extras.noise[:, 1]
     tokens = torch.stack([first, second], 1)
     draft = replace(draft, tokens=tokens, distribution=Gaussian(draft.distribution.mean, std, 1))
-    scores = replace(
-        scores,
-        distribution=Gaussian(
-            BENT.p(torch.cat([0 * tokens[:, :1], tokens], 1)), scores.distribution.std, 1
-        ),  # type: ignore[attr-defined]
-    )
+    means = BENT.p(torch.cat([0 * tokens[:, :1], tokens], 1))
+    deviations = scores.distribution.std  # type: ignore[attr-defined]
+    scores = replace(scores, distribution=Gaussian(means, deviations, 1))
     verdict = Reflection().verify(draft, scores, noise)
     following = verdict.next
     assert following is not None

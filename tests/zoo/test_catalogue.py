@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmspec import recipes, registry, zoo
-from mmspec.modality import Modality, Source, settings_of
+from mmspec.modality import Modality, Source, parse_settings
 from tests.forks import forked
 
 MODALITIES = [one for one in registry.modalities().values() if one.zoo]
@@ -35,8 +35,11 @@ def test_what_there_is_is_known_without_torch() -> None:
 def test_a_modality_is_complete(modality: Modality) -> None:
     wanted = recipes.get(modality.recipe)
     assert wanted.decodes == modality.decodes
-    assert modality.drafted is None or recipes.get(modality.drafted).takes_drafter
-    assert settings_of(modality.settings, {}) == modality.settings()
+    assert (
+        modality.recipe_with_drafter is None
+        or recipes.get(modality.recipe_with_drafter).takes_drafter
+    )
+    assert parse_settings(modality.settings, {}) == modality.settings()
     assert all(field.metadata["help"] for field in fields(modality.settings))
 
 
@@ -58,10 +61,10 @@ def test_a_checkpoint_belongs_to_one_modality_by_name_by_folder_and_loaded(
     modality: Modality,
 ) -> None:
     for entry in modality.zoo:
-        assert registry.of(f"zoo:{entry.name}") is modality
+        assert registry.find_modality(f"zoo:{entry.name}") is modality
         if entry.sees not in ("target-states", "encoder"):  # what it speaks with is its target's
-            assert registry.of(zoo.path(entry.name)) is modality
-            assert registry.of(zoo.load(entry.name)) is modality
+            assert registry.find_modality(zoo.path(entry.name)) is modality
+            assert registry.find_modality(zoo.load(entry.name)) is modality
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def _case(model: Any, context: int, room: int, acceptance: float, seed: int) -> 
     """A prompt, and a drafter that knows the answer."""
     place = model.get_input_embeddings().weight.device
     inputs = random_prompt(model.config.vocab_size, context, place, seed=seed)
-    known = FixedLength(accelerate(model, "plain"), room).answer(inputs)
+    known = FixedLength(accelerate(model, "plain"), room).run(inputs)
     oracle = Oracle(known.values, 1 - acceptance, seed=seed)
     return accelerate(model, recipes.get("plain"), drafter=oracle), inputs
 

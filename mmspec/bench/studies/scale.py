@@ -83,7 +83,7 @@ def scale(
     for context in contexts:
         inputs = random_prompt(model.config.vocab_size, context, place, batch, seed)
         plain = FixedLength(accelerate(model, "plain"), room)
-        answers = plain.answer(inputs).values
+        answers = plain.run(inputs).values
         stock = FixedLength(model, room)
         base = median(timed(stock, inputs, 0, place)[0] for _ in range(repeats + 1))
         bare = _measure(plain, inputs, place, repeats)
@@ -120,7 +120,7 @@ def _measure(
     (pairs,) = run_and_replay([contestant], inputs, repeats, 0, device)
     begun = FixedLength(contestant.model, 1)
     first = median(timed(begun, inputs, 0, device)[0] for _ in range(repeats))
-    stats = contestant.answer(inputs).stats
+    stats = contestant.run(inputs).stats
     assert stats is not None
     return _Measured(
         median(wall for wall, _ in pairs),

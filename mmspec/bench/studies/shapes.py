@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.modality import Answer
+from mmspec.modality import RunResult
 
 LOUDNESS = 8.0  # of an embedding against what one layer adds
 
@@ -108,15 +108,15 @@ class FixedLength:
     model: Any  # the model, or accelerated
     room: int
 
-    def answer(self, request: Mapping[str, Any], seed: int = 0) -> Answer:
+    def run(self, request: Mapping[str, Any], seed: int = 0) -> RunResult:
         out = self.model.generate(**request, do_sample=False, max_new_tokens=self.room)
         sequences, stats = (out, None) if isinstance(out, Tensor) else (out.sequences, out.stats)
         tokens = sequences[:, request["input_ids"].shape[1] :].tolist()
         calls = self.room - 1 if stats is None else stats.target_calls
-        return Answer(tokens, sum(map(len, tokens)), calls, stats=stats)
+        return RunResult(tokens, sum(map(len, tokens)), calls, stats=stats)
 
-    def first(self, request: Mapping[str, Any], seed: int = 0) -> Answer:
-        return FixedLength(self.model, 1).answer(request, seed)
+    def run_first_token(self, request: Mapping[str, Any], seed: int = 0) -> RunResult:
+        return FixedLength(self.model, 1).run(request, seed)
 
 
 @torch.no_grad()

@@ -61,11 +61,11 @@ class PrunedPolicy(DraftModel):
             looks.attention, looks.frames = own, [*looks.frames, frame][-REMEMBERED:]
         return state
 
-    def listen(self, context: Context, state: Any) -> Categorical:
-        return self.model.listen(context, state)
+    def predict_first(self, context: Context, state: Any) -> Categorical:
+        return self.model.predict_first(context, state)
 
-    def say(self, context: Context, state: Any, nodes: Nodes) -> Categorical:
-        return self.model.say(context, state, nodes)
+    def predict(self, context: Context, state: Any, nodes: Nodes) -> Categorical:
+        return self.model.predict(context, state, nodes)
 
     def keep(self, context: Context, state: Any, news: News) -> Any:
         return self.model.keep(context, state, news)

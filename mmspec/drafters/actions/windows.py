@@ -42,13 +42,13 @@ class WindowedSlots(DraftModel):
     def begin(self, context: Context) -> Any:
         return self.slots.begin(context)
 
-    def listen(self, context: Context, state: Any) -> Categorical:
+    def predict_first(self, context: Context, state: Any) -> Categorical:
         logits = self.slots.fill(context, state)
         radii = self._radii.to(logits.device)[torch.arange(logits.shape[1]) % self.space.size]
         state.logits = windows(logits, self.space.codes, radii, MOST)
         return Categorical(self.slots.at(state, 0))
 
-    def say(self, context: Context, state: Any, nodes: Nodes) -> Categorical:
+    def predict(self, context: Context, state: Any, nodes: Nodes) -> Categorical:
         return Categorical(self.slots.at(state, nodes.layout.depths + 1))
 
     @cached_property

@@ -72,11 +72,11 @@ class AasdDraft(DraftModel):
         kv = ProjectedKv(self.head.projector)
         return kv.open(context, self.backbone, [self.head.config.kv_layer])
 
-    def listen(self, context: Context, state: KvView | None) -> Categorical:
+    def predict_first(self, context: Context, state: KvView | None) -> Categorical:
         said = self._read(context, state, unread_block(context))[:, -1:]
         return draft_distribution(context, self.backbone.head(said), committed(context))
 
-    def say(self, context: Context, state: KvView | None, nodes: Nodes) -> Categorical:
+    def predict(self, context: Context, state: KvView | None, nodes: Nodes) -> Categorical:
         waiting = len(context.waiting()[0])
         said = self._read(context, state, nodes.block(context.memory.like, waiting))
         logits = self.backbone.head(said)

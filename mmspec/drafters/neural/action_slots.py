@@ -44,7 +44,7 @@ class ActionSlotsDraft(OfLastStates):
         place = torch.arange(states.shape[1], device=states.device)
         return _Prompt(states, place >= pads.to(place)[:, None])
 
-    def listen(self, context: Context, state: _Prompt) -> Categorical:
+    def predict_first(self, context: Context, state: _Prompt) -> Categorical:
         self.fill(context, state)
         return draft_distribution(context, self.at(state, 0), committed(context))
 
@@ -62,7 +62,7 @@ class ActionSlotsDraft(OfLastStates):
         state.next = counts[:, None]
         return state.logits
 
-    def say(self, context: Context, state: _Prompt, nodes: Nodes) -> Categorical:
+    def predict(self, context: Context, state: _Prompt, nodes: Nodes) -> Categorical:
         ahead = nodes.layout.depths + 1
         return draft_distribution(context, self.at(state, ahead), nodes.prefix(context), ahead)
 

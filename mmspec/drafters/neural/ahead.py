@@ -97,9 +97,9 @@ class DraftsAhead(ChoosesKind, OfModel):
             if step:
                 *earlier, last = state.tokens
                 nodes = Nodes(last, link(step - 1, last.device), tuple(earlier))
-                distribution = self.model.say(context, state.model, nodes)
+                distribution = self.model.predict(context, state.model, nodes)
             else:
-                distribution = self.model.listen(context, state.model)
+                distribution = self.model.predict_first(context, state.model)
             state.distributions.append(distribution)
             state.tokens.append(next_token(distribution, self.kinds[0], context, step))
 

@@ -72,7 +72,7 @@ class Ensemble(DraftModel):
         memory = stacked(self.backbone, [self.backbone.prefill(inputs, room)[0] for inputs in seen])
         return _Choir(memory, list(context.prompt), own, self.weighting.weights(own))
 
-    def listen(self, context: Context, state: _Choir) -> Categorical:
+    def predict_first(self, context: Context, state: _Choir) -> Categorical:
         layout, counts = waiting_block(context, state.read, state.memory.like)
         logits, _ = self.backbone.read(state.memory, layout.tiled(len(self.sights)))
         state.memory.advance(counts * len(self.sights))
@@ -80,7 +80,7 @@ class Ensemble(DraftModel):
         state.said = []
         return self._mix(context, state, logits, committed(context))
 
-    def say(self, context: Context, state: _Choir, nodes: Nodes) -> Categorical:
+    def predict(self, context: Context, state: _Choir, nodes: Nodes) -> Categorical:
         layout = nodes.block(state.memory.like).tiled(len(self.sights))
         logits, _ = self.backbone.read(state.memory, layout)
         return self._mix(context, state, logits, nodes.prefix(context), nodes.layout.depths + 1)

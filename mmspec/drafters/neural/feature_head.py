@@ -109,7 +109,7 @@ class FeatureDraft(DraftModel):
         last = list(self.head.fused(told.features[:, -1:]))
         return _Thread(memory, last, [*last], list(context.prompt), read.global_vector)
 
-    def listen(self, context: Context, state: _Thread) -> Categorical:
+    def predict_first(self, context: Context, state: _Thread) -> Categorical:
         branches = len(state.fresh) // context.batch
         layout, counts = waiting_block(context, state.read, state.memory.like)
         states = state.fresh[0].new_zeros(len(state.fresh), layout.length, self.width)
@@ -123,7 +123,7 @@ class FeatureDraft(DraftModel):
         state.said = [out[:, -1:]]
         return draft_distribution(context, self._logits(context, state.said[0]), committed(context))
 
-    def say(self, context: Context, state: _Thread, nodes: Nodes) -> Categorical:
+    def predict(self, context: Context, state: _Thread, nodes: Nodes) -> Categorical:
         branches = len(state.fresh) // context.batch
         parent = nodes.layout.parents.expand(context.batch, -1)
         parent = parent if branches == 1 else parent.repeat(branches, 1)

@@ -52,14 +52,14 @@ class HydraDraft(OfLastStates):
         memory, read = read_prompt(self.heads.config, context, states, self.heads.prefix)
         return _Heard(read[:, -1], fresh, memory)
 
-    def listen(self, context: Context, state: _Heard) -> Categorical:
+    def predict_first(self, context: Context, state: _Heard) -> Categorical:
         self._read(state)
         newest = torch.tensor([row[-1:] for row in context.history], device=context.device)
         state.paths = [self._embed(state, newest)[:, :, None]]
         logits = self.heads(state.last[:, None], state.paths[0])
         return draft_distribution(context, guided_logits(context, logits), committed(context))
 
-    def say(self, context: Context, state: _Heard, nodes: Nodes) -> Categorical:
+    def predict(self, context: Context, state: _Heard, nodes: Nodes) -> Categorical:
         layout = nodes.layout
         embeds = self._embed(state, nodes.tokens)
         depths = layout.depths.expand(len(nodes.tokens), -1)

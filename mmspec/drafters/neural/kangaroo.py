@@ -77,7 +77,7 @@ class KangarooDraft(DraftModel):
         memory, _ = read_prompt(self.adapter.config, context, states, self.adapter)
         return _Early(memory, [own[:0] for own in states[:, 0]])
 
-    def listen(self, context: Context, state: _Early) -> Categorical:
+    def predict_first(self, context: Context, state: _Early) -> Categorical:
         early = self._shallow(context, unread_block(context))
         own = [torch.cat((fresh, new)) for fresh, new in zip(state.fresh, early, strict=True)]
         states = side_by_side(own)
@@ -87,7 +87,7 @@ class KangarooDraft(DraftModel):
         state.fresh = [fresh[:0] for fresh in state.fresh]
         return draft_distribution(context, self._logits(context, said), committed(context))
 
-    def say(self, context: Context, state: _Early, nodes: Nodes) -> Categorical:
+    def predict(self, context: Context, state: _Early, nodes: Nodes) -> Categorical:
         waiting = len(context.waiting()[0])
         early = self._shallow(context, nodes.block(context.memory.like, waiting))
         layout = nodes.block(state.memory.like, waiting).tiled(len(early) // context.batch)

@@ -68,11 +68,11 @@ class MultiTokenDraft(OfLastStates):
         places = places.clamp(0, self.reach - 1)
         return logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1]))
 
-    def listen(self, context: Context, state: _LastStates) -> Categorical:
+    def predict_first(self, context: Context, state: _LastStates) -> Categorical:
         state.logits = self.ahead(context, state, self.reach)
         return draft_distribution(context, state.logits[:, :1], committed(context))
 
-    def say(self, context: Context, state: _LastStates, nodes: Nodes) -> Categorical:
+    def predict(self, context: Context, state: _LastStates, nodes: Nodes) -> Categorical:
         assert state.logits is not None
         places = (nodes.layout.depths + 1).expand(context.batch, -1)
         wide = places[..., None].expand(-1, -1, state.logits.shape[-1])

@@ -78,7 +78,7 @@ class SharedBackbone(DraftModel):
     def begin(self, context: Context) -> KvView | None:
         return self.kv.open(context, self.backbone, self.layers)
 
-    def listen(self, context: Context, state: KvView | None) -> Categorical:
+    def predict_first(self, context: Context, state: KvView | None) -> Categorical:
         layout = unread_block(context)
         tap = None if state is None else self.kv.renewal(context, self.backbone, state)
         if state is None or tap is None:
@@ -91,7 +91,7 @@ class SharedBackbone(DraftModel):
             state.drafts += 1
         return draft_distribution(context, logits, committed(context))
 
-    def say(self, context: Context, state: KvView | None, nodes: Nodes) -> Categorical:
+    def predict(self, context: Context, state: KvView | None, nodes: Nodes) -> Categorical:
         waiting = len(context.waiting()[0])
         layout = nodes.block(context.memory.like, waiting)
         logits, _ = self.thin.read(_memory(context, state), layout)

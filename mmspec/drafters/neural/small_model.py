@@ -130,7 +130,7 @@ class SmallModel(DraftModel):
         memory, logits, _ = self.backbone.prefill(inputs, room=context.request.room + 64)
         return _Reading(memory, [context.prompt[row] for row in range(context.batch)], logits)
 
-    def listen(self, context: Context, state: _Reading) -> Categorical:
+    def predict_first(self, context: Context, state: _Reading) -> Categorical:
         told, state.told = state.told, None
         if told is not None and state.read == [len(row) for row in context.history]:
             return draft_distribution(context, told[:, None], committed(context))
@@ -149,7 +149,7 @@ class SmallModel(DraftModel):
         state.read = [len(row) for row in context.history]
         return draft_distribution(context, logits, committed(context))
 
-    def say(self, context: Context, state: _Reading, nodes: Nodes) -> Categorical:
+    def predict(self, context: Context, state: _Reading, nodes: Nodes) -> Categorical:
         logits, _ = self.backbone.read(state.memory, nodes.block(state.memory.like))
         return draft_distribution(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
 

@@ -43,7 +43,7 @@ class DynamicTree(RankedTree):
         self, model: DraftModel, context: Context, state: Any, kind: Kind, depth: int
     ) -> Sprout:
         batch, device = context.batch, context.device
-        distribution = model.listen(context, state)
+        distribution = model.predict_first(context, state)
         distributions = [distribution]
         beam = min(self.beam, distribution.size)
         pool = _Pool(batch, device)
@@ -58,7 +58,7 @@ class DynamicTree(RankedTree):
             layout = Layout(torch.full((1, beam), level - 1, device=device), visible)
             pool.read(front)
             nodes = Nodes(pool.tokens(front), layout, read)
-            distribution = model.say(context, state, nodes)
+            distribution = model.predict(context, state, nodes)
             distributions.append(distribution)
             read += (nodes.tokens,)
             scored = ranking(distribution, kind, context.noise, context.position() + level)

@@ -61,7 +61,7 @@ class Forest:
 
     def root(self) -> list[NextTokens]:
         """What comes behind the context, per row."""
-        distribution = self.model.listen(self.context, self.state)
+        distribution = self.model.predict_first(self.context, self.state)
         return [row[0] for row in self._choices(distribution, self.context.position())]
 
     def read(self, wanted: Sequence[Sequence[int]]) -> list[list[NextTokens]]:
@@ -79,7 +79,7 @@ class Forest:
         visible = torch.tensor(seen, device=device).view(len(wanted), width, -1)
         block, deep = torch.tensor(tokens, device=device), torch.tensor(depths, device=device)
         nodes_read = Nodes(block, Layout(deep, visible), tuple(self.blocks))
-        distribution = self.model.say(self.context, self.state, nodes_read)
+        distribution = self.model.predict(self.context, self.state, nodes_read)
         self.blocks.append(block)
         self.columns += width
         return self._choices(distribution, self.context.position() + deep + 1)

@@ -55,14 +55,16 @@ class ParallelTree(RankedTree):
     def ranked(
         self, model: DraftModel, context: Context, state: Any, kind: Kind, depth: int
     ) -> Sprout:
-        first = model.listen(context, state)
+        first = model.predict_first(context, state)
         distributions = [first]
         scored = [ranking(first, kind, context.noise, context.position())]
         if depth > 1:
             steps = torch.arange(depth - 1, device=context.device)[None]
             visible = (steps <= steps.mT)[None]
             spoken = scored[0].argmax(-1).expand(-1, depth - 1)
-            distributions.append(model.say(context, state, Nodes(spoken, Layout(steps, visible))))
+            distributions.append(
+                model.predict(context, state, Nodes(spoken, Layout(steps, visible)))
+            )
             scored.append(
                 ranking(distributions[1], kind, context.noise, context.position() + 1 + steps)
             )

@@ -19,7 +19,7 @@ from mmspec.modalities.common import measures
 from mmspec.modalities.speech.frames import toys
 from mmspec.modalities.speech.judging import OwnAudio, heard, timing
 from mmspec.modalities.speech.spoken import Speech
-from mmspec.modality import Answer, Contestant, Selection, Speculative, Workload
+from mmspec.modality import Runner, RunResult, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
 TEXTS = ("A calm piano over soft rain.",)
@@ -28,12 +28,12 @@ APART = 1e-4  # of samples: rounding of the same codes in other batches
 Request = Mapping[str, Any]
 
 
-def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
+def workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
     """What the user asks for, or a text that suits models that play."""
     batch = selection.batch
     asked = repeated(selection.prompts or TEXTS, batch)
-    requests = [asker.request(group) for group in asked]
-    return of_requests(model, requests, batch, asker.processor)
+    requests = [formatter.request(group) for group in asked]
+    return of_requests(model, requests, batch, formatter.processor)
 
 
 def of_requests(
@@ -49,19 +49,19 @@ def of_requests(
 class SpeculativeFrames(Speculative):
     """Our loop with some recipe."""
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         out: Speech = self.fast.synthesize(**request, seed=seed)
         stats, codes = out.stats, [row.T.tolist() for row in out.codes]
-        return Answer(codes, stats.num_new_tokens, stats.target_calls, stats.exact, out, stats)
+        return RunResult(codes, stats.num_new_tokens, stats.target_calls, stats.exact, out, stats)
 
 
 @dataclass(frozen=True)
-class OwnFrames(Contestant):
+class OwnFrames(Runner):
     """The model's own `generate()`, which hands out sound."""
 
     plain: Accelerated
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         session = self.plain.session
         inputs, how = session.asked(request)
         torch.manual_seed(seed)
@@ -69,7 +69,7 @@ class OwnFrames(Contestant):
         sound = OwnAudio(waveforms, session.codec.sampling_rate)
         frames = sum(len(one) // session.codec.hop for one in waveforms)
         steps = session.reader.steps(frames // len(waveforms))
-        return Answer(None, len(waveforms) * steps, steps - 1, output=sound)
+        return RunResult(None, len(waveforms) * steps, steps - 1, output=sound)
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
@@ -93,7 +93,7 @@ def _checks(recipe: Recipe, small: Mapping[str, Accelerated], trial: Trial) -> I
         plan, mine = fast.recipe, SpeculativeFrames(fast)
         requests = trial.requests or [toys.asked()]
         yield _greedy(name, fast, requests)
-        plain: Contestant | None = None
+        plain: Runner | None = None
         if not isinstance(fast.session.drafter, Silent):
             other = accelerate(fast.model, "frame-plain", processor=fast.session.processor)
             plain = SpeculativeFrames(other)
@@ -115,7 +115,7 @@ def _greedy(name: str, fast: Accelerated, requests: Sequence[Request]) -> Check:
     for request in requests:
         greedy = {**{n: v for n, v in request.items() if n != "temperature"}, "do_sample": False}
         mine: Speech = fast.synthesize(**greedy)
-        wanted = OwnFrames(fast).answer(greedy, 0).output.waveforms
+        wanted = OwnFrames(fast).run(greedy, 0).output.waveforms
         for one, other in zip(mine.waveforms, wanted, strict=True):
             same = len(one) == len(other)
             gap = (one - other).abs().amax() if same and len(one) else float(not same)

@@ -51,11 +51,11 @@ MODALITY = Modality(
     name="asr",
     decodes="tokens",
     recipe="prompt-lookup",
-    drafted="whisper-assisted",
+    recipe_with_drafter="whisper-assisted",
     settings=RecognitionSettings,
     package=__name__,
     owns=owns,
-    zoo=Entry.listed(__name__),
+    zoo=Entry.read_entries(__name__),
     files=PICTURE_FILES,
     parts=("compressor", "kv", "tree", "length", "sees", "check", "processor"),
 )

@@ -15,7 +15,7 @@ from mmspec.modalities.speech.recognition import toys, word_errors
 from mmspec.modalities.speech.recordings import recordings
 from mmspec.modalities.speech.sound import Sound
 from mmspec.modalities.speech.utterances import RATE_HZ
-from mmspec.modality import Answer, Answers, Contestant, Selection, Workload
+from mmspec.modality import Runner, RunResult, RunResults, Selection, Workload
 from mmspec.recipe import Recipe
 
 
@@ -31,46 +31,46 @@ class TimedTexts:
 class Listening:
     """A contestant whose answers are read as words and timed."""
 
-    inner: Contestant
+    inner: Runner
     words: Any  # tokens -> text
 
-    def answer(self, request: Mapping[str, Any], seed: int) -> Answer:
+    def run(self, request: Mapping[str, Any], seed: int) -> RunResult:
         start = perf_counter()
-        found = self.inner.answer(request, seed)
+        found = self.inner.run(request, seed)
         spent = perf_counter() - start
         return replace(found, output=TimedTexts([self.words(row) for row in found.values], spent))
 
-    def first(self, request: Mapping[str, Any], seed: int) -> Answer | None:
-        return self.inner.first(request, seed)
+    def run_first_token(self, request: Mapping[str, Any], seed: int) -> RunResult | None:
+        return self.inner.run_first_token(request, seed)
 
 
-def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
+def workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
     """The recordings that come with the package, judged by word errors; else the user's sound."""
     batch, references = selection.batch, None
     asked = [*(selection.prompts or [""])][:1] * batch
     if settings.audio is not None:
-        sounds = [[asker.heard] * batch]
+        sounds = [[formatter.heard] * batch]
     else:
         every = recordings()
         held = [every[at % len(every)] for at in range(max(selection.count, batch))]
         groups = grouped(held, batch)
         sounds = [[Sound(one.waveform(), RATE_HZ) for one in group] for group in groups]
         references = [[one.text for one in group] for group in groups]
-    requests = [asker.request(asked, sounds=group) for group in sounds]
+    requests = [formatter.request(asked, sounds=group) for group in sounds]
     quality = None if references is None else word_errors.word_error_rate(references)
     work = measures.of_requests(model, requests, quality, batch, selection.drafter)
     seconds = [one.seconds for group in sounds for one in group]
-    return _listened(work, asker.words, partial(_extras, seconds))
+    return _listened(work, formatter.words, partial(_extras, seconds))
 
 
 def _listened(work: Workload, words: Any, extras: Any) -> Workload:
     """The same with everybody's answers as words."""
     peers = work.peers
 
-    def heard(found: Mapping[str, Contestant]) -> dict[str, Contestant]:
+    def heard(found: Mapping[str, Runner]) -> dict[str, Runner]:
         return {name: Listening(one, words) for name, one in found.items()}
 
-    def others(*how: Any) -> tuple[Mapping[str, Contestant], Mapping[str, str]]:
+    def others(*how: Any) -> tuple[Mapping[str, Runner], Mapping[str, str]]:
         assert peers is not None
         found, missing = peers(*how)
         return heard(found), missing
@@ -85,7 +85,9 @@ def _listened(work: Workload, words: Any, extras: Any) -> Workload:
     )
 
 
-def _extras(seconds: Sequence[float], answers: Sequence[Answer], others: Answers) -> dict[str, Any]:
+def _extras(
+    seconds: Sequence[float], answers: Sequence[RunResult], others: RunResults
+) -> dict[str, Any]:
     """The real-time factor, and the share of the target's calls that were saved."""
     own = sum(one.calls for one in others[measures.OWN]) if measures.OWN in others else 0
     calls = sum(one.calls for one in answers)

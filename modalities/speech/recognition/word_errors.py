@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from mmspec.modality import Answer, Answers, Quality
+from mmspec.modality import Quality, RunResult, RunResults
 
 Words = Sequence[Sequence[str]]  # per request, per row
 
@@ -16,7 +16,7 @@ def word_error_rate(references: Words) -> Quality:
     """Errors per word said, of answers whose `output` holds the texts."""
     jiwer = _jiwer()
 
-    def judge(answers: Sequence[Answer], others: Answers) -> list[tuple[float, float]]:
+    def judge(answers: Sequence[RunResult], others: RunResults) -> list[tuple[float, float]]:
         pairs = [
             (plain(said), plain(text))
             for texts, answer in zip(references, answers, strict=True)
@@ -32,7 +32,7 @@ def plain(text: str) -> str:
     return " ".join(re.sub(r"[^\w\s]", " ", text.lower()).split())
 
 
-def rates(seconds: Sequence[float], answers: Sequence[Answer]) -> Mapping[str, Any]:
+def rates(seconds: Sequence[float], answers: Sequence[RunResult]) -> Mapping[str, Any]:
     """The real-time factor: seconds of work per second of sound; of the last repeat."""
     spent = sum(answer.output.seconds for answer in answers)
     return {"real-time factor": spent / sum(seconds), "audio seconds": sum(seconds)}

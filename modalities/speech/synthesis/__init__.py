@@ -36,11 +36,11 @@ MODALITY = Modality(
     name="tts",
     decodes="tokens",
     recipe="prompt-lookup",
-    drafted="coupled",
+    recipe_with_drafter="coupled",
     settings=SpeechSettings,
     package=__name__,
     owns=owns,
-    zoo=Entry.listed(__name__),
+    zoo=Entry.read_entries(__name__),
     files=(".wav",),
     parts=("codec", "codes", "processor", "tree", "length", "sees", "check"),
 )

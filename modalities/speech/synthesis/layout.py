@@ -12,7 +12,7 @@ from torch import Tensor
 from mmspec.errors import check_number, described, is_whole
 from mmspec.modalities.speech.codecs import Codec
 from mmspec.modalities.speech.synthesis import LAYOUT
-from mmspec.modality import settings_of
+from mmspec.modality import parse_settings
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SpeechCodes:
         if not isinstance(said, cls | Mapping):
             raise ValueError(f"codes={described(said)} is no SpeechCodes; give one, or its fields")
         found: SpeechCodes = (
-            settings_of(cls, {"voices": {}, **said}) if isinstance(said, Mapping) else said
+            parse_settings(cls, {"voices": {}, **said}) if isinstance(said, Mapping) else said
         )
         found.check(int(model.get_input_embeddings().weight.shape[0]))
         return found

@@ -19,7 +19,7 @@ from mmspec.modalities.speech.judging import OwnAudio, heard, timing
 from mmspec.modalities.speech.spoken import Speech
 from mmspec.modalities.speech.synthesis import held_out, toys
 from mmspec.modalities.speech.synthesis.plug import SpeechSession
-from mmspec.modality import Answer, Contestant, Selection, Speculative, Workload
+from mmspec.modality import Runner, RunResult, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
 REPLAYED = 4  # requests whose forwards are made again alone
@@ -27,18 +27,18 @@ QUESTIONS = ("The weather was fine, so we walked to the harbour.",)
 Request = Mapping[str, Any]
 
 
-def workload(model: Any, asker: Any, settings: Any, selection: Selection) -> Workload:
+def workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
     """For models of the zoo different held-out sentences, by its speakers in turn if no voice was
     asked for; else what the user asks for."""
     batch, prompts = selection.batch, selection.prompts
-    if prompts is None and asker.source.startswith("zoo:"):
+    if prompts is None and formatter.source.startswith("zoo:"):
         texts = grouped(held_out.texts(selection.count, selection.seed * 10_000), batch)
         speakers = grouped(held_out.voices(selection.count), batch)
         pairs = zip(texts, speakers, strict=True)
-        requests = [{"voice": voices, **asker.request(group)} for group, voices in pairs]
+        requests = [{"voice": voices, **formatter.request(group)} for group, voices in pairs]
     else:
-        requests = [asker.request(group) for group in repeated(prompts or QUESTIONS, batch)]
-    return of_requests(model, requests, batch, processor=asker.processor)
+        requests = [formatter.request(group) for group in repeated(prompts or QUESTIONS, batch)]
+    return of_requests(model, requests, batch, processor=formatter.processor)
 
 
 def of_requests(model: Any, requests: Sequence[Request], batch: int = 1, **parts: Any) -> Workload:
@@ -67,23 +67,23 @@ class SpeculativeSpeech(Speculative):
 
     more: Mapping[str, Any] = field(default_factory=dict)
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         out: Speech = self.fast.synthesize(**request, **self.more, seed=seed)
         stats = out.stats
         codes = [row[0].tolist() for row in out.codes]
-        return Answer(codes, stats.num_new_tokens, stats.target_calls, stats.exact, out, stats)
+        return RunResult(codes, stats.num_new_tokens, stats.target_calls, stats.exact, out, stats)
 
-    def first(self, request: Request, seed: int) -> Answer:
-        return self.answer({**_endless(request), "max_new_tokens": 1}, seed)
+    def run_first_token(self, request: Request, seed: int) -> RunResult:
+        return self.run({**_endless(request), "max_new_tokens": 1}, seed)
 
 
 @dataclass(frozen=True)
-class OwnSpeech(Contestant):
+class OwnSpeech(Runner):
     """The model's own `generate()`, and the codec behind it."""
 
     plain: Accelerated
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         session: SpeechSession = self.plain.session
         asked = session.asked((), request)
         torch.manual_seed(seed)
@@ -94,10 +94,10 @@ class OwnSpeech(Contestant):
         waveforms = [session.codec.decode(one) for one in codes]
         spoken = OwnAudio(waveforms, session.codec.sampling_rate)
         count = sum(map(len, ended)) + sum(layout.end in row for row in rows)
-        return Answer([row[0].tolist() for row in codes], count, ids.shape[1] - 1, output=spoken)
+        return RunResult([row[0].tolist() for row in codes], count, ids.shape[1] - 1, output=spoken)
 
-    def first(self, request: Request, seed: int) -> Answer:
-        return self.answer({**_endless(request), "max_new_tokens": 1}, seed)
+    def run_first_token(self, request: Request, seed: int) -> RunResult:
+        return self.run({**_endless(request), "max_new_tokens": 1}, seed)
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:

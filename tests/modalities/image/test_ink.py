@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmspec.modalities.image.ink import has_ink, ink_per_round
-from mmspec.modality import Answer
+from mmspec.modality import RunResult
 from mmspec.zoo.prompts import prompts
 from mmspec.zoo.scene import Scene, Thing
 
@@ -14,9 +14,9 @@ CORNER = Scene((Thing("star", "red", "small", 0, 0),))
 PAIR = Scene((Thing("star", "red", "small", 0, 0), Thing("ring", "blue", "large", 2, 1)))
 
 
-def answer(*rounds: torch.Tensor | None) -> Answer:
+def answer(*rounds: torch.Tensor | None) -> RunResult:
     told = None if rounds[0] is None else torch.stack([one for one in rounds if one is not None])
-    return Answer(None, 81 * len(rounds), 81, rounds=told)
+    return RunResult(None, 81 * len(rounds), 81, rounds=told)
 
 
 @pytest.mark.parametrize("side", [3, 9, 12])

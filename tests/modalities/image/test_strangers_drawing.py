@@ -54,14 +54,14 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 def test_it_draws_with_any_recipe(installed: None, tmp_path: Path) -> None:
     model = painter()
-    assert registry.of(model).name == "image"
+    assert registry.find_modality(model).name == "image"
     given = {"class_ids": [1, 3], "temperature": 1.0, "seed": 2}
     fast = mmspec.accelerate(model, "mc-sjd-gumbel")
     known = mmspec.accelerate(painters.llamagen_class(), "mc-sjd-gumbel")
     wanted = known.generate_images(**given)
     assert torch.equal(fast.generate_images(**given).sequences, wanted.sequences)
     model.save_pretrained(tmp_path / "model")
-    assert registry.of(tmp_path / "model").name == "image"
+    assert registry.find_modality(tmp_path / "model").name == "image"
     again = registry.plug(registry.get("image")).load(tmp_path / "model")
     assert isinstance(again, StrangePainter)
 

@@ -39,7 +39,7 @@ def fast(name: str, recipe: str = "frame-plain", drafter: Any = None) -> mmspec.
     return mmspec.accelerate(model(name), recipe, drafter=small if taken else None)
 
 
-def say(one: mmspec.Accelerated, **given: Any) -> Any:
+def synthesize(one: mmspec.Accelerated, **given: Any) -> Any:
     how = {"max_new_tokens": STEPS, "temperature": 1.0, "top_k": 0, "seed": 5}
     return one.synthesize(**{**RAGGED, **how, **given})
 
@@ -54,7 +54,7 @@ def codes(out: Any) -> list[Any]:
 )
 def test_greedy_sound_is_that_of_generate(name: str, recipe: str) -> None:
     found = fast(name, recipe)
-    mine = say(found, temperature=0.0)
+    mine = synthesize(found, temperature=0.0)
     session = found.session
     inputs, how = session.asked({**RAGGED, "max_new_tokens": STEPS, "temperature": 0.0})
     for one, other in zip(mine.waveforms, session.reader.own_sound(inputs, how), strict=True):
@@ -76,10 +76,10 @@ def test_a_length_of_the_configuration_is_that_of_generate(name: str) -> None:
 
 def test_padding_is_told_by_its_id_where_no_mask_is_given() -> None:
     how: dict[str, Any] = {"temperature": 0.0, "seed": None}
-    masked = codes(say(fast("depth"), **how))
-    assert codes(say(fast("depth"), attention_mask=None, **how)) == masked
+    masked = codes(synthesize(fast("depth"), **how))
+    assert codes(synthesize(fast("depth"), attention_mask=None, **how)) == masked
     alone = {"input_ids": RAGGED["input_ids"][:1, 2:], "attention_mask": None}
-    assert codes(say(fast("depth"), **alone, **how)) == masked[:1]
+    assert codes(synthesize(fast("depth"), **alone, **how)) == masked[:1]
 
 
 def test_a_depth_decoder_draws_as_its_own_configuration_says() -> None:
@@ -103,17 +103,19 @@ def test_a_seed_says_what_plain_decoding_says(
     name: str, recipe: str, given: dict[str, Any]
 ) -> None:
     found, plain = fast(name, recipe), fast(name)
-    assert codes(say(found, **given)) == codes(say(plain, **given))
+    assert codes(synthesize(found, **given)) == codes(synthesize(plain, **given))
 
 
 @pytest.mark.parametrize("name", promised(NAMES, ("delay",)))
 def test_who_drafts_for_itself_is_never_refused(name: str) -> None:
     for recipe in ("frame-coupled", "frame-depth", *(["frame-joint"] if name != "depth" else [])):
-        out = say(fast(name, recipe, model(name)))
+        out = synthesize(fast(name, recipe, model(name)))
         stats = out.stats
         assert stats.num_accepted_draft_tokens == stats.num_draft_tokens > 0
         assert stats.target_calls < STEPS / 3 + 1
-    assert codes(say(fast(name, "frame-coupled", model(name)))) == codes(say(fast(name)))
+    assert codes(synthesize(fast(name, "frame-coupled", model(name)))) == codes(
+        synthesize(fast(name))
+    )
 
 
 def test_the_distribution_is_that_of_generate() -> None:
@@ -156,7 +158,7 @@ def test_a_stream_plays_verified_frames_alone(name: str) -> None:
     for kept in fast(name).stream(**RAGGED, **how):
         if any(map(len, kept.partial())):
             first.setdefault("plain", kept.index)
-    whole = say(found)
+    whole = synthesize(found)
     for mine, wanted in zip(heard, whole.waveforms, strict=True):
         assert torch.allclose(mine, wanted, atol=1e-5)
     assert first["fast"] <= first["plain"] + 1
@@ -240,14 +242,14 @@ def test_families_that_are_not_read_say_why() -> None:
 def test_broken_logits_lose_nothing() -> None:
     broken = toys.csm()
     one = mmspec.accelerate(broken, "frame-plain")
-    before = say(one)
+    before = synthesize(one)
 
     def damage(kept: Any) -> None:
         if kept.index == 1:
             broken.backbone_model.norm.weight.data.fill_(torch.nan)
 
     with pytest.raises(BrokenLogits) as error:
-        say(one, on_round=damage)
+        synthesize(one, on_round=damage)
     said = [torch.stack(row, -1).tolist() for row in error.value.tokens]
     assert said == [[book[:2] for book in row] for row in codes(before)]
 
@@ -255,10 +257,10 @@ def test_broken_logits_lose_nothing() -> None:
 def test_a_folder_is_loaded_and_saved(tmp_path: Path) -> None:
     model("depth").save_pretrained(tmp_path / "model")
     read = mmspec.accelerate(tmp_path / "model", "frame-coupled", drafter=model("depth", 1, 1))
-    assert codes(say(read)) == codes(say(fast("depth")))
+    assert codes(synthesize(read)) == codes(synthesize(fast("depth")))
     read.save_pretrained(tmp_path / "saved")
     again = mmspec.load(tmp_path / "saved", model("depth"))
-    assert codes(say(again)) == codes(say(read))
+    assert codes(synthesize(again)) == codes(synthesize(read))
 
 
 def test_a_text_is_a_turn_of_its_speaker() -> None:

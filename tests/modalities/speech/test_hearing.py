@@ -100,8 +100,8 @@ def test_whose_a_class_is(name: str) -> None:
 
 
 def test_a_model_object_is_the_recognisers() -> None:
-    assert registry.of(toys.model("whisper")).name == "asr"
-    assert registry.of(toys.model("llama")).name == "vlm"
+    assert registry.find_modality(toys.model("whisper")).name == "asr"
+    assert registry.find_modality(toys.model("llama")).name == "vlm"
     assert not registry.get("asr").owns(registry.describe("openai/whisper-tiny"))
 
 

@@ -22,7 +22,7 @@ ROOM = {"max_new_tokens": 24, "min_new_tokens": 12}
 VOICES = ["anna", "ben"]
 
 
-def say(fast: mmspec.Accelerated, **given: Any) -> Any:
+def synthesize(fast: mmspec.Accelerated, **given: Any) -> Any:
     return fast.synthesize(voices.TEXTS, **{"voice": VOICES, "seed": 3, **ROOM, **given})
 
 
@@ -38,18 +38,18 @@ GIVEN: list[dict[str, Any]] = [{}, {"top_k": 3}, {"repetition_aware": True}]
 )
 def test_a_seed_says_what_plain_decoding_says(recipe: str, given: dict[str, Any]) -> None:
     fast = voices.speaking(recipe)
-    found, wanted = say(fast, **given), say(voices.speaking(), **given)
+    found, wanted = synthesize(fast, **given), synthesize(voices.speaking(), **given)
     assert codes(found) == codes(wanted)
     assert codes(found)[0] != codes(found)[1]
     for mine, other in zip(found.waveforms, wanted.waveforms, strict=True):
         assert torch.equal(mine, other)
     assert recipe != "coupled" or found.stats.num_accepted_draft_tokens > 0
-    assert codes(say(fast, **given, row_ids=[1, 0])) != codes(found)
+    assert codes(synthesize(fast, **given, row_ids=[1, 0])) != codes(found)
 
 
 def test_greedy_speech_is_that_of_generate() -> None:
     fast = voices.speaking("coupled")
-    found = say(fast, temperature=0.0)
+    found = synthesize(fast, temperature=0.0)
     asked = fast.session.asked((voices.TEXTS,), {"voice": VOICES, "temperature": 0.0, **ROOM})
     ids = voices.speaker().generate(**asked)[:, asked["input_ids"].shape[1] :].tolist()
     for row, mine in zip(ids, codes(found), strict=True):
@@ -87,17 +87,17 @@ def test_the_models_own_call_says_the_same_codes() -> None:
     start = asked["input_ids"].shape[1]
     mine = fast.generate(**asked).sequences[:, start:].tolist()
     theirs = voices.speaker().generate(**asked, custom_generate=fast)[:, start:].tolist()
-    spoken = [[code + voices.LAYOUT.first for code in row[0]] for row in codes(say(fast))]
+    spoken = [[code + voices.LAYOUT.first for code in row[0]] for row in codes(synthesize(fast))]
     for row, one, other in zip(spoken, mine, theirs, strict=True):
         assert one == other
         assert one[: len(row)] == row
-    assert codes(say(fast)) == codes(say(fast))  # a second call on the same object
+    assert codes(synthesize(fast)) == codes(synthesize(fast))  # a second call on the same object
 
 
 def test_a_row_does_not_depend_on_its_company() -> None:
     fast = voices.speaking("coupled")
     alone = fast.synthesize(text=voices.TEXTS[1], voice="ben", seed=3, row_ids=[1], **ROOM)
-    assert codes(alone)[0] == codes(say(fast))[1]
+    assert codes(alone)[0] == codes(synthesize(fast))[1]
 
 
 @pytest.mark.parametrize("codec", [voices.codec(), voices.dac()], ids=["causal", "looks ahead"])
@@ -116,7 +116,7 @@ def test_a_stream_is_the_sound_of_verified_frames_alone(codec: Any) -> None:
             assert len(after) <= len(verified[row]) * reader.hop
             assert torch.allclose(after[: len(before)], before, atol=1e-5)
         heard = now
-    wanted = say(fast)
+    wanted = synthesize(fast)
     for mine, whole in zip(heard, wanted.waveforms, strict=True):
         assert torch.allclose(mine, whole, atol=1e-5)
 
@@ -141,13 +141,13 @@ def test_a_stream_may_be_broken_off_and_another_begun() -> None:
     first.close()
     whole = fast.stream(voices.TEXTS, voice=VOICES, seed=3, **ROOM)
     *_, last = whole
-    assert codes(say(fast)) == codes(say(voices.speaking()))
-    assert torch.equal(last.partial()[0], say(fast).waveform)
+    assert codes(synthesize(fast)) == codes(synthesize(voices.speaking()))
+    assert torch.equal(last.partial()[0], synthesize(fast).waveform)
 
 
 def test_the_run_reports_when_it_could_be_heard() -> None:
     fast = voices.speaking("coupled")
-    out = say(fast)
+    out = synthesize(fast)
     stats: Any = out.stats
     assert stats.first_audio_ms > 0
     assert stats.jitter_ms >= 0
@@ -162,8 +162,8 @@ def test_a_folder_speaks_and_writes(tmp_path: Path) -> None:
     folder = voices.saved(tmp_path / "model")
     fast = mmspec.accelerate(folder, "plain")
     assert fast.modality.name == "tts"
-    out = say(fast)
-    assert codes(out) == codes(say(voices.speaking()))
+    out = synthesize(fast)
+    assert codes(out) == codes(synthesize(voices.speaking()))
     files = out.save(tmp_path / "said.wav")
     assert [file.name for file in files] == ["said-0.wav", "said-1.wav"]
     with wave.open(str(files[0])) as file:
@@ -188,7 +188,7 @@ def test_accelerated_speech_can_be_saved(tmp_path: Path) -> None:
     fast.save_pretrained(tmp_path)
     parts = {"codec": voices.codec(), "processor": voices.words()}
     again = mmspec.load(tmp_path, voices.speaker(), **parts)
-    assert codes(say(again)) == codes(say(fast))
+    assert codes(synthesize(again)) == codes(synthesize(fast))
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -236,7 +236,7 @@ def test_broken_logits_lose_nothing() -> None:
     model = deepcopy(voices.speaker())
     parts = {"codec": voices.codec(), "processor": voices.words()}
     fast = mmspec.accelerate(model, "plain", **parts)
-    before = say(fast)
+    before = synthesize(fast)
     weight = model.model.norm.weight
 
     def damage(kept: Round) -> None:
@@ -244,12 +244,12 @@ def test_broken_logits_lose_nothing() -> None:
             weight.data.fill_(torch.nan)
 
     with pytest.raises(BrokenLogits) as error:
-        say(fast, on_round=damage)
+        synthesize(fast, on_round=damage)
     wanted = [[one + voices.LAYOUT.first for one in row[0][:3]] for row in codes(before)]
     assert error.value.tokens == wanted
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    out = say(voices.speaking())
+    out = synthesize(voices.speaking())
     with pytest.raises(ValueError, match="cannot be written"):
         out.save(tmp_path / "nowhere" / "a.wav")

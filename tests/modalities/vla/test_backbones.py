@@ -101,7 +101,7 @@ def test_pictures_change_what_the_robot_does() -> None:
 def test_a_saved_folder_is_a_policy_still(tmp_path: Path) -> None:
     request, tokens = asked("paligemma", 1)
     policy("paligemma").save_pretrained(tmp_path)
-    assert registry.of(tmp_path).name == "vla"
+    assert registry.find_modality(tmp_path).name == "vla"
     found = mmspec.accelerate(tmp_path, "prompt-lookup").predict_action(**request)
     assert np.array_equal(found, SPACE.unnormalise(SPACE.values(tokens))[0].numpy())
 
@@ -119,4 +119,4 @@ def test_an_image_token_among_actions_is_refused(family: str) -> None:
 
 
 def test_without_statistics_it_is_no_policy() -> None:
-    assert registry.of(toys.model("paligemma")).name == "vlm"
+    assert registry.find_modality(toys.model("paligemma")).name == "vlm"

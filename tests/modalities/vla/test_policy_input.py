@@ -176,10 +176,10 @@ def test_a_smaller_policy_may_draft() -> None:
 
 
 def test_who_owns_a_policy(tmp_path: Path) -> None:
-    assert registry.of(policy()).name == "vla"
-    assert registry.of(toys.model("llava")).name == "vlm"
+    assert registry.find_modality(policy()).name == "vla"
+    assert registry.find_modality(toys.model("llava")).name == "vlm"
     policy().save_pretrained(tmp_path)
-    assert registry.of(tmp_path).name == "vla"
+    assert registry.find_modality(tmp_path).name == "vla"
 
 
 def test_a_saved_policy_comes_back(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import mmspec
 from mmspec import bench
 from mmspec.modalities.vla import PolicySettings
-from mmspec.modalities.vla.asking import PolicyAsker
+from mmspec.modalities.vla.formatting import PolicyFormatter
 from mmspec.modalities.vla.judging import mcnemar, wilson
 from mmspec.modalities.vla.measures import workload
 from mmspec.modalities.vla.plug import load
@@ -53,8 +53,8 @@ def test_a_lossy_recipe_is_found_out_on_tiny_policies() -> None:
 
 
 def test_a_certificate_asks_episodes(tmp_path: Path) -> None:
-    model, asker = loaded(tmp_path)
-    work = workload(model, asker, asker.settings, Selection(None, 2, 1, seed=5))
+    model, formatter = loaded(tmp_path)
+    work = workload(model, formatter, formatter.settings, Selection(None, 2, 1, seed=5))
     fast = mmspec.accelerate(model, "hold-last")
     found = bench.certify("hold-last", fast, list(work.timed), seeds=2, samples=500)
     assert found.verdict == "exact"
@@ -63,17 +63,17 @@ def test_a_certificate_asks_episodes(tmp_path: Path) -> None:
     assert details["seeded equality"].startswith("2 of 2 seeds")
 
 
-def loaded(folder: Path) -> tuple[Any, PolicyAsker]:
+def loaded(folder: Path) -> tuple[Any, PolicyFormatter]:
     policy().save_pretrained(folder)
     processor().save_pretrained(folder)
     model = load(folder)
-    return model, PolicyAsker(str(folder), model, PolicySettings(steps=2, episodes=2))
+    return model, PolicyFormatter(str(folder), model, PolicySettings(steps=2, episodes=2))
 
 
 @pytest.mark.promise
 def test_a_race_of_episodes(tmp_path: Path) -> None:
-    model, asker = loaded(tmp_path)
-    work = workload(model, asker, asker.settings, Selection(None, 9, 1, seed=5))
+    model, formatter = loaded(tmp_path)
+    work = workload(model, formatter, formatter.settings, Selection(None, 9, 1, seed=5))
     ways = {"prompt-lookup": mmspec.accelerate(model, "prompt-lookup")}
     found = bench.compare("toy", ways, work, repeats=1, seed=5, controls=True)
     rows = {one.recipe: one for one in (*found.rows, *found.baselines, *found.controls)}
@@ -87,4 +87,4 @@ def test_a_race_of_episodes(tmp_path: Path) -> None:
     assert rows["plain"].calls == rows["generate"].calls == 6
     assert rows["prompt-lookup"].qualities["largest action error"]["value"] == 0
     with pytest.raises(ValueError, match="one robot at a time"):
-        workload(model, asker, asker.settings, Selection(None, 9, 2, seed=5))
+        workload(model, formatter, formatter.settings, Selection(None, 9, 2, seed=5))

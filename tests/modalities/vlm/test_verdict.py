@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmspec.modalities.vlm import LanguageSettings
-from mmspec.modalities.vlm.asking import LanguageAsker
+from mmspec.modalities.vlm.formatting import LanguageFormatter
 from mmspec.modalities.vlm.plug import load
 from mmspec.modalities.vlm.verdict import (
     boxed,
@@ -95,7 +95,7 @@ def test_the_last_box_counts() -> None:
 def _askers() -> list[Any]:
     names = ("llava-drafter", "llava-text-drafter", "llava-drafter", "llava")
     return [
-        LanguageAsker(f"zoo:{name}", load(f"zoo:{name}"), LanguageSettings(max_new_tokens=24))
+        LanguageFormatter(f"zoo:{name}", load(f"zoo:{name}"), LanguageSettings(max_new_tokens=24))
         for name in names
     ]
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import CLIPConfig, CLIPModel
 
 from mmspec.modalities.vlm import LanguageSettings, clips, video_rag
-from mmspec.modalities.vlm.asking import LanguageAsker
+from mmspec.modalities.vlm.formatting import LanguageFormatter
 from mmspec.modalities.vlm.plug import load
 from mmspec.modalities.vlm.video_rag import (
     ClipAlignment,
@@ -88,9 +88,9 @@ def test_documents_nearest_to_any_frame() -> None:
 
 
 @pytest.fixture(scope="module")
-def asker() -> LanguageAsker:
+def formatter() -> LanguageFormatter:
     name = "zoo:qwen2.5-vl"
-    return LanguageAsker(name, load(name), LanguageSettings(max_new_tokens=12))
+    return LanguageFormatter(name, load(name), LanguageSettings(max_new_tokens=12))
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +99,9 @@ def clip() -> clips.VideoClip:
 
 
 @pytest.mark.promise
-def test_every_document_has_its_answer_and_its_verdict(asker: Any, clip: Any) -> None:
+def test_every_document_has_its_answer_and_its_verdict(formatter: Any, clip: Any) -> None:
     documents = ["a red circle at the top", "two stars", "a red circle at the top"]
-    found = speculate_from_documents(asker, asker, "what is there?", clip, documents)
+    found = speculate_from_documents(formatter, formatter, "what is there?", clip, documents)
     assert [one.document for one in found.drafts] == documents
     assert found.drafts[0] == found.drafts[2]
     assert found.answer == found.drafts[found.chosen].answer
@@ -109,31 +109,31 @@ def test_every_document_has_its_answer_and_its_verdict(asker: Any, clip: Any) ->
     assert found.drafts[found.chosen].reliability == best  # nothing is aligned, so ties decide
     assert all(0 < one.decided <= 1 and 0 <= one.reliability <= 1 for one in found.drafts)
     fast = speculate_from_documents(
-        asker, asker, "what is there?", clip, documents, recipe="prompt-lookup"
+        formatter, formatter, "what is there?", clip, documents, recipe="prompt-lookup"
     )
     assert [one.text for one in fast.drafts] == [one.text for one in found.drafts]
-    alone = speculate_from_documents(asker, asker, "what is there?", clip, documents[1:2])
+    alone = speculate_from_documents(formatter, formatter, "what is there?", clip, documents[1:2])
     assert alone.chosen == 0
     assert alone.drafts[0].text == found.drafts[1].text
     assert alone.drafts[0].reliability == pytest.approx(found.drafts[1].reliability, abs=1e-5)
 
 
-def test_a_verdict_is_that_of_a_whole_forward(asker: Any, clip: Any) -> None:
+def test_a_verdict_is_that_of_a_whole_forward(formatter: Any, clip: Any) -> None:
     draft = DocumentDraft("", "", "a star", "it is there", "yes")
-    yes, no = video_rag._decisions(asker, "what is there?", clip, [draft])
+    yes, no = video_rag._decisions(formatter, "what is there?", clip, [draft])
     prompt = video_rag.JUDGE.format(
         question="what is there?", subject="a star", reasoning="it is there", answer="yes"
     )
-    inputs = asker.request([prompt], films=[clip])
-    inputs = {name: value for name, value in inputs.items() if name not in asker.sampling}
+    inputs = formatter.request([prompt], films=[clip])
+    inputs = {name: value for name, value in inputs.items() if name not in formatter.sampling}
     with torch.no_grad():
-        distribution = asker.model(**inputs).logits[0, -1].double().softmax(-1)
-    words = asker.processor.tokenizer
+        distribution = formatter.model(**inputs).logits[0, -1].double().softmax(-1)
+    words = formatter.processor.tokenizer
     expected = [float(distribution[words.convert_tokens_to_ids(word)]) for word in ("yes", "no")]
     assert [float(yes), float(no)] == pytest.approx(expected, rel=1e-4)
 
 
-def test_subjects_are_aligned_with_key_frames(asker: Any, clip: Any) -> None:
+def test_subjects_are_aligned_with_key_frames(formatter: Any, clip: Any) -> None:
     seen: list[int] = []
 
     def align(names: Any, pictures: Any) -> torch.Tensor:
@@ -183,7 +183,7 @@ def test_clip_gives_cosines() -> None:
     [({"documents": []}, "no document"), ({"documents": ["a"], "delta": 1.5}, "delta=1.5")],
 )
 def test_what_cannot_be_asked_is_refused(
-    asker: Any, clip: Any, given: dict[str, Any], says: str
+    formatter: Any, clip: Any, given: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
-        speculate_from_documents(asker, asker, "what is there?", clip, **given)
+        speculate_from_documents(formatter, formatter, "what is there?", clip, **given)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmspec.modalities.vlm.asking import chat
+from mmspec.modalities.vlm.formatting import chat
 from mmspec.training.fitting import Fall, shuffled
 from mmspec.zoo.boards import BOARD_CLASSES, PIXELS, as_pictures
 from mmspec.zoo.happenings import tell

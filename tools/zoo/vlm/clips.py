@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mmspec.modalities.vlm import clips as films
-from mmspec.modalities.vlm.asking import chat
 from mmspec.modalities.vlm.checkpoints import load
+from mmspec.modalities.vlm.formatting import chat
 from mmspec.modality import Entry
 from mmspec.training.fitting import Course, Fall, chunks, divided, fit
 from mmspec.training.reporting import Report

@@ -9,7 +9,7 @@ import torch
 
 from mmspec import zoo
 from mmspec.modalities.vlm import clips as films
-from mmspec.modalities.vlm.asking import chat
+from mmspec.modalities.vlm.formatting import chat
 from mmspec.training.fitting import Course, Fall
 from mmspec.zoo import train
 from mmspec.zoo.moving import BUNDLED_CLIP, FRAMES, MovingScene, moving_scenes

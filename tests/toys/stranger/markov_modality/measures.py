@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from markov_modality.asking import MarkovAsker
+from markov_modality.formatting import MarkovAsker
 from markov_modality.model import MarkovChain
 from markov_modality.settings import MarkovSettings
 from markov_modality.walking import ChainTable, distribution
@@ -19,7 +19,7 @@ from mmspec.bench.certificate import Check, Trial
 from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
 from mmspec.bench.workload import grouped, repeated
 from mmspec.distributions.noise import KeyedNoise
-from mmspec.modality import Answer, Answers, Quality, Selection, Workload
+from mmspec.modality import Quality, RunResult, RunResults, Selection, Workload
 from mmspec.recipe import Recipe
 
 STATES = 4  # of the chains that certificates are made of
@@ -27,7 +27,7 @@ Request = Mapping[str, Any]
 
 
 def workload(
-    model: MarkovChain, asker: MarkovAsker, settings: MarkovSettings, selection: Selection
+    model: MarkovChain, formatter: MarkovAsker, settings: MarkovSettings, selection: Selection
 ) -> Workload:
     """Walks from every state in turn, or from where the user says."""
     batch = selection.batch
@@ -35,7 +35,7 @@ def workload(
     groups = (
         grouped(texts, batch) if selection.prompts is None else repeated(selection.prompts, batch)
     )
-    timed = [asker.request(group) for group in groups]
+    timed = [formatter.request(group) for group in groups]
     return Workload(
         timed=timed,
         plain=SpeculativeWalk(accelerate(model, "markov-plain")),
@@ -50,7 +50,7 @@ def workload(
 def log_likelihood(model: MarkovChain) -> Quality:
     """How likely the chain finds a walk, per state."""
 
-    def values(answers: Sequence[Answer], others: Answers) -> list[tuple[float, float]]:
+    def values(answers: Sequence[RunResult], others: RunResults) -> list[tuple[float, float]]:
         walks = [torch.tensor(answer.output) for answer in answers]
         logs = [model.table.log()[walk[:, :-1], walk[:, 1:]].mean(1) for walk in walks]
         return [(float(value), 1.0) for rows in logs for value in rows]
@@ -64,11 +64,11 @@ class SpeculativeWalk:
 
     fast: Accelerated
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         out = self.fast.generate(**request, seed=seed)
         return answer(out.states, out.stats.target_calls, out.stats.exact, out.stats)
 
-    def first(self, request: Request, seed: int) -> None:
+    def run_first_token(self, request: Request, seed: int) -> None:
         return None
 
 
@@ -78,7 +78,7 @@ class ByHand:
 
     model: MarkovChain
 
-    def answer(self, request: Request, seed: int) -> Answer:
+    def run(self, request: Request, seed: int) -> RunResult:
         last = torch.tensor(request["start"])[:, None]
         noise, walk = KeyedNoise.seeded(seed, len(last), last.device), [last]
         for day in range(1, request["days"] + 1):
@@ -87,14 +87,14 @@ class ByHand:
             walk.append(last)
         return answer(torch.cat(walk, 1), request["days"])
 
-    def first(self, request: Request, seed: int) -> None:
+    def run_first_token(self, request: Request, seed: int) -> None:
         return None
 
 
-def answer(states: Tensor, calls: int, exact: bool = True, stats: Any = None) -> Answer:
+def answer(states: Tensor, calls: int, exact: bool = True, stats: Any = None) -> RunResult:
     """Walks (B, 1 + days) as races know them."""
     new = states[:, 1:]
-    return Answer(new.tolist(), new.numel(), calls, exact, states.tolist(), stats)
+    return RunResult(new.tolist(), new.numel(), calls, exact, states.tolist(), stats)
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:

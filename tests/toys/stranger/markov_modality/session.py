@@ -16,7 +16,7 @@ from mmspec.decode import Parts
 from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.draft_models import draft_model
 from mmspec.drafters.shapes import shape_of
-from mmspec.modality import Call, Loop, setting, settings_of
+from mmspec.modality import Call, Loop, parse_settings, setting
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import Stats
 from mmspec.targets.stop import Stop
@@ -62,7 +62,7 @@ class MarkovSession:
     ) -> Walked:
         if args:
             raise ValueError("generate() takes its arguments by name; give start=")
-        asked = settings_of(Asked, arguments)
+        asked = parse_settings(Asked, arguments)
         rows, request = [[state] for state in asked.start], self._request(asked)
         parts, recipe = self.bind(asked.days, asked.temperature)
         for kept in loop(Call(parts, request, recipe)):

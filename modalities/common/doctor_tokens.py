@@ -12,8 +12,8 @@ import transformers
 from mmspec.drafters.neural.elastic_head import ElasticHead
 from mmspec.drafters.neural.small_model import check_pair
 from mmspec.errors import reading
-from mmspec.modalities.common import examining
-from mmspec.modalities.common.examining import Bind, both
+from mmspec.modalities.common import doctor
+from mmspec.modalities.common.doctor import Bind, both
 from mmspec.modality import Finding, Outcome
 from mmspec.models.heads.aasd import AasdHead
 from mmspec.models.heads.action_slots import ActionSlots
@@ -47,11 +47,11 @@ def skeleton(name: str) -> Any:
     with reading(name):
         if head is not None:
             config = head.config_class.from_pretrained(name)
-            return examining.skeleton(lambda: head(config))
+            return doctor.skeleton(lambda: head(config))
         introduce(name)
         known = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         auto = auto_class(known)
-        return examining.skeleton(lambda: auto.from_config(known, trust_remote_code=False))
+        return doctor.skeleton(lambda: auto.from_config(known, trust_remote_code=False))
 
 
 def examine(
@@ -65,31 +65,31 @@ def examine(
     names = [name for name in (target, drafter) if name is not None]
     models = [build(name) for name in names]
     found = [
-        both("weights", list(zip(names, models, strict=True)), lambda one: examining.weights(*one)),
+        both("weights", list(zip(names, models, strict=True)), lambda one: doctor.weights(*one)),
         both("model", models, lambda model: type(model).__name__),
     ]
     if isinstance(models[-1], HEADS) and drafter is not None:
         return [*found, *_head(reader(models[0]), models[1])]
     found.append(both("family", models, lambda model: reader(model).family.name))
-    if examining.is_refused(found[-1:]):
+    if doctor.is_refused(found[-1:]):
         return found
     found += [
         both("cache layers", models, _layers),
         both("branches (trees), batch > 1", models, _branches),
     ]
-    if examining.is_refused(found):
+    if doctor.is_refused(found):
         return found
     readers = [reader(model) for model in models]
     found.append(_vocabulary(readers))
     if len(readers) == 2:
-        found += [*_pair(*readers), examining.tokenizers(names)]
-    if examining.is_refused(found):
+        found += [*_pair(*readers), doctor.tokenizers(names)]
+    if doctor.is_refused(found):
         return found
     if readers[0].family.draws:
         remark = "a model that draws is bound with its codebook, which needs weights; not looked at"
         return [*found, Finding("recipes", None, None, "note", remark)]
     small = models[1] if drafter is not None else None
-    return [*found, *examining.fitting("tokens", session, models[0], small)]
+    return [*found, *doctor.fitting("tokens", session, models[0], small)]
 
 
 def _head(reader: Reader, head: Any) -> Iterator[Finding]:

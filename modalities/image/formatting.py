@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.modalities.common import asking, examining, examining_tokens, sheets
+from mmspec.modalities.common import doctor, doctor_tokens, formatting, sheets
 from mmspec.modalities.common.animation import save
 from mmspec.modalities.image import ImageSettings, drawing
 from mmspec.modalities.image.animation import frames
@@ -17,7 +17,7 @@ from mmspec.modality import Finding
 from mmspec.models.loading import model_type
 
 
-class ImageAsker(sheets.SheetAsker):
+class ImageFormatter(sheets.SheetFormatter):
     """Asks one model that draws with picture tokens; its own size and scale if nothing is said."""
 
     def __init__(self, source: str, model: Any, settings: ImageSettings, **options: Any) -> None:
@@ -30,7 +30,7 @@ class ImageAsker(sheets.SheetAsker):
         self.sampling = {"temperature": settings.temperature, **made}
         self.source, self.processor = source, None
         if self.family.words is not None:
-            self.processor = asking.processor(source, model, sees=True, **options)
+            self.processor = formatting.processor(source, model, sees=True, **options)
 
     def request(self, prompts: Sequence[str]) -> dict[str, Any]:
         """Pictures of the prompts, a sheet of each.
@@ -42,7 +42,7 @@ class ImageAsker(sheets.SheetAsker):
             grid = drawing.laid_out(self.family, self.size)
             return {**drawing.worded(self.family, self.processor, asked, grid), **self.sampling}
         if self.family.inputs == ("class_ids",):
-            return {"class_ids": [asking.class_number(one) for one in asked], **self.sampling}
+            return {"class_ids": [formatting.class_number(one) for one in asked], **self.sampling}
         raise ValueError(
             f"{self.family.name} draws behind {', '.join(self.family.inputs)}, which a command "
             "line cannot give; call generate_images() from Python"
@@ -75,20 +75,20 @@ class ImageAsker(sheets.SheetAsker):
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     """A draft model, a head or a model of smaller pictures, for a model."""
-    return asking.load_drafter(model, source, load, **options)
+    return formatting.load_drafter(model, source, load, **options)
 
 
-asker = ImageAsker
+formatter = ImageFormatter
 
 
 def examine(target: str, drafter: str | None) -> list[Finding]:
     """What can be said of a model, or of a pair, without reading weights."""
-    return examining_tokens.examine(target, drafter, session, reader, _skeleton)
+    return doctor_tokens.examine(target, drafter, session, reader, _skeleton)
 
 
 def _skeleton(name: str) -> Any:
     own = maker(model_type(name))
     if own is None:
-        return examining_tokens.skeleton(name)
+        return doctor_tokens.skeleton(name)
     config = own.config_class.from_pretrained(name)
-    return examining.skeleton(lambda: own(config))
+    return doctor.skeleton(lambda: own(config))

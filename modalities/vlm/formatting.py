@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from mmspec import _hf
-from mmspec.modalities.common import asking, examining_tokens
+from mmspec.modalities.common import doctor_tokens, formatting
 from mmspec.modalities.common.families import family, reader
 from mmspec.modalities.common.pictures import open_picture
 from mmspec.modalities.vlm import LanguageSettings, clips
@@ -23,7 +23,7 @@ SCENE, CLIP = "zoo:scene", "zoo:clip"
 BUNDLED = Path(str(files("mmspec"))) / "zoo" / "scene.png"
 
 
-class LanguageAsker:
+class LanguageFormatter:
     """Asks one model, about a picture, a clip or both where the settings name them."""
 
     def __init__(self, source: str, model: Any, settings: LanguageSettings, **options: Any) -> None:
@@ -43,7 +43,7 @@ class LanguageAsker:
         self.source, self.model, self.settings = source, model, settings
         self.picture = None if settings.image is None else _picture(settings.image)
         self.films = [] if settings.video is None else [_clip(settings)]
-        self.processor = asking.processor(source, model, self.sees, **options)
+        self.processor = formatting.processor(source, model, self.sees, **options)
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class LanguageAsker:
             images = [self.picture] * len(prompts)
         films = self.films * len(prompts) if films is None else films
         kinds = [kind for kind, given in (("image", images), ("video", films)) if given]
-        texts = [chat(self.processor, one, kinds) for one in asking.checked(prompts)]
+        texts = [chat(self.processor, one, kinds) for one in formatting.checked(prompts)]
         if self.sees:
             seen = clips.shown(films) if films else {}
             made = self.processor(
@@ -96,7 +96,7 @@ class LanguageAsker:
 
     def text(self, output: Any) -> str:
         """The answer to a single prompt."""
-        words = asking.tokenizer(self.processor)
+        words = formatting.tokenizer(self.processor)
         return str(words.decode(answer(output), skip_special_tokens=True)).strip()
 
     def data(self, output: Any) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def chat(processor: Any, prompt: str, kinds: Sequence[str]) -> str:
 
     `kinds` are what stands before the words: "image", "video".
     """
-    is_tokenizer = asking.tokenizer(processor) is processor
+    is_tokenizer = formatting.tokenizer(processor) is processor
     if processor.chat_template:
         content = [*({"type": kind} for kind in kinds), {"type": "text", "text": prompt}]
         turn = {"role": "user", "content": prompt if is_tokenizer else content}
@@ -165,12 +165,12 @@ def _picture(source: str) -> Image.Image:
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     """A draft model or head for a model. Raises ValueError for what is neither."""
-    return asking.load_drafter(model, source, load, **options)
+    return formatting.load_drafter(model, source, load, **options)
 
 
-asker = LanguageAsker
+formatter = LanguageFormatter
 
 
 def examine(target: str, drafter: str | None) -> list[Finding]:
     """What can be said of a model, or of a pair, without reading weights."""
-    return examining_tokens.examine(target, drafter, session, reader)
+    return doctor_tokens.examine(target, drafter, session, reader)

@@ -9,14 +9,14 @@ from typing import Any
 
 from mmspec import zoo
 from mmspec.drafters.denoising.small_denoiser import DRAFT_PIPELINE
-from mmspec.modalities.common import asking, sheets
-from mmspec.modalities.diffusion import DiffusionSettings, examining
+from mmspec.modalities.common import formatting, sheets
+from mmspec.modalities.diffusion import DiffusionSettings, doctor
 from mmspec.modalities.diffusion.network import Network
 
 AS_TYPED = {"use_resolution_binning": False, "clean_caption": False}  # where a pipeline has them
 
 
-class DiffusionAsker(sheets.SheetAsker):
+class DiffusionFormatter(sheets.SheetFormatter):
     """Asks one pipeline: in words, by class, or for anything where it takes neither."""
 
     def __init__(
@@ -44,7 +44,7 @@ class DiffusionAsker(sheets.SheetAsker):
         if "prompt" in self.known:
             return {"prompt": asked, **self.sampling}
         if "class_labels" in self.known:
-            classes = [asking.class_number(one) for one in asked]
+            classes = [formatting.class_number(one) for one in asked]
             return {"class_labels": classes, **self.sampling}
         return {"batch_size": len(asked), **self.sampling}
 
@@ -56,5 +56,5 @@ def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     return DRAFT_PIPELINE.load(place, Network(model))
 
 
-asker = DiffusionAsker
-examine = examining.examine
+formatter = DiffusionFormatter
+examine = doctor.examine

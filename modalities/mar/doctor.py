@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.drafters.denoising.patches import SHARED, check_tokens
-from mmspec.modalities.common import examining
-from mmspec.modalities.common.examining import both
+from mmspec.modalities.common import doctor
+from mmspec.modalities.common.doctor import both
 from mmspec.modalities.mar.plug import session
 from mmspec.modality import Finding
 from mmspec.models.folder import configuration, tensors
@@ -23,7 +23,7 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
     except ValueError as error:
         return [Finding("configuration", None, None, "refused", str(error))]
     found = [
-        both("weights", list(zip(names, models, strict=True)), lambda one: examining.weights(*one)),
+        both("weights", list(zip(names, models, strict=True)), lambda one: doctor.weights(*one)),
         both("autoencoder, for pixels", [Path(target) / "vae"], _autoencoder),
     ]
     for name in SHARED:
@@ -32,10 +32,10 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
         )
     if len(models) == 2:
         found.append(both("same tokens", [models], _same_tokens))
-    if examining.is_refused(found):
+    if doctor.is_refused(found):
         return found
     small = models[1] if len(models) == 2 else None
-    return [*found, *examining.fitting("patches", session, models[0], small)]
+    return [*found, *doctor.fitting("patches", session, models[0], small)]
 
 
 def _same_tokens(pair: Sequence[Any]) -> bool:
@@ -54,7 +54,7 @@ def _skeleton(name: str) -> Any:
     if kind != MarConfig.model_type:
         raise ValueError(f"{name} is a model of type {kind!r}, not a MAR; give another drafter")
     config = MarConfig.from_pretrained(name)
-    return examining.skeleton(lambda: MarForImageGeneration(config))
+    return doctor.skeleton(lambda: MarForImageGeneration(config))
 
 
 def _autoencoder(folder: Path) -> str:

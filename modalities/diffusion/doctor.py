@@ -11,7 +11,7 @@ from typing import Any
 import diffusers
 
 from mmspec.drafters.denoising.small_denoiser import between
-from mmspec.modalities.common import examining
+from mmspec.modalities.common import doctor
 from mmspec.modalities.diffusion.network import Network, check_scheduler
 from mmspec.modalities.diffusion.plug import session
 from mmspec.modality import Finding
@@ -33,19 +33,19 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
         return [Finding("configuration", None, None, "refused", str(error))]
     for name, module in parts.items():
         folder = str(Path(target) / name)
-        found.append(examining.both(name, [(folder, module)], lambda one: examining.weights(*one)))
+        found.append(doctor.both(name, [(folder, module)], lambda one: doctor.weights(*one)))
     if small is not None and drafter is not None:
         found += _weights_of_draft(Path(drafter), small)
-    if examining.is_refused(found):
+    if doctor.is_refused(found):
         return found
     pipe = diffusers.DiffusionPipeline.from_pretrained(target, trust_remote_code=False, **parts)
     found = [Finding("pipeline", type(pipe).__name__), *found, _scheduler(pipe)]
     quick = None if small is None else _pipeline(pipe, Path(str(drafter)), small)
     if quick is not None:
         found += _pair(pipe, quick)
-    if examining.is_refused(found):
+    if doctor.is_refused(found):
         return found
-    return [*found, *examining.fitting("latents", session, pipe, quick)]
+    return [*found, *doctor.fitting("latents", session, pipe, quick)]
 
 
 def networks(folder: Path) -> dict[str, Any]:
@@ -76,10 +76,10 @@ def _network(folder: Path, library: str, kind: str) -> Any:
     maker: Any = getattr(home, kind) if kind in dir(home) else None
     bases = {base.__name__ for base in inspect.getmro(maker)} if inspect.isclass(maker) else set()
     if "ModelMixin" in bases:
-        return examining.skeleton(lambda: maker.from_config(maker.load_config(str(folder))))
+        return doctor.skeleton(lambda: maker.from_config(maker.load_config(str(folder))))
     if "PreTrainedModel" in bases:
         config = maker.config_class.from_pretrained(folder)
-        return examining.skeleton(lambda: maker(config))
+        return doctor.skeleton(lambda: maker(config))
     return None
 
 
@@ -97,10 +97,10 @@ def _draft(folder: Path) -> Mapping[str, Any]:
 
 def _weights_of_draft(folder: Path, small: Mapping[str, Any]) -> Iterator[Finding]:
     for name, module in small.items():
-        one = examining.both(
+        one = doctor.both(
             f"drafter {name}".strip(),
             [(str(folder / name), module)],
-            lambda pair: examining.weights(*pair),
+            lambda pair: doctor.weights(*pair),
         )
         yield Finding(one.check, None, one.target, one.verdict, one.remark)
 

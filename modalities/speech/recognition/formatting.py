@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mmspec.modalities.common import asking, examining_tokens
+from mmspec.modalities.common import doctor_tokens, formatting
 from mmspec.modalities.speech.recognition import RecognitionSettings, hearing, own_generate
 from mmspec.modalities.speech.recognition.families import reader
 from mmspec.modalities.speech.recognition.plug import load, session
@@ -17,7 +17,7 @@ from mmspec.modalities.speech.spectrogram import spectrogram
 from mmspec.modality import Finding
 
 
-class RecogniserAsker:
+class RecogniserFormatter:
     """Asks one model what is said in the sound that the settings name."""
 
     def __init__(
@@ -25,7 +25,7 @@ class RecogniserAsker:
     ) -> None:
         self.source, self.model, self.settings = source, model, settings
         self.sound = None if settings.audio is None else read(settings.audio)
-        self.processor = asking.processor(source, model, True, **options)
+        self.processor = formatting.processor(source, model, True, **options)
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -104,12 +104,12 @@ class RecogniserAsker:
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     """A draft model or head for a model. Raises ValueError for what is neither."""
-    return asking.load_drafter(model, source, load, **options)
+    return formatting.load_drafter(model, source, load, **options)
 
 
-asker = RecogniserAsker
+formatter = RecogniserFormatter
 
 
 def examine(target: str, drafter: str | None) -> list[Finding]:
     """What can be said of a model, or of a pair, without reading weights."""
-    return examining_tokens.examine(target, drafter, session, reader)
+    return doctor_tokens.examine(target, drafter, session, reader)

@@ -9,8 +9,8 @@ from typing import Any
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedModel, ProcessorMixin
 
 from mmspec import _hf
-from mmspec.modalities.common import examining_tokens
-from mmspec.modalities.common.examining_tokens import head_class
+from mmspec.modalities.common import doctor_tokens
+from mmspec.modalities.common.doctor_tokens import head_class
 from mmspec.models.reading import read
 from mmspec.registry import ZOO
 from mmspec.zoo import path
@@ -80,4 +80,4 @@ def load_drafter(model: Any, source: str | Path, load: Callable[..., Any], **opt
 def skeleton(source: str) -> Any:
     """A model of tokens without memory, for what can be said before it is loaded."""
     is_zoo = source.startswith(ZOO)
-    return examining_tokens.skeleton(str(path(source.removeprefix(ZOO))) if is_zoo else source)
+    return doctor_tokens.skeleton(str(path(source.removeprefix(ZOO))) if is_zoo else source)

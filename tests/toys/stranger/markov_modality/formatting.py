@@ -10,7 +10,7 @@ from markov_modality.loading import chain
 from markov_modality.model import MarkovChain
 from markov_modality.session import Walked, session
 from markov_modality.settings import MarkovSettings
-from mmspec.modalities.common.examining import both, fitting, is_refused
+from mmspec.modalities.common.doctor import both, fitting, is_refused
 from mmspec.modality import Finding
 
 
@@ -41,7 +41,9 @@ class MarkovAsker:
         return int(prompt)
 
 
-def asker(source: str, model: MarkovChain, settings: MarkovSettings, **options: Any) -> MarkovAsker:
+def formatter(
+    source: str, model: MarkovChain, settings: MarkovSettings, **options: Any
+) -> MarkovAsker:
     """Asks a chain where it goes from a state."""
     return MarkovAsker(source, model, settings)
 

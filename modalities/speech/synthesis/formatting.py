@@ -10,9 +10,9 @@ from typing import Any
 from transformers import AutoConfig, AutoModel
 
 from mmspec.errors import reading
-from mmspec.modalities.common import asking, examining, examining_tokens, readers, tokens
-from mmspec.modalities.speech.asking import SpeakingAsker
+from mmspec.modalities.common import doctor, doctor_tokens, formatting, readers, tokens
 from mmspec.modalities.speech.codecs import Codec
+from mmspec.modalities.speech.formatting import SpeakingFormatter
 from mmspec.modalities.speech.synthesis import CODEC, SpeechSettings
 from mmspec.modalities.speech.synthesis.layout import SpeechCodes
 from mmspec.modalities.speech.synthesis.plug import load, tokenizer
@@ -21,22 +21,22 @@ from mmspec.recipe import Recipe
 from mmspec.targets.readers.reader import Reader
 
 
-class SpeechAsker(SpeakingAsker):
+class SpeechFormatter(SpeakingFormatter):
     """Asks one model to speak."""
 
     def __init__(self, source: str, model: Any, settings: SpeechSettings, **options: Any) -> None:
         said = {name: one for name, one in asdict(settings).items() if name != "rounds"}
         said["repetition_aware"] = settings.repetition_aware or None
         super().__init__(source, settings.rounds, said)
-        self.processor = tokenizer(asking.origin(source, model))
+        self.processor = tokenizer(formatting.origin(source, model))
 
 
-asker = SpeechAsker
+formatter = SpeechFormatter
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     """A smaller language model that speaks, or a head, for a model."""
-    return asking.load_drafter(model, source, load, **options)
+    return formatting.load_drafter(model, source, load, **options)
 
 
 def examine(target: str, drafter: str | None) -> list[Finding]:
@@ -45,8 +45,8 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
     def bind(model: Any, recipe: Recipe, small: Any, parts: Mapping[str, Any]) -> Any:
         return tokens.bind(_reader(model), recipe, small, parts)
 
-    found = examining_tokens.examine(target, drafter, bind, _reader)
-    return found if examining.is_refused(found) else [*found, *_codec(target)]
+    found = doctor_tokens.examine(target, drafter, bind, _reader)
+    return found if doctor.is_refused(found) else [*found, *_codec(target)]
 
 
 def _reader(model: Any) -> Reader:
@@ -63,8 +63,8 @@ def _codec(target: str) -> Iterator[Finding]:
     try:
         with reading(str(folder), "codec"):
             config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-            codec = Codec.of(examining.skeleton(lambda: AutoModel.from_config(config)))
-        layout = SpeechCodes.of(examining_tokens.skeleton(target), None)
+            codec = Codec.of(doctor.skeleton(lambda: AutoModel.from_config(config)))
+        layout = SpeechCodes.of(doctor_tokens.skeleton(target), None)
         layout.fit(codec)
     except ValueError as error:
         yield Finding("codec", None, None, "refused", str(error))

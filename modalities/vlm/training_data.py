@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec import _hf
 from mmspec.api import accelerate
-from mmspec.modalities.common import asking
+from mmspec.modalities.common import formatting
 from mmspec.modalities.common.pictures import open_picture
 from mmspec.targets.readers.reader import Reader
 from mmspec.training.conversations import Question, Turn
@@ -34,7 +34,7 @@ class LanguageTeacher:
         self.source, self.model = source, model
         self.reader: Reader = session.bound.backbone
         self.sees = "pixel_values" in self.reader.family.media
-        self.processor = asking.processor(source, model, self.sees, **options)
+        self.processor = formatting.processor(source, model, self.sees, **options)
         self.ends = _hf.eos_ids(model.generation_config)
         self.longest = None
 
@@ -47,7 +47,7 @@ class LanguageTeacher:
                 f"{shown.pictures[0]}; give text alone, or another target"
             )
 
-    def opened(self, question: Question) -> list[Image.Image]:
+    def load_media(self, question: Question) -> list[Image.Image]:
         """The pictures of a question. Raises ValueError naming what cannot be read."""
         return [open_picture(one) for one in question.pictures]
 
@@ -69,14 +69,14 @@ class LanguageTeacher:
 
     def tokens(self, answer: str) -> list[int]:
         """An answer of the data as the model would have said it, with its end."""
-        words = asking.tokenizer(self.processor)
+        words = formatting.tokenizer(self.processor)
         ids: list[int] = words(answer, add_special_tokens=False).input_ids
         last = words.eos_token_id if words.eos_token_id in self.ends else None
         return [*ids, *([last] if last is not None else sorted(self.ends)[:1])]
 
     def _text(self, turns: Sequence[Turn]) -> str:
         """Turns in the model's chat form; one below the other where it has none."""
-        words = asking.tokenizer(self.processor)
+        words = formatting.tokenizer(self.processor)
         is_tokenizer = words is self.processor
         if not self.processor.chat_template:
             mark = "" if is_tokenizer else vars(self.processor).get("image_token", "<image>")
@@ -94,15 +94,17 @@ class LanguageTeacher:
         return str(found)
 
 
-def plays(data: str) -> bool:
+def names_environment(data: str) -> bool:
     """No data are its own: nobody knows what it will be asked."""
     return False
 
 
-def played(data: str, teacher: LanguageTeacher, folder: Path, seed: int, progress: Report) -> Path:
+def record_episodes(
+    data: str, teacher: LanguageTeacher, folder: Path, seed: int, progress: Report
+) -> Path:
     """There is none to make."""
     raise AssertionError(f"{data} is no data that a language model makes")
 
 
-skeleton = asking.skeleton
+skeleton = formatting.skeleton
 teacher = LanguageTeacher

@@ -9,14 +9,14 @@ from typing import Any
 
 import diffusers
 
-from mmspec.modalities.common import asking, sheets
-from mmspec.modalities.mar import MarSettings, examining, reader
+from mmspec.modalities.common import formatting, sheets
+from mmspec.modalities.mar import MarSettings, doctor, reader
 from mmspec.modalities.mar.reader import numbers
 
 _SHOWN = ("grid", "pictures")  # settings that are not the sampler's
 
 
-class MarAsker(sheets.SheetAsker):
+class MarFormatter(sheets.SheetFormatter):
     """Asks one model for classes, by name or by number; the autoencoder lies beside the model."""
 
     def __init__(self, source: str, model: Any, settings: MarSettings, **options: Any) -> None:
@@ -24,7 +24,7 @@ class MarAsker(sheets.SheetAsker):
         self.sheet = sheets.rows_and_columns(settings.grid)
         said = {name: value for name, value in asdict(settings).items() if name not in _SHOWN}
         self.sampling = {name: value for name, value in said.items() if value is not None}
-        self.vae = autoencoder(Path(asking.origin(source, model)) / "vae")
+        self.vae = autoencoder(Path(formatting.origin(source, model)) / "vae")
 
     def request(self, prompts: Sequence[str]) -> dict[str, Any]:
         """Pictures of classes, a sheet of each."""
@@ -50,5 +50,5 @@ def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     return reader.load(source)
 
 
-asker = MarAsker
-examine = examining.examine
+formatter = MarFormatter
+examine = doctor.examine

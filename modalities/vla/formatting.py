@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.modalities.common import asking, examining_tokens
+from mmspec.modalities.common import doctor_tokens, formatting
 from mmspec.modalities.common.animation import save
 from mmspec.modalities.common.families import reader
 from mmspec.modalities.vla import PolicySettings
@@ -20,12 +20,12 @@ from mmspec.modality import Finding
 CALLS = ("unnorm_key", "deadline_ms", "steps")  # settings that a rollout takes as they are
 
 
-class PolicyAsker:
+class PolicyFormatter:
     """Lets one policy act in a world."""
 
     def __init__(self, source: str, model: Any, settings: PolicySettings, **options: Any) -> None:
         self.source, self.settings = source, settings
-        self.processor = asking.processor(source, model, sees=True, **options)
+        self.processor = formatting.processor(source, model, sees=True, **options)
         self.world = held_out(settings.world)
         said = {name: getattr(settings, name) for name in CALLS}
         self.said = {name: value for name, value in said.items() if value is not None}
@@ -74,17 +74,17 @@ class PolicyAsker:
         return path, plot
 
 
-asker = PolicyAsker
+formatter = PolicyFormatter
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     """A head, or a smaller policy, for a policy."""
-    return asking.load_drafter(model, source, load, **options)
+    return formatting.load_drafter(model, source, load, **options)
 
 
 def examine(target: str, drafter: str | None) -> list[Finding]:
     """What can be said of a policy, or of a pair, without reading weights."""
-    return examining_tokens.examine(target, drafter, session, reader)
+    return doctor_tokens.examine(target, drafter, session, reader)
 
 
 def held_out(world: str) -> Any:

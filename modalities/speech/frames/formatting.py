@@ -9,9 +9,9 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForTextToWaveform
 
 from mmspec.errors import reading
-from mmspec.modalities.common import asking, examining
-from mmspec.modalities.common.examining import both
-from mmspec.modalities.speech.asking import SpeakingAsker
+from mmspec.modalities.common import doctor, formatting
+from mmspec.modalities.common.doctor import both
+from mmspec.modalities.speech.formatting import SpeakingFormatter
 from mmspec.modalities.speech.frames import FrameModelSettings
 from mmspec.modalities.speech.frames.families import reader
 from mmspec.modalities.speech.frames.plug import load, processor, session
@@ -20,7 +20,7 @@ from mmspec.modality import Finding
 _SHOWN = ("rounds",)  # settings that are not the model's
 
 
-class FrameAsker(SpeakingAsker):
+class FrameFormatter(SpeakingFormatter):
     """Asks one model to speak or to play."""
 
     def __init__(
@@ -28,10 +28,10 @@ class FrameAsker(SpeakingAsker):
     ) -> None:
         said = {name: one for name, one in asdict(settings).items() if name not in _SHOWN}
         super().__init__(source, settings.rounds, said)
-        self.processor = processor(asking.origin(source, model))
+        self.processor = processor(formatting.origin(source, model))
 
 
-asker = FrameAsker
+formatter = FrameFormatter
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
@@ -45,22 +45,22 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
     models = [_skeleton(name) for name in names]
     pairs = list(zip(names, models, strict=True))
     found = [
-        both("weights", pairs, lambda one: examining.weights(*one)),
+        both("weights", pairs, lambda one: doctor.weights(*one)),
         both("model", models, lambda model: type(model).__name__),
         both("frames", models, _frames),
         both("codebooks", models, lambda model: reader(model).books),
         both("codes of a book", models, lambda model: reader(model).size),
     ]
-    if examining.is_refused(found):
+    if doctor.is_refused(found):
         return found
     small = models[1] if drafter is not None else None
-    return [*found, *examining.fitting("frames", session, models[0], small)]
+    return [*found, *doctor.fitting("frames", session, models[0], small)]
 
 
 def _skeleton(name: str) -> Any:
     with reading(name):
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-        return examining.skeleton(lambda: AutoModelForTextToWaveform.from_config(config))
+        return doctor.skeleton(lambda: AutoModelForTextToWaveform.from_config(config))
 
 
 def _frames(model: Any) -> str:

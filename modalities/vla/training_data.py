@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.api import accelerate
-from mmspec.modalities.common import asking
+from mmspec.modalities.common import formatting
 from mmspec.modalities.common.pictures import open_picture
 from mmspec.modalities.vla.answering import BoundPolicy
 from mmspec.modalities.vla.reading import PromptReader, checked_instruction
@@ -35,7 +35,7 @@ class PolicyTeacher:
     """Asks a policy what it does at the moments of a data set: as many tokens as it has parts."""
 
     def __init__(self, source: str, model: Any, **options: Any) -> None:
-        processor = asking.processor(source, model, sees=True, **options)
+        processor = formatting.processor(source, model, sees=True, **options)
         self.plain = accelerate(model, "plain", processor=processor)
         session: Any = self.plain.session
         self.policy: BoundPolicy = session.binder.first()
@@ -54,7 +54,7 @@ class PolicyTeacher:
                     "moments, an instruction and a picture each"
                 )
 
-    def opened(self, question: Question) -> list[Image.Image]:
+    def load_media(self, question: Question) -> list[Image.Image]:
         """The pictures of a moment. Raises ValueError naming what cannot be read."""
         return [open_picture(one) for one in question.pictures]
 
@@ -83,12 +83,12 @@ class PolicyTeacher:
         return found
 
 
-def plays(data: str) -> bool:
+def names_environment(data: str) -> bool:
     """Whether data are episodes of its own, "WORLD:COUNT"."""
     return data.partition(":")[0] in WORLDS and not Path(data).exists()
 
 
-def played(
+def record_episodes(
     data: str, teacher: PolicyTeacher, folder: Path, seed: int, progress: Report = silent
 ) -> Path:
     """A file of moments of episodes "WORLD:COUNT" that the policy plays, greedily, into a folder.
@@ -127,5 +127,5 @@ def _moments(episode: Rollout, chunk: int, folder: Path, number: int) -> list[st
     return rows
 
 
-skeleton = asking.skeleton
+skeleton = formatting.skeleton
 teacher = PolicyTeacher

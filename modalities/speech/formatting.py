@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.modalities.common import asking
+from mmspec.modalities.common import formatting
 from mmspec.modalities.speech.spectrogram import spectrogram
 from mmspec.modalities.speech.spoken import Speech
 
 
-class SpeakingAsker:
+class SpeakingFormatter:
     """Asks one model to speak; `said` are arguments of every call, where they are not None."""
 
     def __init__(self, source: str, rounds: str | None, said: Mapping[str, Any]) -> None:
@@ -20,7 +20,7 @@ class SpeakingAsker:
 
     def request(self, prompts: Sequence[str]) -> dict[str, Any]:
         """The texts, spoken by one voice."""
-        return {"text": asking.checked(prompts), **self.sampling}
+        return {"text": formatting.checked(prompts), **self.sampling}
 
     def text(self, output: Any) -> None:
         """Nothing is printed: what comes out is sound."""
